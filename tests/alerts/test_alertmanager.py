@@ -107,6 +107,7 @@ def test_inhibition(tmp_path: Path) -> None:
         ("RankwatchCollectorFailing", "warning", "", ""),
         ("RankwatchRdmaErrors", "warning", "h", ""),
         ("RankwatchRdmaLinkFlapping", "warning", "h", ""),
+        ("RankwatchClockWrong", "warning", "", ""),
     }
     with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", alerts)
@@ -137,6 +138,10 @@ def _hardware_alerts() -> list[dict[str, object]]:
         _alert("RankwatchRdmaLinkFlapping", "warning", run="i", **{**port, "node": "i"}),
         _alert("RankwatchRdmaLinkDown", "critical", run="h", **{**port, "port": "2"}),
         _alert("RankwatchRdmaErrors", "warning", run="h", **{**port, "port": "2"}),
+        _alert("RankwatchClockWrong", "warning", run="h", node="h"),
+        _alert("RankwatchClockWrong", "warning", node="h"),
+        _alert("RankwatchOomKill", "warning", run="h", node="h"),
+        _alert("RankwatchOomKill", "warning", node="m"),
     ]
 
 

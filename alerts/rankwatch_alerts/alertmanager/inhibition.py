@@ -114,6 +114,8 @@ def _hardware_inhibit_rules() -> list[dict[str, object]]:
     consequences = (Alert.GPU_XID, Alert.GPU_NEEDS_RESET, *link, Alert.NVLINK_ERRORS)
     stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED, Alert.STRAGGLER)
     port, of_run = [*of_device, "port"], ["cluster", "run"]
+    of_hardware = f'alertname=~"{"|".join(HARDWARE_ALERTS)}"'
+    same_part = ["alertname", "reason", *of_gpu, "xid", "device", "port", "path"]
     ends = (Alert.RANK_LOST, Alert.RUN_FAILED)
     on_gpu = (*lost, *hung, *memory, Alert.GPU_XID, Alert.GPU_NEEDS_RESET, Alert.GPU_POWER_BRAKE, *link)
     on_rank = (Alert.STRAGGLER, Alert.CHECKPOINT_WRITER_SLOW)
@@ -139,9 +141,15 @@ def _hardware_inhibit_rules() -> list[dict[str, object]]:
         _inhibit((Alert.NIC_DOWN,), (Alert.NIC_ERRORS,), of_device, of="device"),
         {
             # A page over the ticket of the same part, while one follows the other.
-            "source_matchers": [f'alertname=~"{"|".join(HARDWARE_ALERTS)}"', 'severity="critical"'],
-            "target_matchers": [f'alertname=~"{"|".join(HARDWARE_ALERTS)}"', 'severity="warning"'],
-            "equal": ["alertname", "reason", *of_gpu, "xid", "device", "port", "path"],
+            "source_matchers": [of_hardware, 'severity="critical"'],
+            "target_matchers": [of_hardware, 'severity="warning"'],
+            "equal": same_part,
+        },
+        {
+            # The alert that names the run over the one from before the run began, or from after its end.
+            "source_matchers": [of_hardware, _OF_A_RUN],
+            "target_matchers": [of_hardware, 'run=""'],
+            "equal": same_part,
         },
     ]
 
