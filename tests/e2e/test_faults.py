@@ -20,7 +20,7 @@ from support.training import ranks as rank_processes
 
 pytestmark = pytest.mark.e2e
 
-NODE, LOST_NODE, IDLE_NODE = "node-a", "node-b", "node-c"
+NODE, LOST_NODE, IDLE_NODE, FULL_NODE = "node-a", "node-b", "node-c", "node-d"
 CONFIG = replace(
     RuleConfig.for_demo(),
     checkpoint_age_budget_seconds=60.0,
@@ -72,6 +72,19 @@ while True:
     with run.checkpoint("save"): pass
 """
 """Saves after half a minute: in time to keep the checkpoint from being stale, and after the alert."""
+_CANNOT_LOAD = """
+try:
+    with run.checkpoint("load"): raise OSError("shard 3 is missing")
+except OSError: print("ready", flush=True)
+steps(10**6, forward=0.2)
+"""
+_SAVES_MUCH = """
+print("ready", flush=True)
+while True:
+    with run.checkpoint("save") as save: save.bytes = 10**17
+    steps(20, forward=0.2)
+"""
+"""More bytes than any disk on which this test runs has."""
 _SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '30'"
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("killed-rank", Alert.RANK_LOST, {}),
@@ -89,6 +102,8 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("blocking-saves", Alert.CHECKPOINT_SLOW, {"reason": "blocking"}),
     ("slow-writer", Alert.CHECKPOINT_WRITER_SLOW, {"rank": "2", "node": NODE}),
     ("old-resume", Alert.RESUMED_FROM_OLDER, {}),
+    ("cannot-load", Alert.RESUME_FAILED, {}),
+    ("large-saves", Alert.CHECKPOINT_SPACE_SHORT, {"severity": "critical"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
@@ -97,10 +112,10 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
     """All jobs run. Faults that the trainer cannot inject are made from outside."""
     require("prometheus", "prometheus-alertmanager")
-    with (
-        monitored_system(tmp_path_factory.mktemp("faults"), CONFIG, (NODE, LOST_NODE, IDLE_NODE)) as system,
-        ExitStack() as ranks,
-    ):
+    directory = tmp_path_factory.mktemp("faults")
+    disk = ("--rootfs", "/", "--checkpoint-paths", str(directory))
+    nodes = (NODE, LOST_NODE, IDLE_NODE, FULL_NODE)
+    with monitored_system(directory, CONFIG, nodes, agent_flags=disk) as system, ExitStack() as ranks:
         for run, faults in FAULTS.items():
             if run == "killed-rank":
                 system.train_under_torchrun(run, faults, node=NODE, ranks=2)
@@ -134,6 +149,9 @@ def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
     for number, seconds in enumerate((0.1, 0.1, 2.0)):
         code = _WRITES.format(seconds=seconds, forward=0.2)
         ranks.enter_context(rank_processes.rank(boxes, code, run="slow-writer", number=number, world=3))
+    ranks.enter_context(rank_processes.rank(boxes, _CANNOT_LOAD, run="cannot-load"))
+    alone = system.directory / FULL_NODE / "blackboxes"  # space is judged for the newest run of a node
+    ranks.enter_context(rank_processes.rank(alone, _SAVES_MUCH, run="large-saves"))
     code = _WRITES.format(seconds=6.0, forward=0.05)
     ranks.enter_context(rank_processes.rank(boxes, code, run="blocking-saves"))
     with rank_processes.rank(boxes, _TWO_SAVES, run="old-resume"):

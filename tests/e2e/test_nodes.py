@@ -31,6 +31,7 @@ TIME_SCALE = 30.0
 CONFIG = replace(
     RuleConfig().scaled(TIME_SCALE),
     network_min_baseline_seconds=15.0,
+    tcp_least_segments=1000.0,
     cause_for_seconds=12.0,
     page_least_ranks={DEFAULT_CLASS: 1.0},
     ticket_hours="",
@@ -90,12 +91,13 @@ def test_killed_rank(cluster: NodeCluster) -> None:
 
 
 def test_slow_link(cluster: NodeCluster) -> None:
-    """It is called network, and names no rank."""
+    """It is called network, and names no rank. The node behind it sends lost segments again."""
     baseline = f'count_over_time(group:rankwatch_collective_transfer_seconds:mean{{run="{SPREAD}"}}[1h])'
     enough = f"{baseline} >= {CONFIG.network_min_baseline_seconds / CONFIG.scrape_interval_seconds:g}"
     poll(lambda: query(cluster.prometheus_url, enough), SECONDS_TO_ALERT, "baseline of the transfer time")
     with cluster.switch.limited_link(C, SLOW_BITS_PER_SECOND):
         _named(cluster, SPREAD, Alert.NETWORK_DEGRADED, group="default_pg")
+        _named(cluster, SPREAD, Alert.TCP_RETRANSMITS, node=C)
     assert not [
         each for each in cluster.delivered() if each.labels.get("run") == SPREAD and "rank" in each.labels
     ]

@@ -25,6 +25,8 @@ from support.servers.prometheus import alertmanager, prometheus
 _AGENT_PORT = 9477
 _FIRST_MASTER_PORT = 29500
 _TORCHRUN = ("-m", "torch.distributed.run", "--max-restarts=0")
+_OWN_NETWORK = ("sh", "-c", 'mount --bind /proc/$$/net /proc/1/net && exec "$@"', "sh")
+"""Prefix of a command that sees the network of its namespace as that of the node's first process."""
 _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
@@ -52,7 +54,8 @@ class NodeCluster(MonitoredSystem):
         (self.directory / node / "address").unlink(missing_ok=True)
         listen = self.agent_address(node)
         flags = ("--node", node, "--step-window-seconds", f"{self.config.step_window_seconds:g}")
-        started = agent_process(self.directory / node, *flags, prefix=self._inside(node), listen=listen)
+        prefix = (*self._inside(node), *_OWN_NETWORK)
+        started = agent_process(self.directory / node, *flags, prefix=prefix, listen=listen)
         self.agents[node] = stack.enter_context(started)
 
     def kill_agent(self, node: str) -> None:

@@ -99,11 +99,13 @@ class Switch(NamedTuple):
 
     @contextlib.contextmanager
     def limited_link(self, node: str, bits_per_second: int) -> Iterator[None]:
-        """Limits the rate of a node's cable in both directions. Skips the test where that is impossible."""
+        """Limits the rate of a node's cable in both directions; what does not fit into its short queue is
+        lost. Skips the test where that is impossible.
+        """
         ends = ((self.hub.name, _port(node)), (self.nodes[node].name, _ETHERNET))
         try:
             for name, device in ends:
-                limited = _limit(name, bits_per_second, device)
+                limited = _limit(name, bits_per_second, device, _SHORT_QUEUE)
                 if limited.returncode != 0:
                     pytest.skip(f"no interface can be limited here: {limited.stderr.strip()}")
             yield
@@ -122,6 +124,7 @@ class Switch(NamedTuple):
             _run("ip", "-n", self.nodes[node].name, "route", "delete", *route[2:])
 
 
+_SHORT_QUEUE = ("limit", str(8 * _MTU_BYTES))
 _ETHERNET = "eth0"
 _NETWORK = "10.77.0"
 """Addresses inside the namespaces. The machine itself has none of them."""
@@ -184,8 +187,10 @@ def _bring_up(inside: Namespace, device: str, address: str) -> None:
     _must("ip", "-n", inside.name, "link", "set", device, "up")
 
 
-def _limit(name: str, bits_per_second: int, device: str = "lo") -> subprocess.CompletedProcess[str]:
-    rate = ("rate", str(bits_per_second), "burst", str(16 * _MTU_BYTES), "latency", "10s")
+def _limit(
+    name: str, bits_per_second: int, device: str = "lo", queue: tuple[str, str] = ("latency", "10s")
+) -> subprocess.CompletedProcess[str]:
+    rate = ("rate", str(bits_per_second), "burst", str(16 * _MTU_BYTES), *queue)
     return _run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
 
 

@@ -1,0 +1,103 @@
+"""A run that wastes its GPUs: they are used little, the loss is flat, and in the end they idle.
+
+The agent is real, and so are Prometheus and Alertmanager. The driver is the tests' own, because the machine
+has no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankwatch_alerts import Alert, RuleConfig
+from support.e2e.monitored_system import MonitoredSystem, complete, monitored_system
+from support.gpu.node import gpu_node
+from support.gpu.nvml import FakeDriver, nvml_library
+from support.servers.prometheus import require
+from support.training.ranks import rank
+
+__all__ = ["nvml_library"]
+pytestmark = pytest.mark.e2e
+
+NODE, RUN, RANKS = "node-a", "wasteful", 2
+CONFIG = replace(RuleConfig.for_demo(), gpu_idle_for_seconds=5.0, loss_for_seconds=5.0)
+FLAGS = (
+    *("--node", NODE, "--plateau-steps", "16"),
+    *("--step-window-seconds", f"{CONFIG.step_window_seconds:g}"),
+)
+OF_THE_RUN = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_FLOPS_PER_TOKEN='1e11')"
+"""640 tokens a second of this model are 3 % of the peak of two H100."""
+TRAINS = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
+"""Its loss stays 2."""
+
+
+class Wasteful:
+    """The system with its run, and the driver of the node."""
+
+    def __init__(self, system: MonitoredSystem, driver: FakeDriver) -> None:
+        self.system, self._driver = system, driver
+
+    def use(self, percent: int) -> None:
+        """All GPUs of the node are busy for so much of the time."""
+        for index in range(len(self._driver.node["gpus"])):
+            self._driver.set(index, "utilization.gpu", percent)
+
+
+@pytest.fixture(scope="module")
+def wasteful(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Wasteful]:
+    """The run trains at a third of what the GPUs could do."""
+    require("prometheus", "prometheus-alertmanager")
+    directory = tmp_path_factory.mktemp("wasted")
+    (directory / NODE).mkdir()
+    driver = FakeDriver(directory / NODE, nvml_library)
+    with ExitStack() as stack:
+        node = gpu_node(directory / NODE, driver, *FLAGS, interval=1.0, collectors="ranks,cost,gpu")
+        agent = stack.enter_context(node).agent
+        system = stack.enter_context(monitored_system(directory, CONFIG, (), more_agents=(agent,)))
+        found = Wasteful(system, driver)
+        found.use(34)
+        for number, gpu in zip(range(RANKS), driver.node["gpus"], strict=False):
+            stack.enter_context(
+                rank(
+                    directory / NODE / "blackboxes",
+                    TRAINS,
+                    run=RUN,
+                    number=number,
+                    world=RANKS,
+                    gpu=gpu["uuid"],
+                    before=OF_THE_RUN,
+                )
+            )
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "text"),
+    [
+        (Alert.UTILISATION_LOW, {"reason": "gpu"}, "Its GPUs were busy for 34% of the time"),
+        (Alert.UTILISATION_LOW, {"reason": "mfu"}, "of the peak of its GPUs in bf16"),
+        (Alert.LOSS_PLATEAU, {}, "has become lower by at most 0.0000 of itself"),
+    ],
+    ids=["gpu", "mfu", "plateau"],
+)
+def test_little_use(name: Alert, labels: dict[str, str], text: str, wasteful: Wasteful) -> None:
+    """Each measure has a ticket of its own."""
+    alert = wasteful.system.alert(RUN, name, **labels)
+    assert complete(alert, CONFIG), alert
+    assert text in alert.annotations["description"]
+
+
+def test_idle(wasteful: Wasteful) -> None:
+    """GPUs that do nothing have another alert."""
+    for name in (Alert.UTILISATION_LOW, Alert.LOSS_PLATEAU):
+        wasteful.system.alert(RUN, name)
+    wasteful.use(1)
+    alert = wasteful.system.alert(RUN, Alert.GPUS_IDLE)
+    assert complete(alert, CONFIG), alert
+    assert f"its {RANKS} GPUs by 1%" in alert.annotations["description"]
+    expected = {Alert.UTILISATION_LOW, Alert.LOSS_PLATEAU, Alert.GPUS_IDLE}
+    assert {each.name for each in wasteful.system.delivered()} == expected
