@@ -63,6 +63,8 @@ def on_call(config: RuleConfig) -> dashboard.Dashboard:
 def _verdicts() -> tuple[Panel, ...]:
     run, hardware = opens(RUN_DEBUG_UID, "Run debug"), opens(HARDWARE_UID, "Nodes and hardware")
     pages = f'{CLUSTER}, severity="critical", page!="no"'
+    good = _of("run:rankwatch_checkpoint_last_good_timestamp_seconds:max")
+    started = _of("run:rankwatch_rank_start_timestamp_seconds:min")
     stopped = firing(f"{CLUSTER}, {named(STOPPED)}")
     return (
         verdict(
@@ -114,13 +116,14 @@ def _verdicts() -> tuple[Panel, ...]:
         ),
         verdict(
             "Checkpoint age, of budget",
-            "Age of the last good checkpoint as a share of what the run may lose, of the run with the most. "
-            "At 100 %: RankwatchCheckpointStale.",
-            f"max((time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max{{{CLUSTER}}}) "
-            f"/ on (cluster, run) run:rankwatch_checkpoint_age_budget_seconds:max{{{CLUSTER}}})",
+            "Age of the last good checkpoint as a share of what the run may lose, of the run with the most; "
+            "of one that never saved, since its start. At 100 %: RankwatchCheckpointStale, if it has "
+            "saved or declares an interval.",
+            f"max((time() - ({good} or {started})) / on (cluster, run) "
+            f"run:rankwatch_checkpoint_age_budget_seconds:max{{{CLUSTER}}})",
             unit="percentunit",
             steps=((0.8, YELLOW), (1, RED)),
-            no_data="no run has saved a checkpoint or declared an interval of saves.",
+            no_data="no run is running.",
             links=(run,),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankwatch_alerts import HARDWARE_ALERTS
+from rankwatch_alerts.recording.learning import FIRST_NON_FINITE
 from rankwatch_dashboards.firing import firing, named
 
 
@@ -19,6 +20,15 @@ def suspects(matchers: str) -> str:
     )
 
 
+def first_non_finite(matchers: str) -> str:
+    """The step at which a rank was the first with a value that was not finite, of the loss if it was one.
+
+    A gradient norm is that of all ranks: the loss says whose it was.
+    """
+    of_loss, all_of_them = (f"{FIRST_NON_FINITE}{{{matchers}{name}}}" for name in (', name="loss"', ""))
+    return f"({of_loss} or {all_of_them} unless on (cluster, run) {of_loss})"
+
+
 def _recorded(matchers: str) -> Iterable[str]:
     """What rules and agents record of suspected ranks."""
 
@@ -31,16 +41,13 @@ def _recorded(matchers: str) -> Iterable[str]:
     slow = of("rank:rankwatch_straggler_costly:slowdown")
     of_rank = "cluster, run, rank, node"
     grown = f"topk by ({of_rank}) (1, {of('rank_phase:rankwatch_step_local_seconds:excess_share')})"
-    first = "rank:rankwatch_scalar_first_nonfinite_step:first"
-    # A gradient norm is that of all ranks: the loss says whose it was.
-    of_loss = f'{first}{{{matchers}, name="loss"}}'
     yield f'label_join({of("rank:rankwatch_stall_root_cause:bool")}, "cause", "", "reason")'
     yield because("lost", of("rank:rankwatch_rank_lost:waited_seconds"))
     yield (
         f'(label_replace({slow} * on ({of_rank}) group_left (phase) {grown}, "cause", "slow: $1", '
         f'"phase", "(.+)") or ignoring (cause, phase) {because("slow", slow)})'
     )
-    yield because("first NaN or infinity", f"{of_loss} or {of(first)} unless on (cluster, run) {of_loss}")
+    yield because("first NaN or infinity", first_non_finite(matchers))
     yield because("replica differs", of("rank:rankwatch_replica_differs:step"))
     yield because("data differs", of("rank:rankwatch_data_skew:ratio"))
     yield (

@@ -94,7 +94,7 @@ PHASES: Words = {SlowPhase.DATA_LOADING: "data loading", SlowPhase.COMPUTE: "com
 STATES: Words = {
     GoodputState.STARTUP: "start-up",
     GoodputState.DATA: "waiting for data",
-    GoodputState.STRAGGLER: "waiting for slow ranks",
+    GoodputState.STRAGGLER: "slow ranks",
     GoodputState.CHECKPOINT: "checkpoints",
     GoodputState.RESTORE: "loading a checkpoint",
     GoodputState.REPLAYED: "steps done again",
@@ -103,3 +103,10 @@ STATES: Words = {
     GoodputState.UNKNOWN: "not known",
 }
 """States of goodput, where their own names say less."""
+
+
+def in_words(series: str, label: str, words: Words) -> str:
+    """The series with these words as values of the label, for names that hold other labels, too."""
+    for value, text in words.items():
+        series = f'label_replace({series}, "{label}", "{text}", "{label}", "{value}")'
+    return series

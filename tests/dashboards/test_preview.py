@@ -291,15 +291,19 @@ def test_variables_and_collapsed_rows() -> None:
 
 
 def test_annotations_mark_when_alerts_began() -> None:
-    """A dashed line where the series begins, in the colour of the annotation."""
+    """A dashed line where the series begins, in the colour that the head of the board explains."""
     document = json.loads(
         JSONEncoder().encode(
             dashboard.Dashboard("B").with_panel(timeseries.Panel().with_target(query("slow"))).build()
         )
     )
-    document["annotations"] = {"list": [{"enable": True, "expr": "ALERTS", "iconColor": "red"}]}
+    document["annotations"] = {
+        "list": [{"name": "Alerts", "enable": True, "expr": "ALERTS", "iconColor": "red"}]
+    }
     drawing = draw(document, VIEW, Answers({**RANKS, "ALERTS": [({}, [0.0, 1.0, 1.0])]}))
-    assert [each.colour for each in drawing.shapes if isinstance(each, Line) and each.dashed] == [RED]
+    in_head, in_panel = (each for each in drawing.shapes if isinstance(each, Line) and each.dashed)
+    assert in_head.colour == in_panel.colour == RED
+    assert "Alerts" in texts(drawing)
 
 
 @pytest.mark.parametrize(

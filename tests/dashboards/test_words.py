@@ -6,7 +6,7 @@ import pytest
 
 from rankwatch.conventions import METRICS, SlowPhase
 from rankwatch_alerts import Alert, RuleConfig, alert_groups
-from rankwatch_dashboards.words import CAUSES, SUSPICIONS, words_of
+from rankwatch_dashboards.words import CAUSES, SUSPICIONS, in_words, words_of
 
 
 def test_reasons_of_alerts() -> None:
@@ -35,3 +35,8 @@ def test_phases_of_slow_ranks() -> None:
 def test_words_of_alerts(alert: Alert, words: str) -> None:
     """Names become words, and short forms keep their capitals."""
     assert words_of(alert) == words
+
+
+def test_words_in_a_query() -> None:
+    """For names that hold several labels, of which one is put into words."""
+    assert in_words("a", "state", {"x": "y z"}) == 'label_replace(a, "state", "y z", "state", "x")'

@@ -179,6 +179,27 @@ def test_on_call_says_when_faults_began(loaded: Loaded) -> None:
     )
 
 
+def test_run_debug_shows_evidence(loaded: Loaded) -> None:
+    """Beside the rank that the fault was given."""
+    rows = _at_end(loaded, RUN_DEBUG_UID, "Suspects", "G")
+    assert {(each["run"], each["rank"], each["evidence"]) for each in rows} == {
+        ("nan-loss", "1", "loss is not finite from step 200"),
+        ("bad-disk", "0", "save fails, last good step 180"),
+        ("lost-gpu", "5", "XID 79 of GPU 5"),
+        ("stalled-rank", "1", "behind in group default_pg, ranks 0-1"),
+        ("crash-loop", "0", "IndexError: shard 7 holds 0 sequences"),
+        ("foreign-data", "1", "loss is 2.53 times the median rank's"),
+    }
+
+
+def test_lost_time_adds_up(loaded: Loaded) -> None:
+    """The parts are the whole that the tile above them shows."""
+    parts = _answers(loaded, RUN_DEBUG_UID, "What lost time went to", "A", "bad-disk")
+    (whole,) = _answers(loaded, RUN_DEBUG_UID, "Lost time", "A", "bad-disk")
+    shown = sum(float(each["values"][-1][1]) for each in parts)
+    assert shown == pytest.approx(float(whole["values"][-1][1]))
+
+
 def test_crash_loop_is_the_verdict(loaded: Loaded) -> None:
     """Not the failure of its last attempt, which fires longer."""
     assert Alert.RUN_FAILED in {each["alertname"] for each in _firing(loaded, CRASHING.run)}

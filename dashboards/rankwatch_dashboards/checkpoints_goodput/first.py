@@ -22,6 +22,7 @@ from rankwatch_dashboards.panels import (
     most,
     verdict,
 )
+from rankwatch_dashboards.words import STATES, in_words
 
 _ON_CALL = opens(ON_CALL_UID, "What is wrong now")
 _DEBUG = opens(RUN_DEBUG_UID, "Debug this run")
@@ -151,6 +152,7 @@ _STAGES = Panel(
 )
 
 
+_PER_HOUR = f"sum by (state, currency) (run_state:rankwatch_cost_per_hour:sum{{{RUN}}})"
 _MONEY = Panel(
     title="What the money went to",
     description="Cost of an hour by what it buys. Everything but productive and communication is waste; the "
@@ -161,8 +163,7 @@ _MONEY = Panel(
     least=0,
     queries=(
         Query(
-            expression="sort_desc(sum by (state, currency) "
-            f"(run_state:rankwatch_cost_per_hour:sum{{{RUN}}}) > 0.001)",
+            expression=f"sort_desc({in_words(_PER_HOUR, 'state', STATES)} > 0.001)",
             legend="{{state}} {{currency}}",
         ),
     ),

@@ -15,7 +15,7 @@ from rankwatch_dashboards.preview.content import Content, Event, in_the_middle, 
 from rankwatch_dashboards.preview.fields import BY_SERIES, styled
 from rankwatch_dashboards.preview.frames import Frame
 from rankwatch_dashboards.preview.queries import Source, View, answers, chosen
-from rankwatch_dashboards.preview.shapes import Align, Box, Place, Shape, Text, text_width
+from rankwatch_dashboards.preview.shapes import Align, Box, Line, Place, Shape, Text, text_width
 from rankwatch_dashboards.preview.stat import stat
 from rankwatch_dashboards.preview.table import table
 from rankwatch_dashboards.preview.text import text
@@ -164,7 +164,7 @@ def _row(panel: Mapping[str, Any], place: Place) -> Text:
 
 
 def _head(dashboard: Mapping[str, Any], view: View) -> Iterator[Shape]:
-    """Title, variables with their values, and the time range."""
+    """Title, variables with their values, annotations, and the time range."""
     title = str(dashboard.get("title", ""))
     yield Text(x=_MARGIN, y=26, text=title, size=18, bold=True)
     x = _MARGIN + text_width(title, 20) + 30
@@ -182,10 +182,21 @@ def _head(dashboard: Mapping[str, Any], view: View) -> Iterator[Shape]:
         yield Text(x=x + 8, y=26, text=name, colour=FAINT)
         yield Text(x=x + 14 + text_width(name, 12), y=26, text=value, colour=TEXT)
         x += width + 8
+    yield from _annotations(dashboard, x + 8)
     form = "%Y-%m-%d %H:%M:%S"
     start, end = (datetime.fromtimestamp(each, UTC).strftime(form) for each in (view.start, view.end))
     span = f"{start} to {end[11:]} UTC"
     yield Text(x=WIDTH - _MARGIN, y=20, text=span, colour=FAINT, align=Align.RIGHT)
+
+
+def _annotations(dashboard: Mapping[str, Any], x: float) -> Iterator[Shape]:
+    """The names of those that panels show, each beside its line."""
+    for each in dashboard.get("annotations", {}).get("list", ()):
+        if each.get("enable") and each.get("expr"):
+            colour = hexadecimal(str(each.get("iconColor") or "red"))
+            yield Line(points=((x, 17), (x, 35)), colour=colour, dashed=True)
+            yield Text(x=x + 6, y=26, text=each["name"], colour=FAINT)
+            x += text_width(each["name"], 12) + 24
 
 
 def _mark(height: int) -> Text:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
+from rankwatch_alerts.rules import duration
 from rankwatch_dashboards.board import FirstScreen
+from rankwatch_dashboards.evidence import evidence
 from rankwatch_dashboards.firing import age_of, firing, named
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.lost_time import NO_TIME, lost_time, too_much, unproductive
@@ -34,9 +36,9 @@ _BUCKETS = (-0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Edges between the rows of all ranks, as excess over the median rank of the stage."""
 _ODD = 0.05
 """Excess from which a rank is worth a look."""
-_PAGES = f"""scalar(count({firing(f'{RUN}, severity="critical"')}) or vector(0))"""
+_PAGES = f"""scalar(clamp_max(count({firing(f'{RUN}, severity="critical"')}), 1) or vector(0))"""
 _BY_SEVERITY = ((1, ORANGE), (2, RED))
-"""Of 1 and the pages of the run: what stands in a ticket is no page."""
+"""Of a suspicion with and without a page of the run: what stands in a ticket is no page."""
 
 
 def first_screen(config: RuleConfig) -> FirstScreen:
@@ -44,7 +46,7 @@ def first_screen(config: RuleConfig) -> FirstScreen:
     return FirstScreen(
         verdicts=_verdicts(config),
         main=_suspects(config),
-        views=(_ranks_over_time(config), _STEP, lost_time(config, _GOODPUT)),
+        views=(_ranks_over_time(config), _step(config), lost_time(config, _GOODPUT)),
     )
 
 
@@ -130,7 +132,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Lost time",
             "Share of the run's time in the last hour that made no progress that lasts: stalls, stragglers, "
-            "restarts, checkpoints, waiting for data. Red: below the objective of goodput.",
+            "restarts, checkpoints, waiting for data. Red: below the objective of goodput. Steps after a NaN "
+            "count as good, although they are lost.",
             f"sum(run_state:rankwatch_badput:share{{{unproductive(RUN)}}})",
             unit="percentunit",
             steps=too_much(config),
@@ -150,16 +153,17 @@ def _suspects(config: RuleConfig) -> Panel:
 
     return Panel(
         title="Suspects",
-        description="Suspected ranks first, with the cause; then those with the largest excess of work over "
-        "their peers or the longest time in one phase, where it is longer than two scrapes. Red excess is "
-        "that of RankwatchStraggler in a young run. A click opens the rank or its node.",
+        description="Suspected ranks first, with the cause and what shows it; then those with the largest "
+        "excess of work over their peers or the longest time in one phase, where it is longer than two "
+        "scrapes. Red excess is that of RankwatchStraggler in a young run. A click opens the rank or its "
+        "node.",
         no_data="no agent has seen ranks of this run.",
         unit="short",
         drawing=Drawing.TABLE,
         sorted_by=("-A",),
         queries=(
             Query(
-                expression=most(f"group by (run, rank, node, cause) ({suspects(RANKS)})", 50),
+                expression=most(f"{_PAGES} + group by (run, rank, node, cause) ({suspects(RANKS)})", 50),
                 legend="rank {{rank}} on {{node}}",
             ),
             by_rank(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
@@ -179,23 +183,26 @@ def _suspects(config: RuleConfig) -> Panel:
                 ),
                 legend="rank {{rank}} on {{node}}",
             ),
+            Query(expression=most(evidence(), 50), legend="rank {{rank}} on {{node}}"),
         ),
         columns=(
-            Column(name="A", title="Suspected", width=100, mappings=(("1", "yes", RED),)),
-            Column(name="rank", title="Rank", width=80, link=TO_RANK),
-            Column(name="node", title="Node", link=TO_NODE),
-            Column(name="cause", title="Cause", width=240, words=SUSPICIONS),
+            Column(name="A", title="Suspected", width=85, mappings=(("1", "yes", ORANGE), ("2", "yes", RED))),
+            Column(name="rank", title="Rank", width=50, link=TO_RANK),
+            Column(name="node", title="Node", width=100, link=TO_NODE),
+            Column(name="cause", title="Cause", width=195, words=SUSPICIONS),
+            Column(name="evidence", title="Evidence"),
             Column(name="state", title="State, if not running", width=150),
-            Column(name="phase", title="Phase", width=120),
-            Column(name="F", title="In it for", unit="s", width=100),
+            Column(name="phase", title="Phase", width=100),
+            Column(name="F", title="In it for", unit="s", width=85),
             Column(
                 name="B",
                 title="Excess over peers",
                 unit="percentunit",
+                width=140,
                 steps=((config.straggler_least_residual, YELLOW), (config.straggler_residual, RED)),
             ),
-            Column(name="C", title="Run waits, per step", unit="s"),
-            Column(name="D", title="Own work, per step", unit="s"),
+            Column(name="C", title="Run waits, per step", unit="s", width=145),
+            Column(name="D", title="Own work, per step", unit="s", width=145),
         ),
     )
 
@@ -246,22 +253,25 @@ def _ranks_over_time(config: RuleConfig) -> Panel:
 
 
 _LOCAL = f"quantile by (phase) (0.5, rankwatch_recent_stage_phase_seconds{{{RUN}}})"
-_STEP = Panel(
-    title="Where a step goes",
-    description="Seconds of a recent step by phase, of the median rank and stage. Waiting holds transfers, "
-    "too; data loading above a twentieth of the step is slow, other is the loop itself. Phases of each rank "
-    "stand below.",
-    no_data="no step was completed of late: the run starts, stands still or has ended.",
-    unit="s",
-    drawing=Drawing.BARS,
-    least=0,
-    words=PHASES,
-    empty_text="No step is completed.",
-    queries=(
-        Query(
-            expression=f"sort_desc({_LOCAL} > 0 or label_replace(max(run:rankwatch_step_seconds:mean"
-            f'{{{RUN}}}) - sum({_LOCAL}) > 0, "phase", "waiting for others", "", ""))',
-            legend="{{phase}}",
+
+
+def _step(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Where a step goes",
+        description="Seconds of a recent step by phase, of the median rank and stage. Waiting holds "
+        "transfers, too; data loading above a twentieth of the step is slow, other is the loop itself. "
+        "Phases of each rank stand below.",
+        no_data="no step was completed of late: the run starts, stands still or has ended.",
+        unit="s",
+        drawing=Drawing.BARS,
+        least=0,
+        words=PHASES,
+        empty_text=f"No step in the last {duration(config.step_window_seconds)}.",
+        queries=(
+            Query(
+                expression=f"sort_desc({_LOCAL} > 0 or label_replace(max(run:rankwatch_step_seconds:mean"
+                f'{{{RUN}}}) - sum({_LOCAL}) > 0, "phase", "waiting for others", "", ""))',
+                legend="{{phase}}",
+            ),
         ),
-    ),
-)
+    )

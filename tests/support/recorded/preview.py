@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankwatch_alerts import RuleConfig
 from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.preview import Prometheus, View, draw, paint
 from support.paths import ROOT
 from support.recorded.loaded import Loaded, loaded_prometheus
-from support.recorded.runs import GPU_RUN, INTERVAL_SECONDS, RUNS, Recorded
+from support.recorded.runs import CONFIG, GPU_RUN, INTERVAL_SECONDS, RUNS, Recorded
 
 IMAGES = ROOT / "docs" / "images"
 OF_FAULTS = ("rankwatch-run-debug",)
@@ -56,7 +55,7 @@ def pictures(boards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
 
 def main(arguments: Sequence[str]) -> int:
     """Draw the dashboards whose uids are given, or all; status 1 where a form is not known."""
-    boards = [each for each in dashboards(RuleConfig()) if not arguments or each["uid"] in arguments]
+    boards = [each for each in dashboards(CONFIG) if not arguments or each["uid"] in arguments]
     with tempfile.TemporaryDirectory() as name:
         unknown = _draw_all(boards, Path(name))
         for board in (each for each in boards if each["uid"] == ON_CALL):
