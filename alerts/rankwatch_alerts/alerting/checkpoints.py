@@ -40,10 +40,12 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
     failed = 'rankwatch_checkpoint_last_failure_timestamp_seconds{operation=~"save|verify|upload"}'
     window = duration(config.event_window_seconds)
     of_operation = (*OF_RANK, "operation")
+    failures = f"rankwatch_checkpoint_stage_failures_total{matching(of_operation)}"
     stage = looked_up(
-        "topk(1, sum by (checkpoint_stage) (increase("
-        f"rankwatch_checkpoint_stage_failures_total{matching(of_operation)}[{window}])) > 0)",
-        of_operation,
+        # A counter that is born at 1 has no increase: the first save of a run fails.
+        f"topk(1, sum by (checkpoint_stage) (increase({failures}[{window}])) > 0 "
+        f"or on () sum by (checkpoint_stage) ({failures}) > 0)",
+        of_operation * 2,
         '{{ . | first | label "checkpoint_stage" }}',
         "not known",
     )

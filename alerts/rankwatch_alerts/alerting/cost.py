@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from textwrap import indent
 
-from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, looked_up, matching, opened_on, value_of
+from rankwatch.conventions.cost import CPU_MODEL
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, looked_up, matching, opened_on
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.recording.money import FORECAST, GPU_UTILISATION, MFU, PER_HOUR, STEPS
@@ -38,7 +39,13 @@ def gpus_idle(config: RuleConfig) -> AlertRule:
 
     NCCL waits in a kernel, which counts as utilisation: a run that hangs in it has the alert on stalls.
     """
-    charged = value_of(f"sum(rankwatch_run_allocated_gpus{matching(OF_RUN)})", OF_RUN, "all", 'printf "%.0f"')
+    used = f"by {{{{ $value | humanizePercentage }}}} for {duration(config.gpu_idle_for_seconds)}"
+    charged = looked_up(
+        f'sum(rankwatch_run_allocated_gpus{{gpu_model!="{CPU_MODEL}", cluster=%q, run=%q}})',
+        OF_RUN,
+        f'its {{{{ . | first | value | printf "%.0f" }}}} GPUs {used}, and pays for all of them',
+        f"the GPUs of its nodes {used}: its ranks use none, and train on the CPU",
+    )
     return alert_rule(
         config,
         Alert.GPUS_IDLE,
@@ -48,9 +55,8 @@ def gpus_idle(config: RuleConfig) -> AlertRule:
         severity=Severity.WARNING,
         summary="GPUs are charged to a run and do nothing.",
         description=(
-            f"Run {{{{ $labels.run }}}} has used its {charged} GPUs by {{{{ $value | humanizePercentage }}}} "
-            f"for {duration(config.gpu_idle_for_seconds)}, and pays for all of them. [[Look which phase its "
-            "ranks are in]]; end it if nobody waits for it."
+            f"Run {{{{ $labels.run }}}} has used {charged}. [[Look which phase its ranks are in]]; end it if "
+            "nobody waits for it."
         ),
         dashboard=_BOARD,
     )

@@ -38,7 +38,8 @@ _PRESENCE_OF: Mapping[str, frozenset[str]] = {
     Alert.RDMA_LINK_DOWN: _EVER_CARRIED,
     # Also what an agent had counted before this Prometheus saw it, of which no increase tells.
     Alert.BLACK_BOXES_LEFT_OUT: frozenset({"rankwatch_blackbox_faults_total"}),
-    # A load at the start of a run may fail before the first scrape.
+    # The first save or load of a run may fail before the first scrape.
+    Alert.CHECKPOINT_FAILED: frozenset({"rankwatch_checkpoint_stage_failures_total"}),
     Alert.RESUME_FAILED: frozenset(
         {"rankwatch_checkpoint_operations_total", "rankwatch_checkpoint_stage_failures_total"}
     ),
@@ -161,7 +162,8 @@ def _template_queries(rule: AlertRule) -> Iterator[Violation]:
     """Queries of annotations, each checked like an expression."""
     for annotation, text in rule.annotations.items():
         for query in template_queries(text):
-            yield from check_expression(f"{rule.alert} {annotation}", query)
+            presence_of = _PRESENCE_OF.get(rule.alert, frozenset())
+            yield from check_expression(f"{rule.alert} {annotation}", query, presence_of)
 
 
 def template_queries(text: str) -> Iterator[str]:
