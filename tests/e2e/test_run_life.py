@@ -1,5 +1,7 @@
-"""Game day of the life of runs: a failure, a loop of crashes, a slow start, a deadline that will be missed,
-and files that are no black boxes. Each raises its alert on a real system, and none that it does not explain.
+"""Game day of the life of runs: a failure, a loop of crashes, a class of runs that fails and restarts too
+often, a slow start, a deadline that will be missed, and files that are no black boxes.
+
+Each raises its alert on a real system, and none that it does not explain.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from support.training import ranks as rank_processes
 pytestmark = pytest.mark.e2e
 
 NODE = "node-a"
-CONFIG = replace(RuleConfig.for_demo(), startup_budget_seconds=20.0)
+CONFIG = replace(RuleConfig.for_demo(), startup_budget_seconds=20.0, success_least_attempts=4.0)
 FAILS = """
 steps(5)
 print("ready", flush=True)
@@ -32,6 +34,7 @@ STARTS = 'print("ready", flush=True)\ntime.sleep(1000)\n'
 CRAWLS = 'print("ready", flush=True)\nsteps(10**6, forward=1.0)\n'
 DUE_SOON = "os.environ['RANKWATCH_DEADLINE'] = str(time.time() + 40.0)"
 """At a second a step it takes 100 s to the last of 100 steps."""
+RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='production', TORCHELASTIC_RESTART_COUNT='{restarts}')"
 ATTEMPTS = 4
 """The first one made progress."""
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
@@ -40,6 +43,9 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("slow-start", Alert.STARTUP_SLOW, {}),
     ("late", Alert.RUN_BEHIND_PLAN, {}),
     ("", Alert.BLACK_BOXES_LEFT_OUT, {"node": NODE, "reason": "truncated"}),
+    ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "critical"}),
+    ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "warning"}),
+    ("", Alert.REQUEUE_RATE, {"run_class": "production"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
@@ -64,7 +70,8 @@ def _fail(system: MonitoredSystem, run: str, *, attempts: int) -> None:
     boxes = system.directory / NODE / "blackboxes"
     for attempt in range(1, attempts + 1):
         before = time.time() - 0.5  # start times of processes are rounded to ticks
-        with rank_processes.rank(boxes, FAILS, run=run) as process:
+        restarted = RESTARTED.format(restarts=attempt - 1)
+        with rank_processes.rank(boxes, FAILS, run=run, before=restarted) as process:
             for moment in ("start", "end"):
                 series = f'rankwatch_run_attempt_{moment}_timestamp_seconds{{run="{run}"}} >= {before}'
                 what = f"{moment} of attempt {attempt} of {run}"
@@ -77,7 +84,11 @@ def _holds(system: MonitoredSystem, expression: str) -> bool:
     return bool(query(system.prometheus_url, expression))
 
 
-@pytest.mark.parametrize(("run", "name", "labels"), EXPECTED, ids=[str(name) for _, name, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("run", "name", "labels"),
+    EXPECTED,
+    ids=["-".join((name, labels.get("severity", ""))) for _, name, labels in EXPECTED],
+)
 def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
     alert = system.alert(run, name, **labels)
