@@ -18,32 +18,35 @@ _LABELS = ("alertname", "severity", "run", "rank", "node", "gpu")
 """What tells alerts apart in the table."""
 
 
-def _causes(fires: str, labels: str) -> str:
-    """Each alert with whom it blames and why, and with what tells its first act apart.
+_BLAMED = "cause, blamed_rank, blamed_node"
 
-    It blames the rank and node that it names, else those that are suspected in its run. The cause is that of
-    the suspected rank, else what the alert states.
-    """
-    suspected, of_rank = suspects(CLUSTER), "cluster, run, rank, node"
-    own = _joined(fires, blamed_rank='"rank"', blamed_node='"node"', act=first_acts.LABELS)
+
+def _stated(fires: str, labels: str) -> str:
+    """Each alert with the rank and node that it names, its own cause, and what its first act depends on."""
+    cause = _joined(_own(fires), cause='"kind", "exception", "meaning", "reason"')
+    nothing = f'label_replace({cause}, "cause", "", "cause", " +")'
+    trimmed = f'label_replace({nothing}, "cause", "$1", "cause", " *(.*[^ ]) *")'
+    return f"group by ({labels}, act, {_BLAMED}) ({trimmed})"
+
+
+def _suspected(fires: str, labels: str) -> str:
+    """The same with the cause of the rank that it names, or with the suspect of its run."""
+    own, suspected, of_rank = _own(fires), suspects(CLUSTER), "cluster, run, rank, node"
     of_run = _joined(f"topk by (cluster, run) (1, {suspected})", blamed_rank='"rank"', blamed_node='"node"')
-    blames = " or ".join(firing(f'{CLUSTER}, {each}!=""') for each in ("rank", "node"))
-    unnamed = f"{own} unless ignoring (blamed_rank, blamed_node, act) ({blames})"
-    stated = _joined(own, cause='"kind", "exception", "meaning", "reason"')
-    nothing = f'label_replace({stated}, "cause", "", "cause", " +")'
+    names = " or ".join(firing(f'{CLUSTER}, {each}!=""') for each in ("rank", "node"))
+    unnamed = f"{own} unless ignoring (blamed_rank, blamed_node, act) ({names})"
     found = (
         f"{own} * on ({of_rank}) group_left (cause) topk by ({of_rank}) (1, {suspected})",
-        f"({unnamed}) * on (cluster, run) group_left (cause, blamed_rank, blamed_node) {of_run}",
-        f'label_replace({nothing}, "cause", "$1", "cause", " *(.*[^ ]) *")',
+        f"({unnamed}) * on (cluster, run) group_left ({_BLAMED}) {of_run}",
     )
-    shown = "cause, blamed_rank, blamed_node"
-    return f" or ignoring ({shown}) ".join(f"group by ({labels}, act, {shown}) ({each})" for each in found)
+    ignored = f" or ignoring ({_BLAMED}) "
+    return ignored.join(
+        (*(f"group by ({labels}, act, {_BLAMED}) ({each})" for each in found), _stated(fires, labels))
+    )
 
 
-def _index(fires: str, labels: str) -> str:
-    """Each alert on a GPU with the index that people know it by."""
-    index = f"group by (cluster, node, gpu, index) (rankwatch_gpu_info{{{CLUSTER}}})"
-    return f"group by ({labels}, index) ({fires} * on (cluster, node, gpu) group_left (index) {index})"
+def _own(fires: str) -> str:
+    return _joined(fires, blamed_rank='"rank"', blamed_node='"node"', act=first_acts.LABELS)
 
 
 def _joined(series: str, **joined: str) -> str:
@@ -51,6 +54,12 @@ def _joined(series: str, **joined: str) -> str:
     for name, labels in joined.items():
         series = f'label_join({series}, "{name}", " ", {labels})'
     return series
+
+
+def _index(fires: str, labels: str) -> str:
+    """Each alert on a GPU with the index that people know it by."""
+    index = f"group by (cluster, node, gpu, index) (rankwatch_gpu_info{{{CLUSTER}}})"
+    return f"group by ({labels}, index) ({fires} * on (cluster, node, gpu) group_left (index) {index})"
 
 
 def firing_alerts(
@@ -62,7 +71,10 @@ def firing_alerts(
     no_data: str,
     of_gpu: bool = False,
 ) -> Panel:
-    """One row for each alert: since when, of which run, rank and node, why, what to do, and what it costs."""
+    """One row for each alert: since when, of which run, rank and node, why, what to do, and what it costs.
+
+    `of_gpu`: alerts on hardware, which know their cause.
+    """
     names = {str(each): ALERTS[each] for each in alerts}
     matchers = matchers if len(names) == len(Alert) else f"{matchers}, {named(alerts)}"
     wanted = tuple(each for each in _LABELS if of_gpu or each != "gpu")
@@ -95,7 +107,7 @@ def firing_alerts(
                 legend="{{alertname}}",
             ),
             Query(
-                expression=most(_causes(fires, labels), 500),
+                expression=most((_stated if of_gpu else _suspected)(fires, labels), 500),
                 legend="{{alertname}}",
             ),
             of_run(f"sum by (cluster, run) (run_state:rankwatch_goodput_ranks:mean{{{lost}}})"),
@@ -103,7 +115,7 @@ def firing_alerts(
                 f"sum by (cluster, run, currency) (run_state:rankwatch_cost_per_hour:sum{{{lost}}})",
                 "currency",
             ),
-            Query(expression=most(began(config, fires, labels), 500), legend="{{alertname}}"),
+            Query(expression=most(began(config, fires, labels, alerts), 500), legend="{{alertname}}"),
             *(
                 (Query(expression=most(_index(fires, labels), 500), legend="{{alertname}}"),)
                 if of_gpu
@@ -114,12 +126,12 @@ def firing_alerts(
             Column(name="severity", title="Severity", width=70, mappings=SEVERITIES),
             Column(name="alertname", title="Alert", width=150, words=names, link=to_runbook(config)),
             Column(name="E", title="Began", unit="time:ddd HH:mm:ss", width=105),
-            Column(name="A", title="For", unit="s", width=70),
+            Column(name="A", title="For", unit="s", width=68),
             Column(name="run", title="Run", width=105, link=TO_RUN),
             Column(name="blamed_rank", title="Rank", width=50, link=TO_BLAMED_RANK),
             Column(name="blamed_node", title="Node", width=70, link=TO_BLAMED_NODE),
             *((Column(name="index", title="GPU", width=45, link=TO_GPU),) if of_gpu else ()),
-            Column(name="cause", title="Cause", width=190, words={**ALERTS, **CAUSES}),
+            Column(name="cause", title="Cause", width=200, words={**ALERTS, **CAUSES}),
             Column(name="act", title="Do first", patterns=first_acts.first_acts(config, names)),
             Column(name="C", title="Lost", width=50, decimals=2),
             Column(name="D", title="Waste/h", width=70, decimals=2),

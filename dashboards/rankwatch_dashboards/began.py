@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rankwatch_alerts import Alert, RuleConfig
-from rankwatch_alerts.recording.learning import COLLAPSED, DATA_SKEW, DIVERGING, FIRST_NON_FINITE
+from rankwatch_alerts.recording.learning import COLLAPSED, DATA_SKEW, DIVERGING
 from rankwatch_alerts.recording.life import FAILED
 from rankwatch_alerts.recording.nodes import LOST
 from rankwatch_alerts.recording.stragglers import STRAGGLER
@@ -19,7 +21,6 @@ _MOMENTS = {
 }
 """Series of a run whose value is the moment."""
 _CONDITIONS = {
-    Alert.LOSS_NON_FINITE: FIRST_NON_FINITE,
     Alert.LOSS_DIVERGING: DIVERGING,
     Alert.LOSS_SCALE_COLLAPSED: COLLAPSED,
     Alert.SLOW_STAGE: "stage:rankwatch_slow_stage:slowdown",
@@ -30,34 +31,34 @@ _CONDITIONS = {
 _CONDITIONS_OF_RANKS = {Alert.STRAGGLER: STRAGGLER, Alert.DATA_SKEW: DATA_SKEW}
 
 
-def began(config: RuleConfig, fires: str, labels: str) -> str:
-    """The moment by these labels, in milliseconds; `fires` are the alerts.
+def began(config: RuleConfig, fires: str, labels: str, alerts: Collection[Alert]) -> str:
+    """The moment by these labels, in milliseconds; `fires` is what selects the alerts.
 
     Alerts without a series that knows it began when they became pending.
     """
-    pending = f"ALERTS_FOR_STATE{{{CLUSTER}}} and ignoring (alertstate) {fires}"
-    of_run = " or ".join(
-        (
-            *(_named(alert, f"min by ({RUN}) ({series}{{{CLUSTER}}})") for alert, series in _MOMENTS.items()),
-            *(_named(alert, _first_seen(config, series, RUN)) for alert, series in _CONDITIONS.items()),
-        )
-    )
-    of_rank = " or ".join(
-        _named(alert, _first_seen(config, series, RANK)) for alert, series in _CONDITIONS_OF_RANKS.items()
-    )
-    known = (
-        f"{fires} * on (alertname, {by}) group_left () ({moments})"
-        for by, moments in ((RUN, of_run), (RANK, of_rank))
-    )
-    # A label of its own keeps `or` from taking them for the same series.
-    evidence = " or ".join(
-        f'label_replace({each}, "evidence", "{number}", "", "")' for number, each in enumerate(known)
-    )
-    return f"1000 * min by ({labels}) ({pending} or {evidence})"
+    found = [f"ALERTS_FOR_STATE{{{CLUSTER}}} and ignoring (alertstate) {fires}"]
+    for by, moments in ((RUN, _of_run(config)), (RANK, _of_rank(config))):
+        named = [
+            f'label_replace({moment}, "alertname", "{alert}", "", "")'
+            for alert, moment in moments.items()
+            if alert in alerts
+        ]
+        if named:
+            known = f"{fires} * on (alertname, {by}) group_left () ({' or '.join(named)})"
+            # A label of its own keeps `or` from taking them for the same series.
+            found.append(f'label_replace({known}, "by", "{by}", "", "")')
+    return f"1000 * min by ({labels}) ({' or '.join(found)})"
 
 
-def _named(alert: Alert, moment: str) -> str:
-    return f'label_replace({moment}, "alertname", "{alert}", "", "")'
+def _of_run(config: RuleConfig) -> dict[Alert, str]:
+    return {
+        **{alert: f"min by ({RUN}) ({series}{{{CLUSTER}}})" for alert, series in _MOMENTS.items()},
+        **{alert: _first_seen(config, series, RUN) for alert, series in _CONDITIONS.items()},
+    }
+
+
+def _of_rank(config: RuleConfig) -> dict[Alert, str]:
+    return {alert: _first_seen(config, series, RANK) for alert, series in _CONDITIONS_OF_RANKS.items()}
 
 
 def _first_seen(config: RuleConfig, series: str, by: str) -> str:

@@ -32,6 +32,8 @@ Builder = (
 )
 
 TRANSPARENT = "transparent"
+_MOST_CELLS = 100
+"""Of a row over time: Grafana draws none where they are narrower than two pixels."""
 
 _INTERVAL = "15s"
 _INTERVAL_OF_ALL_RANKS = "1m"
@@ -88,6 +90,7 @@ def _drawn(panel: Panel) -> Builder:
             return states.thresholds(_thresholds(panel.steps))
         case Drawing.HISTORY:
             history = statushistory.Panel().show_value(common_models.VisibilityMode.NEVER)
+            history.max_data_points(_MOST_CELLS)
             return history.legend(_hidden_legend()).thresholds(_thresholds(panel.steps, TRANSPARENT))
         case Drawing.BARS:
             return _bars(panel)

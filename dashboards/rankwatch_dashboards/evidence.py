@@ -8,6 +8,7 @@ from rankwatch_alerts import Alert
 from rankwatch_alerts.recording.hardware import RANK_OF_GPU
 from rankwatch_alerts.recording.learning import DATA_SKEW
 from rankwatch_alerts.recording.life import FAILED
+from rankwatch_alerts.recording.stragglers import STRAGGLER
 from rankwatch_dashboards.firing import firing
 from rankwatch_dashboards.panels import CLUSTER, RANKS, RUN
 from rankwatch_dashboards.suspects import first_non_finite
@@ -41,5 +42,9 @@ def _found() -> Iterator[str]:
     behind = f"rank_group:rankwatch_collectives_behind:stalled{{{RANKS}}}"
     behind = f'label_join({behind}, "place", ", ranks ", "group", "members")'
     yield f'label_replace({behind}, "evidence", "behind in group $1", "place", "(.+)")'
+    share = f"topk by ({_RANK}) (1, rank_phase:rankwatch_step_local_seconds:excess_share{{{RANKS}}})"
+    share = f"round(100 * {share} and on ({_RANK}) {STRAGGLER}{{{RANKS}}})"
+    percent = f'count_values by ({_RANK}, phase) ("percent", {share})'
+    yield f'label_join({percent}, "evidence", " % of its excess is ", "percent", "phase")'
     skew = f'count_values by ({_RANK}) ("times", round({DATA_SKEW}{{{RANKS}}}, 0.01))'
     yield f'label_replace({skew}, "evidence", "loss is $1 times the median rank\'s", "times", "(.+)")'

@@ -27,7 +27,8 @@ def firing(matchers: str = CLUSTER) -> str:
 
 def named(alerts: Iterable[Alert]) -> str:
     """The matcher of these alerts."""
-    return f'alertname=~"{"|".join(alerts)}"'
+    names = "|".join(each.removeprefix("Rankwatch") for each in alerts)
+    return f'alertname=~"Rankwatch({names})"'
 
 
 def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> str:

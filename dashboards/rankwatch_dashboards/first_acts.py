@@ -14,7 +14,10 @@ LABELS = '"alertname", "severity", "reason"'
 
 
 def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Words:
-    """By patterns of alert, severity and reason, those with a reason first."""
+    """By patterns of alert, severity and reason, those with a reason first.
+
+    Each matches all of its text, because Grafana replaces only what matches.
+    """
     all_rules = (rule for group in alert_groups(config) for rule in group.rules)
     rules = [rule for rule in all_rules if isinstance(rule, AlertRule) and rule.alert in alerts]
     rules.sort(key=lambda rule: (rule.alert, rule.severity))
@@ -24,5 +27,5 @@ def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Wor
         same = len({rule.first_act for rule in alike}) == 1
         for rule in alike:
             reason = "" if same else rule.labels.get("reason", "")
-            found[f"^{alert} {severity} {reason}".rstrip()] = rule.first_act
+            found[f"/^{alert} {severity} {reason or '.*'}$/"] = rule.first_act
     return {pattern: act for pattern, act in found.items() if act}

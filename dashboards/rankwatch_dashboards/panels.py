@@ -89,7 +89,7 @@ class Column:
     words: Words = field(default_factory=dict)
     """Texts alone."""
     patterns: Words = field(default_factory=dict)
-    """Texts for what matches a regular expression; the first one counts."""
+    """Texts for what matches a regular expression between slashes; the first one counts."""
     decimals: int | None = None
     link: Link | None = None
 

@@ -24,8 +24,10 @@ from grafana_foundation_sdk.builders import (
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import StackingMode, VizOrientation
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardRegexMapOptions,
     DataTransformerConfig,
     DynamicConfigValue,
+    RegexMap,
     Threshold,
     ThresholdsMode,
     ValueMap,
@@ -117,6 +119,19 @@ def test_stat_background_and_mapping() -> None:
     drawing = draw(document, VIEW, Answers({"up": [({}, [1e9])]}))
     assert "all well" in texts(drawing)
     assert fills(drawing, ORANGE) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"), [("/^node .*$/", "words"), ("/^node/", "words a"), ("node", "node a")]
+)
+def test_pattern_gives_way_to_its_text(pattern: str, shown: str) -> None:
+    """As in Grafana: what matches is replaced, and a pattern without slashes must match all of the value."""
+    mapping = RegexMap(
+        options=DashboardRegexMapOptions(pattern=pattern, result=ValueMappingResult(text="words"))
+    )
+    panel = table.Panel().with_target(query("slow").format("table").instant())
+    panel.override_by_name("where", [DynamicConfigValue(id_val="mappings", value=[mapping])])
+    assert shown in texts(drawn(panel, {"slow": [({"where": "node a"}, [1.0])]}))
 
 
 def test_stat_without_thresholds_turns_red_from_80_on() -> None:
@@ -317,6 +332,7 @@ def test_annotations_mark_when_alerts_began() -> None:
         (2_500_000.0, "Bps", "2.50 MB/s"),
         (12_300.0, "short", "12.3 K"),
         (1000.0 * (1060 - 300), "dateTimeFromNow", "5 minutes ago"),
+        (0.0, "time:ddd HH:mm:ss", "Thu 00:00:00"),
         (0.0, "dateTimeAsIso", "1970-01-01 00:00:00"),
         (12.5, "currencyUSD", "$12.5"),
         (3.0, "suffix:of 4", "3 of 4"),

@@ -177,7 +177,7 @@ def _mapped(value: Any, mappings: Sequence[Mapping[str, Any]]) -> Mapping[str, A
             case "range":
                 found = options.get("result") if _in_range(value, options) else None
             case "regex":
-                found = options.get("result") if _fits(options.get("pattern", ""), value) else None
+                found = _replaced(options, value)
             case "special":
                 found = options.get("result") if _special(value, options.get("match", "")) else None
         if found is not None:
@@ -199,8 +199,14 @@ def _in_range(value: Any, options: Mapping[str, Any]) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _fits(pattern: str, value: Any) -> bool:
-    return value is not None and re.search(pattern.strip("/"), str(value)) is not None
+def _replaced(options: Mapping[str, Any], value: Any) -> Mapping[str, Any] | None:
+    """As Grafana does: what matches gives way to the text. Without slashes, all of the value must match."""
+    given = str(options.get("pattern", ""))
+    pattern = given[1:-1] if given.startswith("/") else f"^{given}$"
+    if not isinstance(value, str) or not re.search(pattern, value):
+        return None
+    result = dict(options.get("result") or {})
+    return {**result, "text": re.sub(pattern, str(result.get("text") or ""), value, count=1)}
 
 
 def _special(value: Any, wanted: str) -> bool:
