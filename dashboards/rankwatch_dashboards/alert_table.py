@@ -18,6 +18,7 @@ _LABELS = ("alertname", "severity", "run", "rank", "node", "gpu")
 """What tells alerts apart in the table."""
 
 
+_ALERT = "Rankwatch.+"
 _BLAMED = "cause, blamed_rank, blamed_node"
 
 
@@ -30,16 +31,20 @@ def _stated(fires: str, labels: str) -> str:
 
 
 def _suspected(fires: str, labels: str) -> str:
-    """The same with the cause of the rank that it names, or with the suspect of its run."""
+    """The same with the cause of the rank that it names, or with the suspect of its run.
+
+    Where that suspect is one by another alert, the first act is that of the other alert.
+    """
     own, suspected, of_rank = _own(fires), suspects(CLUSTER), "cluster, run, rank, node"
     of_run = _joined(f"topk by (cluster, run) (1, {suspected})", blamed_rank='"rank"', blamed_node='"node"')
     names = " or ".join(firing(f'{CLUSTER}, {each}!=""') for each in ("rank", "node"))
     unnamed = f"{own} unless ignoring (blamed_rank, blamed_node, act) ({names})"
     found = (
         f"{own} * on ({of_rank}) group_left (cause) topk by ({of_rank}) (1, {suspected})",
-        f"({unnamed}) * on (cluster, run) group_left ({_BLAMED}) {of_run}",
+        f"label_replace(({unnamed}) * on (cluster, run) group_left ({_BLAMED}) {of_run}, "
+        f'"act", "$1 {first_acts.AS_CAUSE} ", "cause", "({_ALERT})")',
     )
-    ignored = f" or ignoring ({_BLAMED}) "
+    ignored = f" or ignoring (act, {_BLAMED}) "
     return ignored.join(
         (*(f"group by ({labels}, act, {_BLAMED}) ({each})" for each in found), _stated(fires, labels))
     )
@@ -124,16 +129,16 @@ def firing_alerts(
         ),
         columns=(
             Column(name="severity", title="Severity", width=70, mappings=SEVERITIES),
-            Column(name="alertname", title="Alert", width=150, words=names, link=to_runbook(config)),
+            Column(name="alertname", title="Alert", width=143, words=names, link=to_runbook(config)),
             Column(name="E", title="Began", unit="time:ddd HH:mm:ss", width=105),
-            Column(name="A", title="For", unit="s", width=68),
-            Column(name="run", title="Run", width=105, link=TO_RUN),
+            Column(name="A", title="For", unit="s", width=70),
+            Column(name="run", title="Run", width=98, link=TO_RUN),
             Column(name="blamed_rank", title="Rank", width=50, link=TO_BLAMED_RANK),
             Column(name="blamed_node", title="Node", width=70, link=TO_BLAMED_NODE),
             *((Column(name="index", title="GPU", width=45, link=TO_GPU),) if of_gpu else ()),
             Column(name="cause", title="Cause", width=200, words={**ALERTS, **CAUSES}),
             Column(name="act", title="Do first", patterns=first_acts.first_acts(config, names)),
-            Column(name="C", title="Lost", width=50, decimals=2),
+            Column(name="C", title="Lost", width=46, decimals=2),
             Column(name="D", title="Waste/h", width=70, decimals=2),
             Column(name="currency", title="Currency", width=75),
         ),

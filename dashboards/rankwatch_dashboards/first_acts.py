@@ -7,10 +7,13 @@ from itertools import groupby
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups
 from rankwatch_alerts.rules import AlertRule
-from rankwatch_dashboards.words import Words
+from rankwatch_dashboards.words import SUSPICIONS, Words
 
+AS_CAUSE = "cause"
+"""In the place of the severity, where an alert is the cause of another one."""
 LABELS = '"alertname", "severity", "reason"'
 """Joined by spaces, they are what the patterns match."""
+_CAUSES = frozenset(SUSPICIONS)
 
 
 def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Words:
@@ -28,4 +31,6 @@ def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Wor
         for rule in alike:
             reason = "" if same else rule.labels.get("reason", "")
             found[f"/^{alert} {severity} {reason or '.*'}$/"] = rule.first_act
+            if alert in _CAUSES:
+                found.setdefault(f"/^{alert} {AS_CAUSE} $/", rule.first_act)
     return {pattern: act for pattern, act in found.items() if act}

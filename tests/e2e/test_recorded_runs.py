@@ -160,9 +160,21 @@ def test_on_call_says_why(loaded: Loaded) -> None:
     assert why[Alert.RUN_STALLED, "stalled-rank"] == ("not_enqueued", "1", "node-a")
     assert why[Alert.RUN_STALLED, "lost-gpu"] == (Alert.GPU_LOST, "5", "node-b")
     assert why[Alert.LOSS_NON_FINITE, "nan-loss"] == ("first NaN or infinity", "1", "node-a")
-    patterns = first_acts(RuleConfig())
-    for each in rows:
-        assert any(re.search(pattern.strip("/"), each["act"]) for pattern in patterns), each["act"]
+    assert len(rows) == len(_at_end(loaded, ON_CALL_UID, "What is wrong now")), "none stands twice"
+
+
+def test_on_call_says_what_to_do_first(loaded: Loaded) -> None:
+    """Of a run that stalls because of another alert, what that alert asks for."""
+    acts = first_acts(RuleConfig())
+
+    def act(text: str) -> str:
+        return next(act for pattern, act in acts.items() if re.search(pattern.strip("/"), text))
+
+    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now", "B")
+    first = {(each["alertname"], each["run"]): act(each["act"]) for each in rows}
+    assert first[Alert.RUN_STALLED, "stalled-rank"] == "Dump the stack of this rank"
+    assert first[Alert.GPU_LOST, "lost-gpu"] == "Drain the node, restart the run without it"
+    assert first[Alert.RUN_STALLED, "lost-gpu"] == first[Alert.GPU_LOST, "lost-gpu"]
 
 
 def test_on_call_says_when_faults_began(loaded: Loaded) -> None:
