@@ -105,10 +105,11 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
     }
     _refuse_equal_rules(config, [rule for rules in rules_of.values() for rule in rules])
+    intervals = dict.fromkeys(("rankwatch-hosts", "rankwatch-telemetry"), config.telemetry_interval_seconds)
     return tuple(
         RuleGroup(
             name=name,
-            interval_seconds=config.scrape_interval_seconds,
+            interval_seconds=intervals.get(name, config.scrape_interval_seconds),
             rules=rules,
         )
         for name, rules in rules_of.items()

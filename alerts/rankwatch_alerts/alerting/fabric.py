@@ -13,6 +13,7 @@ from types import MappingProxyType
 from rankwatch_alerts.alerting.alert import listed
 from rankwatch_alerts.alerting.hardware import GPU, NETWORK, NODE, THE_GPU, Fault, hardware_alerts, newest
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.hardware import NETWORK_DOWN
 from rankwatch_alerts.rules import Alert, AlertRule, duration
 
 _GPU = "cluster, node, gpu"
@@ -317,30 +318,12 @@ def _rdma_congestion(config: RuleConfig) -> tuple[Fault, ...]:
 
 
 def _nic_down(config: RuleConfig) -> Fault:
-    """Down, and known to be in use: it was up not long ago, or is up on most other nodes.
-
-    RDMA ports have an alert of their own, which their interfaces need not repeat.
-    """
-    window, lookback = duration(config.absence_window_seconds), duration(config.absence_lookback_seconds)
-    up = newest("rankwatch_network_up", window, _NIC)
     return Fault(
         alert=Alert.NIC_DOWN,
         part=NETWORK,
         summary="A network interface that was in use is down.",
         happened=f"{_THE_NIC} is down.",
-        page=f"""
-            {up} == 0
-            and on ({_NIC})
-            (
-              max_over_time(rankwatch_network_up[{lookback}]) == 1
-              or on ({_NIC})
-              {up}
-              and on (cluster, device)
-              avg by (cluster, device) ({up}) > 0.5
-            )
-            unless on ({_NIC})
-            last_over_time(rankwatch_network_info{{rdma_device!=""}}[{lookback}])
-        """,
+        page=NETWORK_DOWN,
         if_used="If its traffic went over it, the run stands still or will. [[Check cable and switch port]].",
         if_idle="[[Check cable and switch port]] before a run gets this node.",
         for_seconds=config.confirm_seconds,

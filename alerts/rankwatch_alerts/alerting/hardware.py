@@ -11,7 +11,13 @@ from textwrap import dedent, indent
 
 from rankwatch_alerts.alerting.alert import NO_RUN, alert_rule, listed, looked_up, opened_on
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.hardware import RANK_OF_GPU, RUN_OF_NETWORK, RUN_OF_NODE
+from rankwatch_alerts.recording.hardware import (
+    RANK_OF_GPU,
+    RUN_OF_NETWORK,
+    RUN_OF_NODE,
+    USER_OF_NETWORK,
+    USER_OF_NODE,
+)
 from rankwatch_alerts.rules import HARDWARE_UID, Alert, AlertRule, Severity
 
 
@@ -29,6 +35,8 @@ class Part:
     """A sentence on the user."""
     idle: str
     """A sentence where there is none."""
+    user_or_none: str = ""
+    """Recorded series that each part has, with or without a user, so that a fault is asked for only once."""
 
 
 _RANKS = listed(
@@ -53,6 +61,7 @@ NODE = Part(
     named=("run",),
     in_use=f"Run {{{{ $labels.run }}}} is on this node, with rank(s) {_RANKS}.",
     idle="No run is on this node.",
+    user_or_none=USER_OF_NODE,
 )
 NETWORK = Part(
     labels=("cluster", "node"),
@@ -60,6 +69,7 @@ NETWORK = Part(
     named=("run",),
     in_use=f"Run {{{{ $labels.run }}}} spans this node and others, with rank(s) {_RANKS} here.",
     idle="No run spans this node and others.",
+    user_or_none=USER_OF_NETWORK,
 )
 """The network of a node, which only runs on several nodes need."""
 THE_GPU = "GPU {}of node {{{{ $labels.node }}}} ({{{{ $labels.gpu }}}})".format(
@@ -118,11 +128,10 @@ def hardware_alerts(config: RuleConfig, fault: Fault) -> tuple[AlertRule, ...]:
         found.append(_rule(config, fault, Severity.WARNING, expression, text, cost=NO_RUN))
     text = f"{fault.happened} {either} {fault.if_idle}"
     if fault.ticket:
-        idle = f"{_block(fault.page)}\nor\n{_block(fault.ticket)}" if fault.page else fault.ticket
-        expression = f"{_unnamed(part, idle)}\nor\n{_used(part, fault.ticket)}"
+        expression = _in_both_cases(part, fault.ticket, fault.page)
         found.append(_rule(config, fault, Severity.WARNING, expression, text))
     if fault.info:
-        expression = f"{_unnamed(part, fault.info)}\nor\n{_used(part, fault.info)}"
+        expression = _in_both_cases(part, fault.info)
         found.append(_rule(config, fault, Severity.INFO, expression, f"{fault.happened} {either}"))
     return tuple(found)
 
@@ -155,10 +164,22 @@ def _rule(
     )
 
 
+def _in_both_cases(part: Part, fault: str, also_idle: str = "") -> str:
+    """The fault with the labels of the part's user, or without; where nobody uses it, the other one, too."""
+    if part.user_or_none and not also_idle:
+        return _joined(part, fault, part.user_or_none)
+    idle = f"{_block(also_idle)}\nor\n{_block(fault)}" if also_idle else fault
+    return f"{_unnamed(part, idle)}\nor\n{_used(part, fault)}"
+
+
 def _used(part: Part, fault: str) -> str:
     """The fault where the part has a user, with the labels of it."""
+    return _joined(part, fault, f"({part.user} > bool 0)")
+
+
+def _joined(part: Part, fault: str, user: str) -> str:
     on, named = ", ".join(part.labels), ", ".join(part.named)
-    return f"{_block(fault)}\n* on ({on}) group_left ({named})\n({part.user} > bool 0)"
+    return f"{_block(fault)}\n* on ({on}) group_left ({named})\n{user}"
 
 
 def _idle(part: Part, fault: str) -> str:

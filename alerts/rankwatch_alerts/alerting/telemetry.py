@@ -136,12 +136,11 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
 def _metrics_missing(config: RuleConfig) -> AlertRule:
     """Metrics that every running rank has, and those that a rank must not lose; `reason` is the name.
 
-    No more ranks than live on the node now: one that has ended has nothing to report. What ranks had is
+    Of ranks that live on the node now: one that has ended has nothing to report. What ranks had is
     looked up at a few moments, each nearer to the next than an alert goes on by itself.
     """
     back, step = duration(config.absence_lookback_seconds), duration(config.absence_window_seconds)
     had = f"max by ({_METRIC}) (max_over_time({_selected(OF_RANKS_THAT_HAD_THEM)}[{back}:{step}]))"
-    now = _reporting(OF_RANKS_THAT_HAD_THEM)
     return _absent(
         config,
         "",
@@ -153,9 +152,10 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
                 {_reporting(OF_RUNNING_RANKS)}
                 > 0
                 or
-                (({had}) - on ({_METRIC}) {now} > 0)
-                and on ({_METRIC})
-                ({_LIVING} - on (cluster, run, node) group_right () {now} > 0),
+                {_LIVING}
+                - on (cluster, run, node) group_right ()
+                ({_reporting(OF_RANKS_THAT_HAD_THEM)} < on ({_METRIC}) {had})
+                > 0,
                 "reason", "$1", "name", "(.+)"
               )
             )

@@ -6,7 +6,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.checkpoints import checkpoint_rules
-from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.collectives import network_rules
 from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_time_rules
 from rankwatch_alerts.recording.goodput import goodput_rules, interval_advice_rules
 from rankwatch_alerts.recording.hardware import hardware_rules
@@ -32,8 +32,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
     """All recording rules.
 
     Rules that build on each other must see one instant, so they are one group: first what else explains a
-    slow rank, then the stragglers, last what each cause costs. No other rule needs the waits in collectives:
-    their group is evaluated beside the others.
+    slow rank, then the stragglers, last what each cause costs.
     """
     interval = config.scrape_interval_seconds
     return (
@@ -73,7 +72,6 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *lost_time_rules(),
             ),
         ),
-        RuleGroup(name="rankwatch-collectives", interval_seconds=interval, rules=collective_rules(config)),
         RuleGroup(
             name="rankwatch-goodput",
             interval_seconds=config.goodput_interval_seconds,

@@ -11,6 +11,7 @@ from rankwatch_alerts.rules import RUN, STAGE, RecordingRule, recorded
 LATE_IN_TURN = "rank:rankwatch_late_step_seconds:in_turn"
 """Of the few ranks that stand out."""
 _SHARE = "run:rankwatch_late_step_seconds:share"
+_IN_TURN = "run:rankwatch_late_step_seconds:in_turn_share"
 _LONG = "run:rankwatch_late_step_seconds:long_sum"
 _OWN = "node:rankwatch_late_step_seconds:own"
 """Nodes with a rank that holds most of the lateness of its run."""
@@ -173,42 +174,42 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 ({config.jitter_rank_share:g} * {_LONG})
             """,
         ),
+        recorded(
+            _IN_TURN,
+            f"""
+                {_SHARE}
+                - on ({RUN})
+                sum by ({RUN}) ({_of_node(config, "most_late_step_seconds")} and on ({RUN}, node) {_OWN})
+                / on ({RUN})
+                ({STEP} > 0)
+                or
+                {_SHARE}
+            """,
+        ),
         _jitter_rule(config),
     )
 
 
 def _jitter_rule(config: RuleConfig) -> RecordingRule:
     """What late steps in turn cost, unless unequal batches explain them: long ones make late steps."""
-    of_own = f"and on ({RUN}, node) {_OWN}"
-    in_turn = f"""
-        (
-          {_SHARE}
-          - on ({RUN})
-          sum by ({RUN}) ({_of_node(config, "most_late_step_seconds")} {of_own})
-          / on ({RUN})
-          ({STEP} > 0)
-          or
-          {_SHARE}
-        )
-    """.strip()
-    late_ranks = f"sum by ({RUN}) ({_of_node(config, 'late_ranks')})"
     return recorded(
         "run:rankwatch_jitter:share",
         f"""
             (
-              {in_turn}
+              {_IN_TURN}
               < on ({RUN})
               {WAITING}
               or
               {WAITING}
               and on ({RUN})
-              {in_turn}
+              {_IN_TURN}
             )
             > {config.cause_cost:g}
             and on ({RUN})
             (
-              ({late_ranks} - on ({RUN}) count by ({RUN}) ({_OWN}) or {late_ranks})
-              >= {config.jitter_ranks}
+              sum by ({RUN}) ({_of_node(config, "late_ranks")})
+              >= on ({RUN})
+              (count by ({RUN}) ({_OWN}) or on ({RUN}) 0 * {_SHARE}) + {config.jitter_ranks}
             )
             and on ({RUN})
             (
@@ -218,7 +219,8 @@ def _jitter_rule(config: RuleConfig) -> RecordingRule:
                 {_OWN}
                 or
                 {_of_node(config, "second_late_step_long_seconds")}
-                {of_own}
+                and on ({RUN}, node)
+                {_OWN}
               )
               <= on ({RUN})
               ({config.jitter_rank_share:g} * ({_LONG} - on ({RUN}) sum by ({RUN}) ({_OWN}) or {_LONG}))

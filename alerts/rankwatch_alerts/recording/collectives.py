@@ -8,38 +8,27 @@ collective's last arriver is its transfer, so the least over the nodes belongs t
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import of_all
+from rankwatch_alerts.recording.steps import MEDIAN
 from rankwatch_alerts.rules import COLLECTIVE, RecordingRule, duration, promql, recorded
 
 
-def collective_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Bus bandwidth by group."""
-    return (_bus_bandwidth_rule(duration(config.step_window_seconds)),)
-
-
-def _bus_bandwidth_rule(window: str) -> RecordingRule:
-    return recorded(
-        "group:rankwatch_collective_bus_bandwidth:max",
-        f"""
-            max by ({COLLECTIVE}) (
-              sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_bus_bytes_total[{window}]))
-              / on ({COLLECTIVE}, node)
-              (sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_transfer_seconds_total[{window}])) > 0)
-            )
-        """,
-    )
-
-
 def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Transfer time by group, its growth over its own baseline, and what that costs the run."""
+    """Transfer time and bandwidth by group, the growth over its own baseline, and what that costs the run."""
     window = duration(config.step_window_seconds)
-    mean = "group:rankwatch_collective_transfer_seconds:mean"
+    mean, size = (
+        "group:rankwatch_collective_transfer_seconds:mean",
+        "group:rankwatch_collective_bus_bytes:mean",
+    )
     return (
-        recorded(mean, _least_over_nodes("seconds", window)),
-        recorded("group:rankwatch_collective_bus_bytes:mean", _mean_of_nodes("bus_bytes", window)),
+        recorded(mean, _least_over_nodes(window)),
+        recorded(size, _mean_size(window)),
+        recorded(
+            "group:rankwatch_collective_bus_bandwidth:max",
+            f"{size} / on ({COLLECTIVE}) ({mean} > 0)",
+        ),
         recorded(
             "run:rankwatch_step_local_seconds:median",
-            f"quantile by (cluster, run) (0.5, {of_all(config, 'step_local_seconds')})",
+            f"quantile by (cluster, run) (0.5, {MEDIAN})",
         ),
         recorded(
             "group:rankwatch_collective_transfer_seconds:growth",
@@ -72,27 +61,26 @@ def _samples(record: str, config: RuleConfig) -> str:
     return f"count_over_time({record}[{past}] offset {offset}) >= {least:g}"
 
 
-def _rate(what: str, window: str) -> str:
-    name = {
-        "seconds": "rankwatch_collective_transfer_seconds_total",
-        "bus_bytes": "rankwatch_collective_bus_bytes_total",
-        "transfers": "rankwatch_collective_transfers_total",
-    }[what]
-    return f"sum by ({COLLECTIVE}, node) (rate({name}[{window}]))"
+def _transfers(window: str) -> str:
+    return f"sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_transfers_total[{window}]))"
 
 
-def _least_over_nodes(what: str, window: str) -> str:
+def _least_over_nodes(window: str) -> str:
     return promql(f"""
         min by ({COLLECTIVE}) (
-          {_rate(what, window)}
+          sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_transfer_seconds_total[{window}]))
           / on ({COLLECTIVE}, node)
-          ({_rate("transfers", window)} > 0)
+          ({_transfers(window)} > 0)
         )
     """)
 
 
-def _mean_of_nodes(what: str, window: str) -> str:
-    return _least_over_nodes(what, window).replace("min by", "avg by", 1)
+def _mean_size(window: str) -> str:
+    return promql(f"""
+        sum by ({COLLECTIVE}) (rate(rankwatch_collective_bus_bytes_total[{window}]))
+        / on ({COLLECTIVE})
+        (sum by ({COLLECTIVE}) (rate(rankwatch_collective_transfers_total[{window}])) > 0)
+    """)
 
 
 def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
@@ -106,7 +94,7 @@ def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
             (
               ({mean} - on ({COLLECTIVE}) {mean} / on ({COLLECTIVE}) {growth})
               * on ({COLLECTIVE})
-              max by ({COLLECTIVE}) ({_rate("transfers", window)})
+              max by ({COLLECTIVE}) ({_transfers(window)})
             )
             > {config.cause_cost:g}
             and on ({COLLECTIVE})

@@ -8,6 +8,10 @@ from rankwatch_alerts.rules import RecordingRule, duration, recorded
 RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NETWORK = "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
+USER_OF_NODE = "node:rankwatch_node_user:info"
+USER_OF_NETWORK = "node:rankwatch_network_user:info"
+"""Of every node: with the run that uses it, or without one."""
+NETWORK_DOWN = "device:rankwatch_network_down:bool"
 CHECKPOINT_SPACE = "run_path:rankwatch_checkpoint_space:saves"
 MOUNT_AVAILABLE = "run_path:rankwatch_run_mount_available_bytes:min"
 RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
@@ -56,6 +60,9 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   and on (cluster, run)
                   (count by (cluster, run) ({_RECENT}) > 1)"""),
         ),
+        recorded(USER_OF_NODE, _user_or_none(RUN_OF_NODE, f"last_over_time(rankwatch_agent_info[{window}])")),
+        recorded(USER_OF_NETWORK, _user_or_none(RUN_OF_NETWORK, USER_OF_NODE)),
+        recorded(NETWORK_DOWN, _network_down(config)),
         recorded(RECENT_XID, _recent_xid(config)),
         recorded(CHECKPOINT_SPACE, _checkpoint_space()),
         recorded(MOUNT_AVAILABLE, "min by (cluster, run, path) (rankwatch_run_mount_available_bytes)"),
@@ -125,6 +132,39 @@ def _run_of_node(only: str = "") -> str:
           max by (cluster, node, run) (
             {_RECENT}{only}
           )
+        )
+    """
+
+
+def _user_or_none(user: str, nodes: str) -> str:
+    return f"""
+        ({user} > bool 0)
+        or on (cluster, node)
+        label_replace(group by (cluster, node) ({nodes}), "run", "", "", "")
+    """
+
+
+def _network_down(config: RuleConfig) -> str:
+    """Down, and known to be in use: it was up not long ago, or is up on most other nodes.
+
+    RDMA ports have an alert of their own, which their interfaces need not repeat.
+    """
+    window, lookback = duration(config.absence_window_seconds), duration(config.absence_lookback_seconds)
+    device = "cluster, node, device"
+    up = f"max by ({device}) (last_over_time(rankwatch_network_up[{window}]))"
+    return f"""
+        group by ({device}) (
+          {up} == 0
+          and on ({device})
+          (
+            max_over_time(rankwatch_network_up[{lookback}]) == 1
+            or on ({device})
+            {up}
+            and on (cluster, device)
+            avg by (cluster, device) ({up}) > 0.5
+          )
+          unless on ({device})
+          last_over_time(rankwatch_network_info{{rdma_device!=""}}[{lookback}])
         )
     """
 

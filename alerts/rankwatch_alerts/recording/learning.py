@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.steps import recent
-from rankwatch_alerts.rules import STAGE, RecordingRule, recorded
+from rankwatch_alerts.rules import RUN, STAGE, RecordingRule, recorded
 
 DIVERGING = "run:rankwatch_loss_diverging:deviation"
 COLLAPSED = "run:rankwatch_loss_scale_collapsed:count"
 TREND = "run:rankwatch_loss_trend:median"
 DATA_SKEW = "rank:rankwatch_data_skew:ratio"
 _LEVEL = "rank:rankwatch_loss_level:relative"
+_ODD_LEVEL = "rank:rankwatch_loss_level:odd"
+_ODD_PER_TOKEN = "rank:rankwatch_loss_level:odd_per_token"
 _RANK = "cluster, run, rank, node"
 FIRST_NON_FINITE = "rank:rankwatch_scalar_first_nonfinite_step:first"
 
@@ -87,25 +89,27 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
         recorded(
+            _ODD_LEVEL,
+            f"({_LEVEL} > {high:g} or {_LEVEL} < {low:g}) and on ({RUN}) run:rankwatch_ranks_running:sum > 0",
+        ),
+        recorded(
+            _ODD_PER_TOKEN,
+            f"""
+                {_ODD_LEVEL}
+                / on ({_RANK})
+                max by ({_RANK}) (
+                  ({recent(config, "step_tokens")} and on ({_RANK}) {_ODD_LEVEL})
+                  / on ({STAGE}) group_left ()
+                  stage:rankwatch_step_tokens:median
+                )
+            """,
+        ),
+        recorded(
             DATA_SKEW,
             f"""
-                (
-                  {_beyond(config, f"> {high:g}")}
-                  or
-                  {_beyond(config, f"< {low:g}")}
-                )
-                and on (cluster, run)
-                run:rankwatch_ranks_running:sum > 0
+                {_ODD_LEVEL} > {high:g} and on ({_RANK}) {_ODD_PER_TOKEN} > {high:g}
+                or
+                {_ODD_LEVEL} < {low:g} and on ({_RANK}) {_ODD_PER_TOKEN} < {low:g}
             """,
         ),
     )
-
-
-def _beyond(config: RuleConfig, limit: str) -> str:
-    """Ranks whose level, and level per token, are beyond the limit."""
-    few = f"({_LEVEL} {limit})"
-    tokens = f"{recent(config, 'step_tokens')} and on ({_RANK}) {few}"
-    relative = (
-        f"max by ({_RANK}) (({tokens}) / on ({STAGE}) group_left () stage:rankwatch_step_tokens:median)"
-    )
-    return f"({few} and on ({_RANK}) ({few} / on ({_RANK}) {relative} {limit}))"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS, failures_to_page, of_class
+from rankwatch_alerts.recording.goodput import RANKS_BY_STATE_NOW
 from rankwatch_alerts.recording.life import FAILED, NODES_LOST
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
 
@@ -61,8 +62,11 @@ def _goodput_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def _rank_seconds(config: RuleConfig, matchers: str) -> str:
-    """The counters grow from their birth on, so a rate misses less than one scrape of a run."""
-    of_run = f"sum by ({RUN}) ({_grown(config, f'rankwatch_goodput_seconds_total{matchers}')})"
+    """The goodput rules have a rate over the same range: of the interval up to their last evaluation.
+
+    The counters grow from their birth on, so that a rate misses less than one scrape of a run.
+    """
+    of_run = f"sum by ({RUN}) ({config.slo_interval_seconds:g} * {RANKS_BY_STATE_NOW}{matchers})"
     remembered = duration(config.absence_lookback_seconds)
     return f"""
         sum by ({CLASS}) (

@@ -107,14 +107,10 @@ def _uneven_ranks(config: RuleConfig) -> str:
             (
               (
                 {local}
-                and on ({STAGE}, node)
+                < on ({STAGE}, node)
                 ({most} > on ({STAGE}) group_left () ({least} * {_TOKENS_MEDIAN}))
-                and on ({STAGE}, node)
-                (
-                  {local} / on ({STAGE}, node) {most}
-                  < on ({STAGE}) group_left ()
-                  ({least} * {TOKEN_MEDIAN})
-                )
+                * on ({STAGE}) group_left ()
+                ({least} * {TOKEN_MEDIAN})
               )
               - on ({STAGE}) group_left ()
               ({MEDIAN} and on ({STAGE}) ({RANKS} > 1))

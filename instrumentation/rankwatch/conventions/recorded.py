@@ -73,6 +73,16 @@ _PROGRESS = (
         "The same, of ranks for which it differs too much, also per token; no series for all others.",
     ),
     recorded(
+        "rank:rankwatch_loss_level:odd",
+        (*_RANK, Label.NODE),
+        "The same, of ranks for which it differs too much.",
+    ),
+    recorded(
+        "rank:rankwatch_loss_level:odd_per_token",
+        (*_RANK, Label.NODE),
+        "The same over the rank's tokens in a step, relative to the median rank's of its stage.",
+    ),
+    recorded(
         "rank:rankwatch_scalar_first_nonfinite_step:first",
         (*_RANK, Label.NODE, Label.NAME),
         "Step at which the scalar was first NaN or infinite, of the ranks of the run that had it first.",
@@ -171,6 +181,11 @@ _JITTER = (
         "Share of the run's step time that late steps of all its ranks take beyond what is normal.",
     ),
     recorded(
+        "run:rankwatch_late_step_seconds:in_turn_share",
+        _RUN,
+        "The same without the ranks that hold most of the run's lateness.",
+    ),
+    recorded(
         "run:rankwatch_jitter:share",
         _RUN,
         "Share of the run's step time that jitter costs, at most what ranks wait; only where late steps are "
@@ -201,7 +216,7 @@ _NETWORK = (
     recorded(
         "run:rankwatch_step_local_seconds:median",
         _RUN,
-        "Median of the mean local seconds of the run's ranks.",
+        "Median over the stages of the run of the median of the mean local seconds of their ranks.",
     ),
     recorded(
         "group:rankwatch_collective_transfer_seconds:growth",
@@ -219,8 +234,8 @@ _COLLECTIVES = (
     recorded(
         "group:rankwatch_collective_bus_bandwidth:max",
         (*_GROUP, Label.OPERATION, Label.SIZE_CLASS),
-        "Bytes per second on the bus while the group transfers, by the formulas of nccl-tests; the "
-        "largest over the nodes, because the last arriver's node waits for none.",
+        "Bytes per second on the bus while the group transfers, by the formulas of nccl-tests: those of a "
+        "transfer over its time on the node of the last arriver, which waits for none.",
     ),
 )
 

@@ -37,6 +37,21 @@ RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
         f"{_LATEST}; only runs on several nodes, which need the network.",
     ),
     recorded(
+        "node:rankwatch_node_user:info",
+        (*_NODE, Label.RUN),
+        "1 for each node, with the run of which a rank started there last; no run where none did.",
+    ),
+    recorded(
+        "node:rankwatch_network_user:info",
+        (*_NODE, Label.RUN),
+        "The same; only runs on several nodes, which need the network.",
+    ),
+    recorded(
+        "device:rankwatch_network_down:bool",
+        (*_NODE, Label.DEVICE),
+        "1 for an interface that is down although it was in use, or is on most other nodes.",
+    ),
+    recorded(
         "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent",
         (*_NODE, Label.GPU, Label.XID, Label.SEVERITY, Label.ACTION, Label.MEANING),
         "Unix time of the last XID error of a code, with what the table says of it; only for some minutes.",
