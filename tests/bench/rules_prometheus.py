@@ -33,6 +33,8 @@ class Evaluation(NamedTuple):
     group: str
     moment: str
     """Its start as Prometheus writes it, which identifies the evaluation."""
+    interval: float
+    """Seconds from one to the next."""
     seconds: float
     rules: dict[str, float]
     """Seconds by record or alert. Rules with the same name are added."""
@@ -148,7 +150,8 @@ def _evaluation(group: dict[str, Any]) -> Evaluation:
     for rule in group["rules"]:
         seconds[rule["name"]] = seconds.get(rule["name"], 0.0) + rule["evaluationTime"]
     failed = tuple(f"{each['name']}: {each['lastError']}" for each in group["rules"] if each.get("lastError"))
-    return Evaluation(group["name"], group["lastEvaluation"], group["evaluationTime"], seconds, failed)
+    interval, taken = group["interval"], group["evaluationTime"]
+    return Evaluation(group["name"], group["lastEvaluation"], interval, taken, seconds, failed)
 
 
 @contextmanager
@@ -175,8 +178,11 @@ def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Ite
 
 
 @contextmanager
-def divided(directory: Path, config: RuleConfig, address: str, nodes: int, shards: int) -> Iterator[Divided]:
-    """Shards and the fleet server as `rankwatch generate` configures them; raises BenchError."""
+def divided(
+    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int, only: str = ""
+) -> Iterator[Divided]:
+    """Shards and the fleet server as `rankwatch generate` configures them, or one of them alone, as on a
+    machine of its own; raises BenchError."""
     *ports, fleet = _free_ports(shards + 1)
     config = replace(
         config,
@@ -191,6 +197,7 @@ def divided(directory: Path, config: RuleConfig, address: str, nodes: int, shard
             {
                 name: stack.enter_context(_started(directory / f"{name}.yml", port))
                 for name, port in names.items()
+                if only in ("", name)
             }
         )
 

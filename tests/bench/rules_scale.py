@@ -49,6 +49,8 @@ class Size(NamedTuple):
     runs: int
     shards: int
     """1 for a single Prometheus; else beside them there is a fleet server."""
+    interval_seconds: float
+    """Between two scrapes."""
     slow: Part
     stalled: Part
     right_ranks_named: bool
@@ -61,7 +63,7 @@ class Size(NamedTuple):
     """Evaluations skipped because the previous one was still running."""
 
 
-def measure_size(ranks: int, runs: int = 1, shards: int = 1) -> Size:
+def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> Size:
     """Measure runs that have so many ranks together, which takes 4 to 20 minutes. Raises BenchError."""
     job = Job.of(ranks // runs)
     # Many a machine of tests has no time daemon, and 2,048 alerts on clocks are another measurement.
@@ -71,7 +73,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1) -> Size:
     with (
         temporary_directory() as name,
         pages(Path(name), ranks, runs) as address,
-        _prometheus(Path(name), config, address, runs * job.nodes, shards) as prometheus,
+        _prometheus(Path(name), config, address, runs * job.nodes, shards, only) as prometheus,
     ):
         watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
         straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
@@ -86,6 +88,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1) -> Size:
             ranks=ranks,
             runs=runs,
             shards=shards,
+            interval_seconds=config.scrape_interval_seconds,
             slow=slow,
             stalled=stalled,
             right_ranks_named=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
@@ -98,11 +101,11 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1) -> Size:
 
 
 def _prometheus(
-    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int
+    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int, only: str
 ) -> AbstractContextManager[Server]:
     if shards == 1:
         return server(directory, config, address, nodes)
-    return divided(directory / "prometheus", config, address, nodes, shards)
+    return divided(directory / "prometheus", config, address, nodes, shards, only)
 
 
 def result(sizes: Sequence[Size]) -> Result:
@@ -132,10 +135,11 @@ def _rows(size: Size) -> list[Row]:
                 f"{_seconds(min(seconds))} to {_seconds(most)}, {len(seconds)} evaluations",
             ))  # fmt: skip
         for place, groups in _by_server(part).items():
+            in_interval = part.in_interval(groups, size.interval_seconds)
+            at_once = _seconds(sum(map(part.median, groups)))
             rows.append(limited(
-                f"{ranks}, {what}: all groups{place} together", sum(map(part.median, groups)),
-                ALL_GROUPS_SECONDS, _seconds,
-                "sum of the medians, although some of them are evaluated once a minute",
+                f"{ranks}, {what}: all groups{place} together", in_interval, ALL_GROUPS_SECONDS, _seconds,
+                f"in one interval, by the medians; {at_once} if those of a minute or five are due as well",
             ))  # fmt: skip
         rows.append(Row(f"{ranks}, {what}: CPU in one interval", _seconds(part.cpu_seconds)))
         rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_SHOWN))
@@ -175,12 +179,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--shards", type=int, default=1, help="servers that share the runs, beside a fleet server"
     )
+    parser.add_argument(
+        "--only", default="", help="one of these servers alone, as on a machine of its own: shard-0, fleet"
+    )
     parser.add_argument("--output", type=Path, help="where to write all samples as JSON")
     given = parser.parse_args(arguments)
     exit_on_signals()
     sizes = []
     for ranks in given.ranks:
-        sizes.append(measure_size(ranks, given.runs, given.shards))
+        sizes.append(measure_size(ranks, given.runs, given.shards, given.only))
         print(as_markdown(result(sizes[-1:])), flush=True)
     if given.output is not None:
         given.output.write_text(json.dumps(result(sizes).samples, indent=2) + "\n")
