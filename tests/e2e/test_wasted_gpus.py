@@ -1,4 +1,5 @@
-"""A run that wastes its GPUs: they are used little, the loss is flat, and in the end they idle.
+"""A run that wastes its GPUs: they are used little, its loss is flat, its budget is too small, and in the end
+they idle.
 
 The agent is real, and so are Prometheus and Alertmanager. The driver is the tests' own, because the machine
 has no GPU.
@@ -24,15 +25,27 @@ __all__ = ["nvml_library"]
 pytestmark = pytest.mark.e2e
 
 NODE, RUN, RANKS = "node-a", "wasteful", 2
-CONFIG = replace(RuleConfig.for_demo(), gpu_idle_for_seconds=5.0, loss_for_seconds=5.0)
+CONFIG = replace(RuleConfig.for_demo(), gpu_idle_for_seconds=5.0, loss_for_seconds=5.0, cost_for_seconds=5.0)
 FLAGS = (
     *("--node", NODE, "--plateau-steps", "16"),
     *("--step-window-seconds", f"{CONFIG.step_window_seconds:g}"),
 )
+PRICES = """
+[[price]]
+gpu_model = "NVIDIA H100 80GB HBM3"
+price_per_hour = 3.0
+currency = "EUR"
+basis = "list"
+[[budget]]
+run = "*"
+amount = 0.01
+currency = "EUR"
+basis = "list"
+"""
 OF_THE_RUN = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_FLOPS_PER_TOKEN='1e11')"
-"""640 tokens a second of this model are 3 % of the peak of two H100."""
-TRAINS = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
-"""Its loss stays 2."""
+"""256 tokens a second of this model are 1 % of the peak of two H100."""
+TRAINS = 'print("ready", flush=True)\nsteps(10**6, forward=0.5)\n'
+"""Its loss stays 2. The 100 steps that it is to make cost more than its budget."""
 
 
 class Wasteful:
@@ -53,9 +66,11 @@ def wasteful(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> It
     require("prometheus", "prometheus-alertmanager")
     directory = tmp_path_factory.mktemp("wasted")
     (directory / NODE).mkdir()
+    (directory / "prices.toml").write_text(PRICES)
+    flags = (*FLAGS, "--price-table", str(directory / "prices.toml"))
     driver = FakeDriver(directory / NODE, nvml_library)
     with ExitStack() as stack:
-        node = gpu_node(directory / NODE, driver, *FLAGS, interval=1.0, collectors="ranks,cost,gpu")
+        node = gpu_node(directory / NODE, driver, *flags, interval=1.0, collectors="ranks,cost,gpu")
         agent = stack.enter_context(node).agent
         system = stack.enter_context(monitored_system(directory, CONFIG, (), more_agents=(agent,)))
         found = Wasteful(system, driver)
@@ -81,10 +96,11 @@ def wasteful(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> It
         (Alert.UTILISATION_LOW, {"reason": "gpu"}, "Its GPUs were busy for 34% of the time"),
         (Alert.UTILISATION_LOW, {"reason": "mfu"}, "of the peak of its GPUs in bf16"),
         (Alert.LOSS_PLATEAU, {}, "has become lower by at most 0.0000 of itself"),
+        (Alert.FORECAST_OVER_BUDGET, {"currency": "EUR"}, "of its budget in EUR (list) at its last step"),
     ],
-    ids=["gpu", "mfu", "plateau"],
+    ids=["gpu", "mfu", "plateau", "budget"],
 )
-def test_little_use(name: Alert, labels: dict[str, str], text: str, wasteful: Wasteful) -> None:
+def test_waste(name: Alert, labels: dict[str, str], text: str, wasteful: Wasteful) -> None:
     """Each measure has a ticket of its own."""
     alert = wasteful.system.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), alert
@@ -93,11 +109,11 @@ def test_little_use(name: Alert, labels: dict[str, str], text: str, wasteful: Wa
 
 def test_idle(wasteful: Wasteful) -> None:
     """GPUs that do nothing have another alert."""
-    for name in (Alert.UTILISATION_LOW, Alert.LOSS_PLATEAU):
+    before = {Alert.UTILISATION_LOW, Alert.LOSS_PLATEAU, Alert.FORECAST_OVER_BUDGET}
+    for name in before:
         wasteful.system.alert(RUN, name)
     wasteful.use(1)
     alert = wasteful.system.alert(RUN, Alert.GPUS_IDLE)
     assert complete(alert, CONFIG), alert
     assert f"its {RANKS} GPUs by 1%" in alert.annotations["description"]
-    expected = {Alert.UTILISATION_LOW, Alert.LOSS_PLATEAU, Alert.GPUS_IDLE}
-    assert {each.name for each in wasteful.system.delivered()} == expected
+    assert {each.name for each in wasteful.system.delivered()} == before | {Alert.GPUS_IDLE}
