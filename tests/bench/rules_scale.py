@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_alerts import Alert, RuleConfig
 
 from .processes import exit_on_signals, temporary_directory
 from .result import Result, Row, as_markdown, limited
-from .rules_pages import Job
+from .rules_pages import NODE_RANKS, Job
 from .rules_prometheus import Server, divided, pages, server
 from .rules_watch import Part, Watch
 
@@ -35,6 +37,10 @@ HEADROOM = 3.0
 """A group must take less than its interval divided by this."""
 ALL_GROUPS_SECONDS = 3.0
 """What all groups together may take, of 15 s."""
+FORMULA_SHARE = 0.05
+"""How far the published number of series and memory may be off."""
+_CARDINALITY = Path(__file__).parents[2] / "docs" / "cardinality.md"
+_PUBLISHED = re.compile(r"(\d+) series for each rank and (\d+) for each node.*?([\d.]+) KiB", re.DOTALL)
 _ANY_CLOCK_SECONDS = 60.0
 _SPARE_SECONDS = 300.0
 """Longest wait beyond the shortest time to the alert."""
@@ -148,9 +154,28 @@ def _rows(size: Size) -> list[Row]:
     rows.append(Row(f"{ranks}: rules that failed", ", ".join(failed) or "none", met=not failed))
     held = f"{size.series:,} series, {size.peak_bytes / 2**20:,.0f} MiB at the peak"
     rows.append(Row(f"{ranks}: Prometheus", held, f"{size.scraped:,} samples a scrape, {size.missed} missed"))
+    if size.shards == 1 and size.ranks // size.runs > AgentConfig().max_single_ranks:
+        rows += _against_published(ranks, size)
     named = f"{_named(size.slow)}; {_named(size.stalled)}"
     rows.append(Row(f"{ranks}: named", named, target="the faulty ones", met=size.right_ranks_named))
     return rows
+
+
+def _against_published(ranks: str, size: Size) -> list[Row]:
+    """How far the published formula is off."""
+    of_rank, of_node, kibibytes = map(float, _PUBLISHED.search(_CARDINALITY.read_text()).groups())  # type: ignore[union-attr]
+    series = of_rank * size.ranks + of_node * size.ranks / NODE_RANKS
+    memory = series * kibibytes * 2**10
+    return [
+        limited(
+            f"{ranks}: the published formula for {what} is off by", abs(published / found - 1), FORMULA_SHARE,
+            "{:.1%}".format, f"{published / unit:,.1f} {name} by the formula",
+        )
+        for what, published, found, unit, name in (
+            ("series", series, size.series, 1e6, "million"),
+            ("memory", memory, size.peak_bytes, 2**30, "GiB"),
+        )
+    ]  # fmt: skip
 
 
 def _by_server(part: Part) -> dict[str, list[str]]:

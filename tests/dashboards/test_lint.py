@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
+from rankwatch_alerts import LEARNING_UID, ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import check_dashboard, drawn, filled_in, first_screen, links
 
@@ -103,8 +103,8 @@ def test_wrong_first_screen(change: Callable[[dict[str, Any]], None], message: s
 
 def test_first_screen_of_many_ranks() -> None:
     """A panel that reads a series per rank over time asks for a moment each minute."""
-    board = copy.deepcopy(_run_debug(RuleConfig()))
-    panel = next(each for each in board["panels"] if each["type"] == "status-history")
+    (board,) = [copy.deepcopy(each) for each in dashboards(RuleConfig()) if each["uid"] == LEARNING_UID]
+    panel = next(each for each in board["panels"] if each.get("interval") == "1m")
     panel["interval"] = "15s"
     assert any("is read at each scrape" in violation.message for violation in first_screen(board))
 

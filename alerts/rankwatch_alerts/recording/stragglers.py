@@ -28,6 +28,9 @@ from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, re
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
 PLACED_CANDIDATE = "rank:rankwatch_straggler_candidate:replica"
 RESIDUAL = "rank:rankwatch_step_local_seconds:residual"
+RANKS_BY_EXCESS = "run_excess:rankwatch_ranks:count"
+LEAST_EXCESS, MOST_EXCESS = -5, 50
+"""Percent below and from which on all ranks are counted together."""
 _HALF_RESIDUAL = "half:rankwatch_step_local_seconds:residual"
 """Of large runs: what speaks for all ranks of a node."""
 _RESIDUALS = f"({_HALF_RESIDUAL} or on ({STAGE}) {RESIDUAL})"
@@ -59,6 +62,16 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
         recorded(RESIDUAL, _residual(config, f"{RANK}, stage", "")),
+        recorded(
+            RANKS_BY_EXCESS,
+            # One look at each rank for all rows of a history.
+            f"""
+                count_values by ({RUN}) (
+                  "excess",
+                  clamp(floor(100 * {RESIDUAL}), {LEAST_EXCESS - 1}, {MOST_EXCESS})
+                )
+            """,
+        ),
         recorded(_HALF_RESIDUAL, _residual(config, f"{RUN}, node, stage, half", "half_")),
         recorded(DEVIATION, f"quantile by ({STAGE}) (0.5, abs({_RESIDUALS}))"),
         *_threshold_rules(config),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
+from rankwatch_alerts.recording.stragglers import LEAST_EXCESS, MOST_EXCESS, RANKS_BY_EXCESS
 from rankwatch_alerts.rules import duration
 from rankwatch_dashboards.board import FirstScreen
 from rankwatch_dashboards.evidence import evidence
@@ -32,10 +33,10 @@ _ON_CALL = opens(ON_CALL_UID, "All that is wrong now")
 _HARDWARE = opens(HARDWARE_UID, "Nodes and hardware")
 _GOODPUT = opens(CHECKPOINTS_GOODPUT_UID, "Checkpoints and goodput")
 _NO_ALERT = "no alert of this run fires, or the run is not seen: then the panels below are empty, too."
-_BUCKETS = (-0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Edges between the rows of all ranks, as excess over the median rank of the stage."""
-_ODD = 0.05
-"""Excess from which a rank is worth a look."""
+_BUCKETS = (LEAST_EXCESS, -2, 2, 5, 10, 20, MOST_EXCESS)
+"""Edges between the rows of all ranks, in percent over the median rank of the stage."""
+_ODD = 5
+"""Excess in percent from which a rank is worth a look."""
 _PAGES = f"""scalar(clamp_max(count({firing(f'{RUN}, severity="critical"')}), 1) or vector(0))"""
 _BY_SEVERITY = ((1, ORANGE), (2, RED))
 """Of a suspicion with and without a page of the run: what stands in a ticket is no page."""
@@ -207,31 +208,29 @@ def _suspects(config: RuleConfig) -> Panel:
     )
 
 
-def _count_between(low: float | None, high: float | None) -> str:
-    """Ranks from one edge to another: differences, because comparing both edges takes three times as long."""
-    residual = f"rank:rankwatch_step_local_seconds:residual{{{RUN}}}"
-
-    def count(beyond: str) -> str:
-        return f"(count({residual} {beyond}) or 0 * count(run:rankwatch_step_seconds:mean{{{RUN}}}))"
-
-    if low is not None and low >= 0:
-        return count(f">= {low:g}") + (f" - {count(f'>= {high:g}')}" if high is not None else "")
-    if high is not None and high <= 0:
-        return count(f"< {high:g}") + (f" - {count(f'< {low:g}')}" if low is not None else "")
-    return f"count({residual}) - {count(f'< {low:g}')} - {count(f'>= {high:g}')}"
+def _count_between(low: int | None, high: int | None) -> str:
+    """Ranks from one edge to another. A large run exports only those that may stand out: the others are
+    around 0 %."""
+    first, beyond = LEAST_EXCESS - 1 if low is None else low, MOST_EXCESS + 1 if high is None else high
+    inside = "|".join(map(str, range(first, beyond)))
+    ranks = f"sum(stage:rankwatch_ranks:count{{{RUN}}})"
+    if first < 0 < beyond:
+        others = f'(sum({RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}) or 0 * {ranks})'
+        return f"{ranks} - {others} and sum({RANKS_BY_EXCESS}{{{RUN}}})"
+    return f'sum({RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}) or 0 * {ranks}'
 
 
-def _row_name(low: float | None, high: float | None) -> str:
+def _row_name(low: int | None, high: int | None) -> str:
     if low is None:
-        return f"below {high:.0%}"
-    return f"above {low:+.0%}" if high is None else f"{low:+.0%} to {high:+.0%}"
+        return f"below {high}%"
+    return f"above {low:+}%" if high is None else f"{low:+}% to {high:+}%"
 
 
 def _ranks_over_time(config: RuleConfig) -> Panel:
-    def colour(low: float | None) -> str:
-        excess = -1.0 if low is None else low
+    def colour(low: int | None) -> str:
+        excess = LEAST_EXCESS if low is None else low
         near = YELLOW if excess >= _ODD else GREEN
-        return RED if excess >= config.straggler_residual else near
+        return RED if excess >= 100 * config.straggler_residual else near
 
     return Panel(
         title="All ranks by excess of work",
@@ -242,7 +241,6 @@ def _ranks_over_time(config: RuleConfig) -> Panel:
         no_data="ranks of this run have completed too few steps to compare.",
         unit="short",
         drawing=Drawing.HISTORY,
-        reads_all_ranks=True,
         queries=tuple(
             Query(
                 expression=_count_between(low, high), legend=_row_name(low, high), steps=((1, colour(low)),)

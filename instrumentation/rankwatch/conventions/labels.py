@@ -35,6 +35,8 @@ class Label(StrEnum):
     microbatches."""
     HALF = "half"
     """lower or upper: the half of the ranks on a node, by the value itself, whose median stands for it."""
+    EXCESS = "excess"
+    """Whole percents by which ranks exceed the median rank of their stage, rounded down."""
     FILE = "file"
     """A file of a checkpoint, by its path within it."""
     TENSOR = "tensor"

@@ -33,6 +33,12 @@ _STRAGGLERS = (
         "stage report tokens.",
     ),
     recorded(
+        "run_excess:rankwatch_ranks:count",
+        (Label.CLUSTER, Label.RUN, Label.EXCESS),
+        "Ranks by their local seconds over the median of their stage, in whole percents from -5 to 50; what "
+        "is below or above is -6 or 50. Of large runs, the ranks that are exported one by one.",
+    ),
+    recorded(
         "half:rankwatch_step_local_seconds:residual",
         (Label.CLUSTER, Label.RUN, Label.NODE, Label.STAGE, Label.HALF),
         "The same of one half of the ranks of a node; only of large runs.",

@@ -94,7 +94,8 @@ def _of_aggregation(node: Any) -> frozenset[str]:
     if node.modifier is None:
         return frozenset()
     if node.modifier.type == promql_parser.AggModifierType.By:
-        return frozenset(node.modifier.labels)
+        counted = {node.param.val} if str(node.op) == "count_values" else set()
+        return frozenset(node.modifier.labels) | counted
     return result_labels(node.expr) - frozenset(node.modifier.labels)
 
 
