@@ -1,4 +1,5 @@
-"""A bit flips in a checkpoint of the reference trainer, and the agent's series name file and tensor."""
+"""A bit flips in a checkpoint of the reference trainer, and the agent's series and the alert name file and
+tensor."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.agent.process import agent_process, fetch, until
+from rankwatch_alerts import Alert, RuleConfig
+from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.checkpoints import flip
+from support.e2e.monitored_system import complete, monitored_system
 from support.jobs.trainer import DEADLINE_SECONDS, TINY, started_ranks
 
 pytestmark = pytest.mark.e2e
@@ -85,4 +88,17 @@ def test_flipped_bit_is_named(tmp_path: Path) -> None:
             assert 'damage="flipped"' in found[1]
             assert re.search(r'tensor="(model|optimizer)\.[\w.]+', found[1]), found[1]
             assert holds(rf'^rankwatch_checkpoint_verifications_total\{{.*outcome="damaged".*\}} {done}.0$')
+            if not done:
+                _raises_alert(tmp_path, agent, f"{folder}/step-00000030")
         (tmp_path / "address").unlink()
+
+
+def _raises_alert(directory: Path, agent: AgentProcess, path: str) -> None:
+    """A page, by a Prometheus that starts now."""
+    config = RuleConfig.for_demo()
+    with monitored_system(directory, config, (), more_agents=(agent,)) as system:
+        alert = system.alert("job", Alert.CHECKPOINT_DAMAGED, path=path, file="state.pt", damage="flipped")
+        assert complete(alert, config), alert
+        assert alert.labels["severity"] == "critical"
+        assert f"Checkpoint {path} of run job, step 30, is damaged" in alert.annotations["description"]
+        assert f"tensor {alert.labels['tensor']} is flipped" in alert.annotations["description"]

@@ -85,6 +85,17 @@ while True:
     steps(20, forward=0.2)
 """
 """More bytes than any disk on which this test runs has."""
+_SCALE_COLLAPSES = """
+print("ready", flush=True)
+scale = 65536.0
+while True:
+    with run.step():
+        time.sleep(0.2)
+        run.scalar("loss", 2.0)
+        run.scalar("loss_scale", scale)
+    scale /= 2
+"""
+"""As a gradient scaler whose gradients are infinite at every scale."""
 _SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '30'"
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("killed-rank", Alert.RANK_LOST, {}),
@@ -103,6 +114,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("slow-writer", Alert.CHECKPOINT_WRITER_SLOW, {"rank": "2", "node": NODE}),
     ("old-resume", Alert.RESUMED_FROM_OLDER, {}),
     ("cannot-load", Alert.RESUME_FAILED, {}),
+    ("collapsed-scale", Alert.LOSS_SCALE_COLLAPSED, {}),
     ("large-saves", Alert.CHECKPOINT_SPACE_SHORT, {"severity": "critical"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
@@ -150,6 +162,7 @@ def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
         code = _WRITES.format(seconds=seconds, forward=0.2)
         ranks.enter_context(rank_processes.rank(boxes, code, run="slow-writer", number=number, world=3))
     ranks.enter_context(rank_processes.rank(boxes, _CANNOT_LOAD, run="cannot-load"))
+    ranks.enter_context(rank_processes.rank(boxes, _SCALE_COLLAPSES, run="collapsed-scale"))
     alone = system.directory / FULL_NODE / "blackboxes"  # space is judged for the newest run of a node
     ranks.enter_context(rank_processes.rank(alone, _SAVES_MUCH, run="large-saves"))
     code = _WRITES.format(seconds=6.0, forward=0.05)

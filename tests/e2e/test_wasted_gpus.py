@@ -1,7 +1,7 @@
 """A run that wastes its GPUs: they are used little, its loss is flat, its budget is too small, and in the end
-they idle.
+they idle. Another one runs where the table has no price.
 
-The agent is real, and so are Prometheus and Alertmanager. The driver is the tests' own, because the machine
+The agents are real, and so are Prometheus and Alertmanager. The driver is the tests' own, because the machine
 has no GPU.
 """
 
@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from support.e2e.monitored_system import MonitoredSystem, complete, monitored_system
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
 from support.gpu.node import gpu_node
 from support.gpu.nvml import FakeDriver, nvml_library
-from support.servers.prometheus import require
+from support.servers.prometheus import get_json, poll, require
 from support.training.ranks import rank
 
 __all__ = ["nvml_library"]
 pytestmark = pytest.mark.e2e
 
 NODE, RUN, RANKS = "node-a", "wasteful", 2
+CPU_NODE, UNPRICED = "node-b", "unpriced"
 CONFIG = replace(RuleConfig.for_demo(), gpu_idle_for_seconds=5.0, loss_for_seconds=5.0, cost_for_seconds=5.0)
 FLAGS = (
     *("--node", NODE, "--plateau-steps", "16"),
@@ -72,7 +74,11 @@ def wasteful(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> It
     with ExitStack() as stack:
         node = gpu_node(directory / NODE, driver, *flags, interval=1.0, collectors="ranks,cost,gpu")
         agent = stack.enter_context(node).agent
-        system = stack.enter_context(monitored_system(directory, CONFIG, (), more_agents=(agent,)))
+        priced = ("--collectors", "ranks,cost", "--price-table", str(directory / "prices.toml"))
+        system = stack.enter_context(
+            monitored_system(directory, CONFIG, (CPU_NODE,), agent_flags=priced, more_agents=(agent,))
+        )
+        stack.enter_context(rank(directory / CPU_NODE / "blackboxes", TRAINS, run=UNPRICED))
         found = Wasteful(system, driver)
         found.use(34)
         for number, gpu in zip(range(RANKS), driver.node["gpus"], strict=False):
@@ -105,6 +111,19 @@ def test_waste(name: Alert, labels: dict[str, str], text: str, wasteful: Wastefu
     alert = wasteful.system.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), alert
     assert text in alert.annotations["description"]
+
+
+def test_no_price(wasteful: Wasteful) -> None:
+    """It is context: it fires, and nobody is notified."""
+    wanted = {"alertname": str(Alert.PRICE_UNKNOWN), "run": UNPRICED, "gpu_model": "cpu", "severity": "info"}
+
+    def find() -> dict[str, Any] | None:
+        alerts = get_json(f"{wasteful.system.prometheus_url}/api/v1/alerts")["data"]["alerts"]
+        firing = (each for each in alerts if each["state"] == "firing")
+        return next((each for each in firing if wanted.items() <= each["labels"].items()), None)
+
+    alert = poll(find, SECONDS_TO_ALERT, f"alert {wanted}")
+    assert f"no valid price for cpu, which run {UNPRICED} uses" in alert["annotations"]["description"]
 
 
 def test_idle(wasteful: Wasteful) -> None:
