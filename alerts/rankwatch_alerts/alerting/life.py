@@ -81,8 +81,9 @@ def preemption_storm(config: RuleConfig) -> AlertRule:
         summary="Runs are preempted again and again.",
         description=(
             '{{ $value | printf "%.0f" }} attempts of runs'
-            "{{ with $labels.run_class }} of class {{ . }}{{ end }} were preempted in cluster "
-            f"{{{{ $labels.cluster }}}} in the last {window}. Each restart repeats the start-up and the "
+            "{{ with $labels.run_class }} of class {{ . }}{{ end }} were preempted"
+            "{{ with $labels.cluster }} in cluster {{ . }}{{ end }} "
+            f"in the last {window}. Each restart repeats the start-up and the "
             "steps since the last checkpoint: [[find out who takes the machines]], and save more often until "
             "it ends."
         ),
