@@ -189,7 +189,7 @@ def _absent(config: RuleConfig) -> Panel:
             Column(name="reason", title="What", words=CAUSES),
             Column(name="node", title="Node", link=TO_NODE),
             Column(name="run", title="Run", link=TO_RUN),
-            Column(name="A", title="For", unit="s", width=80),
+            Column(name="A", title="Fires for", unit="s", width=80),
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import HARDWARE_ALERTS, HARDWARE_UID, ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig
+from rankwatch_alerts.recording.nodes import CHECKPOINT_STEP
 from rankwatch_dashboards.alert_table import firing_alerts
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board
 from rankwatch_dashboards.firing import (
@@ -34,6 +35,9 @@ from rankwatch_dashboards.words import ALERTS, SUSPICIONS
 
 _NEVER = 10**9
 """Age in seconds of a checkpoint that a run never saved: it comes first, and its cell says so."""
+_AFTER_NAN = 2 * _NEVER
+"""The same where the last good checkpoint is younger than the first loss that was not finite."""
+_CLEAN_WITHIN = "6h:15s"
 _NO_AGENT = "no agent is scraped, and nothing is known of any run."
 
 
@@ -77,7 +81,7 @@ def _verdicts() -> tuple[Panel, ...]:
             links=(run,),
         ),
         verdict(
-            "Oldest page, for",
+            "Oldest page fires for",
             "For how long the oldest of these alerts holds. Old and still open: escalate.",
             f"max({age_of(pages, ('alertname',))}) or 0 * count(rankwatch_agent_info{{{CLUSTER}}})",
             unit="s",
@@ -118,9 +122,10 @@ def _verdicts() -> tuple[Panel, ...]:
             "Checkpoint age, of budget",
             "Age of the last good checkpoint as a share of what the run may lose, of the run with the most; "
             "of one that never saved, since its start. At 100 %: RankwatchCheckpointStale, if it has "
-            "saved or declares an interval.",
+            "saved or declares an interval, or a checkpoint that is younger than the first NaN.",
             f"max((time() - ({good} or {started})) / on (cluster, run) "
-            f"run:rankwatch_checkpoint_age_budget_seconds:max{{{CLUSTER}}})",
+            f"run:rankwatch_checkpoint_age_budget_seconds:max{{{CLUSTER}}} "
+            f"unless on (cluster, run) {_poisoned()} or {_poisoned()} ^ 0)",
             unit="percentunit",
             steps=((0.8, YELLOW), (1, RED)),
             no_data="no run is running.",
@@ -167,40 +172,54 @@ _BLAMED = Panel(
 )
 
 
+def _first_nan() -> str:
+    """The first step of each run at which the loss was not finite."""
+    first = _of("rank:rankwatch_scalar_first_nonfinite_step:first", ', name="loss"')
+    return f"min by (cluster, run) ({first})"
+
+
+def _poisoned() -> str:
+    """The step of the last good checkpoint, where it holds what came after a NaN."""
+    return f"({_of(CHECKPOINT_STEP)} >= on (cluster, run) {_first_nan()})"
+
+
+def _clean() -> str:
+    """The step of the last good checkpoint; after a NaN, that of the last one before it."""
+    first = _first_nan().replace("})", "} @ end())")
+    before = f"max_over_time(({_of(CHECKPOINT_STEP)} < on (cluster, run) {first})[{_CLEAN_WITHIN}])"
+    return (
+        f"max by (cluster, run) ({before} or {_of(CHECKPOINT_STEP)} unless on (cluster, run) {_first_nan()})"
+    )
+
+
 def _checkpoints(config: RuleConfig) -> Panel:
     good = _of("run:rankwatch_checkpoint_last_good_timestamp_seconds:max")
     at_risk = f"sum by (cluster, run) ({_of('run:rankwatch_work_at_risk_seconds:sum')})"
     age, never = f"max by (cluster, run) (time() - {good})", f"{_NEVER} + 0 * {at_risk}"
-    first = _of("rank:rankwatch_scalar_first_nonfinite_step:first", ', name="loss"')
+    after_nan = f"{_AFTER_NAN} * {_poisoned()} ^ 0"
     return Panel(
         title="Last good checkpoint and work at risk",
         description="A crash now goes back to this step and loses these rank-hours; verified is the newest "
-        "step whose files an agent or the run has read back. Red: RankwatchCheckpointStale, and the first "
-        "step whose loss was not finite: take a checkpoint from before it, whatever is called good. Work "
-        "at risk is in rank-hours.",
+        "step whose files an agent or the run has read back. Red: RankwatchCheckpointStale, and a checkpoint "
+        "of a step after which the loss was not finite. Then resume from the step shown, the last good one "
+        f"of the last {_CLEAN_WITHIN.partition(':')[0]} before the first NaN. Work at risk is in rank-hours.",
         no_data="no run has saved a checkpoint or declared an interval of saves.",
         unit="short",
         drawing=Drawing.TABLE,
         sorted_by=("-A",),
         queries=(
-            Query(expression=most(f"{age} or {never}", 50), legend="{{run}}"),
-            Query(
-                expression=f"max by (cluster, run) ({_of('rankwatch_checkpoint_last_good_step')})",
-                legend="{{run}}",
-            ),
+            Query(expression=most(f"{after_nan} or {age} or {never}", 50), legend="{{run}}"),
+            Query(expression=_clean(), legend="{{run}}"),
             Query(
                 expression=f"max by (cluster, run) ({_of('rankwatch_checkpoint_last_verified_step')} "
-                f"or {_of('rankwatch_checkpoint_verified_step')})",
+                f"or {_of('rankwatch_checkpoint_verified_step')}) unless on (cluster, run) {_poisoned()}",
                 legend="{{run}}",
             ),
             Query(
                 expression=f"{at_risk} / 3600",
                 legend="{{run}}",
             ),
-            Query(
-                expression=f"min by (cluster, run) ({first})",
-                legend="{{run}}",
-            ),
+            Query(expression=_first_nan(), legend="{{run}}"),
         ),
         columns=(
             Column(name="run", title="Run", link=TO_CHECKPOINTS),
@@ -208,13 +227,13 @@ def _checkpoints(config: RuleConfig) -> Panel:
                 name="A",
                 title="Age",
                 unit="s",
-                width=70,
+                width=80,
                 steps=((config.checkpoint_age_budget_seconds, RED),),
-                mappings=((f"{_NEVER}", "never", ORANGE),),
+                mappings=((f"{_NEVER}", "never", ORANGE), (f"{_AFTER_NAN}", "after NaN", RED)),
             ),
-            Column(name="B", title="Good step", width=80),
+            Column(name="B", title="Back to", width=65),
             Column(name="C", title="Verified", width=70),
-            Column(name="D", title="At risk", width=60, decimals=2),
+            Column(name="D", title="At risk", width=65, decimals=2),
             Column(name="E", title="NaN from", width=75, steps=((0, RED),)),
         ),
     )
@@ -238,7 +257,7 @@ def _nodes(config: RuleConfig) -> Panel:
             Column(name="run", title="Run", width=105, link=TO_RUN),
             Column(name="node", title="Node", width=75, link=TO_NODE),
             Column(name="alertname", title="Alert", words=ALERTS, link=to_runbook(config)),
-            Column(name="A", title="For", unit="s", width=75),
+            Column(name="A", title="Fires for", unit="s", width=80),
         ),
     )
 

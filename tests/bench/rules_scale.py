@@ -62,8 +62,9 @@ class Size(NamedTuple):
     right_ranks_named: bool
     """True if each of both ranks was named by its alert, and no other rank."""
     scraped: int
-    """Samples in one scrape of all pages."""
+    """Samples in one scrape of all pages, before the stall."""
     series: int
+    """At the same moment."""
     peak_bytes: int
     missed: int
     """Evaluations skipped because the previous one was still running."""
@@ -84,6 +85,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
         watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
         straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
         slow = watch.until(Alert.STRAGGLER, straggler_seconds, lambda: watch.seconds > window)
+        scraped, series = int(prometheus.value("sum(scrape_samples_scraped)")), prometheus.series()
         with urllib.request.urlopen(f"http://{address}/stall", data=b"", timeout=60):
             pass
         stall_seconds = config.stall_floor_seconds + config.stall_for_seconds + _SPARE_SECONDS
@@ -99,8 +101,8 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
             stalled=stalled,
             right_ranks_named=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
             and stalled.named.get(Alert.RUN_STALLED) == [str(job.asleep_rank)],
-            scraped=int(prometheus.value("sum(scrape_samples_scraped)")),
-            series=prometheus.series(),
+            scraped=scraped,
+            series=series,
             peak_bytes=prometheus.peak_bytes(),
             missed=prometheus.missed(),
         )

@@ -21,7 +21,7 @@ from rankwatch_dashboards import dashboards
 from support.dashboards.lint import Target, filled_in, targets
 from support.servers.prometheus import poll, prometheus, query
 
-OF_FAULTS = {"Ranks that do not run", "Suspects", "Ranks", "Different runs that failed", "For"}
+OF_FAULTS = {"Ranks that do not run", "Suspects", "Ranks", "Different runs that failed", "Fires for"}
 """Panels of what this run does not suffer from; the recorded runs have series for their queries."""
 RANKS = 8
 STAGES = 2
@@ -88,6 +88,8 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
         return running * STEPS_PER_SECOND
     if metric.name in ("rankwatch_target_steps", "rankwatch_node_target_steps"):
         return 1e6
+    if metric.name == "rankwatch_scalar_first_nonfinite_step":
+        return 1e6  # younger than the checkpoints
     if metric.name == "rankwatch_run_capability_visible":
         return 0.0
     if metric.name == "rankwatch_run_attempt":  # nodes that joined later have seen later attempts

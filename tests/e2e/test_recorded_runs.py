@@ -192,6 +192,21 @@ def test_on_call_says_when_faults_began(loaded: Loaded) -> None:
     )
 
 
+def test_on_call_goes_back_before_the_first_nan(loaded: Loaded) -> None:
+    """A run saves, and its agent verifies, checkpoints of what is not finite any more."""
+    panel = "Last good checkpoint and work at risk"
+    back, first, saved = (
+        {each["metric"]["run"]: float(each["values"][-1][1]) for each in series}
+        for series in (
+            _answers(loaded, ON_CALL_UID, panel, "B"),
+            _answers(loaded, ON_CALL_UID, panel, "E"),
+            loaded.ask("run:rankwatch_checkpoint_last_good_step:max"),
+        )
+    )
+    assert 0 < back["nan-loss"] < first["nan-loss"] <= saved["nan-loss"]
+    assert back[HEALTHY] == saved[HEALTHY]
+
+
 def test_run_debug_shows_evidence(loaded: Loaded) -> None:
     """Beside the rank that the fault was given."""
     rows = _at_end(loaded, RUN_DEBUG_UID, "Suspects", "G")

@@ -137,10 +137,11 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
     """Metrics that every running rank has, and those that a rank must not lose; `reason` is the name.
 
     Of ranks that live on the node now: one that has ended has nothing to report. What ranks had is
-    looked up at a few moments, each nearer to the next than an alert goes on by itself.
+    looked up at a few moments: the maximum of half an hour would read every sample of it.
     """
-    back, step = duration(config.absence_lookback_seconds), duration(config.absence_window_seconds)
-    had = f"max by ({_METRIC}) (max_over_time({_selected(OF_RANKS_THAT_HAD_THEM)}[{back}:{step}]))"
+    seen = _selected(OF_RANKS_THAT_HAD_THEM)
+    each = (f'label_replace({seen} offset {at}, "at", "{at}", "", "")' for at in _moments(config))
+    had = f"max by ({_METRIC}) ({' or '.join(each)})"
     return _absent(
         config,
         "",
@@ -164,6 +165,14 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
         "longer have it. Alerts that depend on it cannot fire for them: [[check the versions of agent and "
         "instrumentation]], whether the run was restarted without it, and the agent's log.",
     )
+
+
+def _moments(config: RuleConfig) -> list[str]:
+    """How long ago: twice as far each time, so that also a run that is minutes old is seen at one of them."""
+    moments, back = [config.absence_window_seconds], config.absence_lookback_seconds
+    while 2 * moments[-1] < back:
+        moments.append(2 * moments[-1])
+    return [duration(each) for each in (*moments, back)]
 
 
 def _selected(metrics: Iterable[str]) -> str:

@@ -117,7 +117,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         replace(
             verdict(
-                "For",
+                "Fires for",
                 "For how long the oldest page of this run holds, else its oldest ticket.",
                 "",
                 unit="s",
