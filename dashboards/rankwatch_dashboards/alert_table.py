@@ -96,10 +96,10 @@ def firing_alerts(
 
     return Panel(
         title=title,
-        description="Alerts that fire now, pages first, then the oldest. Began is when the fault did, For is "
-        "the age of the alert, which waits until a fault lasts. The alert opens its runbook; run, rank and "
-        "node open their boards. Lost is how many ranks of the run made no progress, on the mean of the last "
-        "hour; waste is what they cost in an hour.",
+        description="Alerts that fire now, pages first, then the oldest. Began is when the fault did, Fires "
+        "for is the age of the alert, which waits until a fault lasts. The alert opens its runbook; run, "
+        "rank and node open their boards. Lost is how many ranks of the run made no progress, on the mean of "
+        "the last hour; waste is what they cost in an hour.",
         no_data=no_data,
         unit="short",
         drawing=Drawing.TABLE,
