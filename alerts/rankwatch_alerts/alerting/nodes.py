@@ -11,7 +11,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import AGENT
 from rankwatch_alerts.recording.nodes import CHECKPOINT_STEP, LOST, MANY_LOST, NODE, SILENT, SILENT_RANKS
 from rankwatch_alerts.recording.steps import STALL
-from rankwatch_alerts.rules import NODE_UNSEEN, RUN, Alert, AlertRule, Severity
+from rankwatch_alerts.rules import NODE_UNSEEN, RUN, Alert, AlertRule, Severity, duration
 
 _OF_PLACE = ("cluster", "run", "node")
 _OF_NODE = ("cluster", "node")
@@ -161,10 +161,15 @@ def _runs() -> str:
 
 
 def _agent(config: RuleConfig) -> str:
-    """What answers in place of the node tells a machine that is gone from an agent that is."""
+    """What answers in place of the node tells a machine that is gone from an agent that is.
+
+    The longest of some scrapes, because the kernel fails a connection at once that it makes just before it
+    gives up looking for the machine.
+    """
     job = f'{{job="{config.agent_job}"}}'
+    window = f"{duration(config.node_silent_seconds)}:{duration(config.scrape_interval_seconds)}"
     failing = (
-        f"max(scrape_duration_seconds{job} and on (instance) (up{job} == 0) "
+        f"max(max_over_time((scrape_duration_seconds{job} and on (instance) (up{job} == 0))[{window}]) "
         f"and on (instance) {AGENT}{matching(_OF_NODE)})"
     )
     slow = min(_NO_ANSWER_SECONDS, config.scrape_interval_seconds / 2)
