@@ -172,10 +172,10 @@ _BLAMED = Panel(
 )
 
 
-def _first_nan() -> str:
-    """The first step of each run at which the loss was not finite."""
+def _first_nan(at: str = "") -> str:
+    """The first step of each run at which the loss was not finite; `at` is another moment to look at."""
     first = _of("rank:rankwatch_scalar_first_nonfinite_step:first", ', name="loss"')
-    return f"min by (cluster, run) ({first})"
+    return f"min by (cluster, run) ({first}{at})"
 
 
 def _poisoned() -> str:
@@ -185,8 +185,8 @@ def _poisoned() -> str:
 
 def _clean() -> str:
     """The step of the last good checkpoint; after a NaN, that of the last one before it."""
-    first = _first_nan().replace("})", "} @ end())")
-    before = f"max_over_time(({_of(CHECKPOINT_STEP)} < on (cluster, run) {first})[{_CLEAN_WITHIN}])"
+    now = _first_nan(" @ end()")
+    before = f"max_over_time(({_of(CHECKPOINT_STEP)} < on (cluster, run) {now})[{_CLEAN_WITHIN}])"
     return (
         f"max by (cluster, run) ({before} or {_of(CHECKPOINT_STEP)} unless on (cluster, run) {_first_nan()})"
     )

@@ -214,7 +214,7 @@ def _count_between(low: int | None, high: int | None) -> str:
     first, beyond = LEAST_EXCESS - 1 if low is None else low, MOST_EXCESS + 1 if high is None else high
     inside = "|".join(map(str, range(first, beyond)))
     ranks = f"sum(stage:rankwatch_ranks:count{{{RUN}}})"
-    if first < 0 < beyond:
+    if first < 0 < beyond:  # rounding down makes -0 of nothing
         others = f'(sum({RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}) or 0 * {ranks})'
         return f"{ranks} - {others} and sum({RANKS_BY_EXCESS}{{{RUN}}})"
     return f'sum({RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}) or 0 * {ranks}'
