@@ -11,20 +11,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.generation import prometheus_config, rule_file, to_yaml
 from rankwatch_alerts.recording import recording_groups
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup
-from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
+from rankwatch_alerts.servers import ALERTS_OF_SHARDS, FLEET_JOB, SHARDS_JOB
 
 AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
 _FLEET = frozenset(
-    f"rankwatch-{name}" for name in ("objectives", "budgets", "cost", "hardware", "gpus", "fabric", "hosts")
+    f"rankwatch-{name}"
+    for name in ("objectives", "budgets", "cost", "hardware", "gpus", "fabric", "hosts", "held-back")
 )
-"""Groups that look at machines, whoever runs there, or at all runs of a class."""
+"""Groups that look at machines, whoever runs there, at all runs of a class, or at all alerts."""
 _METRIC = re.compile(r'(?<![\w:"$.])(?:[a-z][a-z_0-9]*:)?rankwatch_[a-z_0-9]+(?::[a-z_0-9]+)*')
 _SHARD = "__tmp_shard"
 
@@ -84,7 +86,7 @@ def write_sharded(config: RuleConfig, directory: Path) -> list[Path]:
             config.prometheus_fleet,
             rules="fleet.rules.yml",
             kept=_kept_by_fleet(config, of_fleet),
-            federated=_federated(SHARDS_JOB, shards, of_fleet.read & of_runs.recorded),
+            federated=_with_alerts(_federated(SHARDS_JOB, shards, of_fleet.read & of_runs.recorded)),
         ),
         "query.yml": {"remote_read": [_read(each) for each in (*shards, config.prometheus_fleet)]},
     }
@@ -162,6 +164,16 @@ def _federated(job: str, addresses: tuple[str, ...], names: Iterable[str]) -> di
         "honor_timestamps": False,
         "params": {"match[]": [f'{{__name__=~"{"|".join(sorted(names))}"}}']},
         "static_configs": [{"targets": list(addresses)}],
+    }
+
+
+def _with_alerts(federated: dict[str, Any]) -> dict[str, Any]:
+    """Firing alerts as well, under another name: a server that reads from all would count them twice."""
+    matched = [*federated["params"]["match[]"], 'ALERTS{alertname=~"Rankwatch.+", alertstate="firing"}']
+    renamed = {"source_labels": ["__name__"], "regex": "ALERTS", "target_label": "__name__"}
+    return federated | {
+        "params": {"match[]": matched},
+        "metric_relabel_configs": [renamed | {"replacement": ALERTS_OF_SHARDS}],
     }
 
 

@@ -96,10 +96,11 @@ def firing_alerts(
 
     return Panel(
         title=title,
-        description="Alerts that fire now, pages first, then the oldest. Began is when the fault did, Fires "
-        "for is the age of the alert, which waits until a fault lasts. The alert opens its runbook; run, "
-        "rank and node open their boards. Lost is how many ranks of the run made no progress, on the mean of "
-        "the last hour; waste is what they cost in an hour.",
+        description="Alerts that fire now, pages first, then the oldest; what another alert explains is left "
+        "out, as Alertmanager does. Began is when the fault did, Fires for is the age of the alert, which "
+        "waits until a fault lasts. The alert opens its runbook; run, rank and node open their boards. Ranks "
+        "lost is how many ranks of the run made no progress, on the mean of the last hour; waste is what "
+        "they cost in an hour.",
         no_data=no_data,
         unit="short",
         drawing=Drawing.TABLE,
@@ -138,7 +139,7 @@ def firing_alerts(
             *((Column(name="index", title="GPU", width=45, link=TO_GPU),) if of_gpu else ()),
             Column(name="cause", title="Cause", width=190, words={**ALERTS, **CAUSES}),
             Column(name="act", title="Do first", patterns=first_acts.first_acts(config, names)),
-            Column(name="C", title="Lost", width=46, decimals=2),
+            Column(name="C", title="Ranks lost", width=78, decimals=2),
             Column(name="D", title="Waste/h", width=70, decimals=2),
             Column(name="currency", title="Currency", width=75),
         ),

@@ -11,7 +11,7 @@ from rankwatch_alerts.recording.life import FAILED
 from rankwatch_alerts.recording.stragglers import STRAGGLER
 from rankwatch_dashboards.firing import firing
 from rankwatch_dashboards.panels import CLUSTER, RANKS, RUN
-from rankwatch_dashboards.suspects import first_non_finite
+from rankwatch_dashboards.suspects import failed_checkpoints, first_non_finite
 
 _RANK = "run, rank, node"
 
@@ -30,7 +30,10 @@ def _found() -> Iterator[str]:
     good = f"max by (cluster, run) (rankwatch_checkpoint_last_good_step{{{RUN}}})"
     good = f'count_values by (cluster, run) ("step", {good})'
     joined = f"{failed} * on (cluster, run) group_left (step) {good}"
-    yield f'label_join({joined}, "evidence", " fails, last good step ", "operation", "step")'
+    steps = f'label_join({joined}, "evidence", " fails, last good step ", "operation", "step")'
+    placed = f'label_join({failed_checkpoints(RANKS, "error")}, "evidence", " at ", "error", "path")'
+    error = f'label_replace({placed}, "evidence", "$1", "evidence", "(.+) at ")'
+    yield f"{error} or on ({_RANK}) {steps}"
     error = f"(rankwatch_gpu_xid_last_timestamp_seconds{{{CLUSTER}}} > time() - 3600)"
     rank, index = f"{RANK_OF_GPU}{{{RANKS}}}", f"rankwatch_gpu_info{{{CLUSTER}}}"
     error = f"{error} * on (cluster, node, gpu) group_left (run, rank) {rank}"

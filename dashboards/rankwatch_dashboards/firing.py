@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankwatch_alerts import Alert
+from rankwatch_alerts.recording.held_back import HELD_BACK, SAME_ALERT
 from rankwatch_dashboards.panels import CLUSTER
 
 _FIRING = 'alertname=~"Rankwatch.+", alertname!="RankwatchWatchdog", alertstate="firing"'
@@ -25,6 +26,11 @@ def firing(matchers: str = CLUSTER) -> str:
     return f"ALERTS{{{_FIRING}, {matchers}}}"
 
 
+def notified(matchers: str = CLUSTER) -> str:
+    """Those of them that Alertmanager notifies of: no other alert explains them."""
+    return f"({firing(matchers)} unless on ({SAME_ALERT}) {HELD_BACK}{{{CLUSTER}}})"
+
+
 def named(alerts: Iterable[Alert]) -> str:
     """The matcher of these alerts."""
     names = "|".join(each.removeprefix("Rankwatch") for each in alerts)
@@ -37,8 +43,8 @@ def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> 
 
 
 def once(matchers: str) -> str:
-    """The firing pages and tickets with these labels; what fires as both stands once, as a page."""
-    page, ticket = (firing(f'{matchers}, severity="{each}"') for each in ("critical", "warning"))
+    """The pages and tickets with these labels; what fires as both stands once, as a page."""
+    page, ticket = (notified(f'{matchers}, severity="{each}"') for each in ("critical", "warning"))
     return f"({page} or on (cluster, alertname, run, rank, node, gpu) {ticket})"
 
 

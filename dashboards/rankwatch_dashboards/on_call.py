@@ -15,6 +15,7 @@ from rankwatch_dashboards.firing import (
     count_of,
     firing,
     named,
+    notified,
 )
 from rankwatch_dashboards.links import TO_CHECKPOINTS, TO_NODE, TO_RANK, TO_RUN, opens, to_runbook
 from rankwatch_dashboards.panels import (
@@ -73,8 +74,9 @@ def _verdicts() -> tuple[Panel, ...]:
     return (
         verdict(
             "Pages",
-            "Alerts that somebody must act on now. Runs that are too small to page are not counted.",
-            count_of(firing(pages)),
+            "Alerts that somebody must act on now. Not counted: alerts that another one explains, and runs "
+            "that are too small to page.",
+            count_of(notified(pages)),
             steps=((1, RED),),
             mappings=NONE,
             no_data=_NO_AGENT,
@@ -83,7 +85,8 @@ def _verdicts() -> tuple[Panel, ...]:
         verdict(
             "Oldest page fires for",
             "For how long the oldest of these alerts holds. Old and still open: escalate.",
-            f"max({age_of(pages, ('alertname',))}) or 0 * count(rankwatch_agent_info{{{CLUSTER}}})",
+            f"max({age_of(pages, ('alertname',), notified(pages))}) "
+            f"or 0 * count(rankwatch_agent_info{{{CLUSTER}}})",
             unit="s",
             steps=((0.001, RED),),
             mappings=NONE,
@@ -137,9 +140,9 @@ def _verdicts() -> tuple[Panel, ...]:
 def _tickets() -> str:
     """Alerts with the severity of a ticket, and pages of runs too small to page."""
     same = "on (cluster, alertname, run, rank, node)"
-    tickets = f'{firing(f"""{CLUSTER}, severity="warning" """.strip())}'
+    tickets = notified(f'{CLUSTER}, severity="warning"')
     pages = firing(f'{CLUSTER}, severity="critical"')
-    small = firing(f'{CLUSTER}, severity="critical", page="no"')
+    small = notified(f'{CLUSTER}, severity="critical", page="no"')
     return f"{small} or {tickets} unless {same} {pages}"
 
 
@@ -252,7 +255,7 @@ def _nodes(config: RuleConfig) -> Panel:
         empty_when_healthy=True,
         empty_text="No alert on a node.",
         sorted_by=("-A",),
-        queries=(Query(expression=most(age_of(wanted, labels), 50), legend="{{node}}"),),
+        queries=(Query(expression=most(age_of(wanted, labels, notified(wanted)), 50), legend="{{node}}"),),
         columns=(
             Column(name="run", title="Run", width=105, link=TO_RUN),
             Column(name="node", title="Node", width=75, link=TO_NODE),

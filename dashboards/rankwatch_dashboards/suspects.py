@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch_alerts import HARDWARE_ALERTS
+from rankwatch_alerts import HARDWARE_ALERTS, Alert
 from rankwatch_alerts.recording.learning import FIRST_NON_FINITE
 from rankwatch_dashboards.firing import firing, named
 
@@ -29,6 +29,16 @@ def first_non_finite(matchers: str) -> str:
     return f"({of_loss} or {all_of_them} unless on (cluster, run) {of_loss})"
 
 
+def failed_checkpoints(matchers: str, label: str) -> str:
+    """Firing alerts on checkpoints that fail, with error and path where they are known, the error in `label`."""
+    of_operation = "cluster, run, rank, node, operation"
+    fires = firing(f'{matchers}, alertname="{Alert.CHECKPOINT_FAILED}"')
+    known = f"topk by ({of_operation}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
+    joined = f"{fires} * on ({of_operation}) group_left (exception, message, path) {known}"
+    error = f'label_join({joined}, "{label}", ": ", "exception", "message")'
+    return f'label_replace({error}, "{label}", "$1", "{label}", "(?:: )?(.+?)(?:: )?")'
+
+
 def _recorded(matchers: str) -> Iterable[str]:
     """What rules and agents record of suspected ranks."""
 
@@ -47,6 +57,7 @@ def _recorded(matchers: str) -> Iterable[str]:
         f'(label_replace({slow} * on ({of_rank}) group_left (phase) {grown}, "cause", "slow: $1", '
         f'"phase", "(.+)") or ignoring (cause, phase) {because("slow", slow)})'
     )
+    yield failed_checkpoints(matchers, "cause")
     yield because("first NaN or infinity", first_non_finite(matchers))
     yield because("replica differs", of("rank:rankwatch_replica_differs:step"))
     yield because("data differs", of("rank:rankwatch_data_skew:ratio"))

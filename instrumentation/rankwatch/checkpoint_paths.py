@@ -1,8 +1,8 @@
-"""The note beside a black box with the paths of its rank's checkpoints: for the agent, which may verify them,
-and for people.
+"""The note beside a black box with the paths of its rank's checkpoints, and why one failed: for the agent,
+which may verify them, and for people.
 
-The rank writes it anew at the end of each checkpoint operation whose path it knows, in about 100 us. Nobody
-waits: of two threads that end an operation at the same time, one writes the entries of both.
+The rank writes it anew at the end of each checkpoint operation whose path or error it knows, in about 100 us.
+Nobody waits: of two threads that end an operation at the same time, one writes the entries of both.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
+from rankwatch.endings import LONGEST_ERROR
 from rankwatch.notes import note_entries
 
 SUFFIX = ".checkpoints"
@@ -40,10 +41,13 @@ class NotedCheckpoint(NamedTuple):
     """`save`, `verify`, `load` or `upload`."""
     step: int
     path: str
-    """A file, or the common folder of several files: an absolute path as the rank sees it, or a URL."""
+    """A file, or the common folder of several files: an absolute path as the rank sees it, or a URL. Empty
+    where only the error is known."""
     ended: float
     """Unix time."""
     failed: bool
+    error: str = ""
+    """Type and message of the exception, in one line; empty where none is known."""
 
 
 class CheckpointPaths:
@@ -60,10 +64,12 @@ class CheckpointPaths:
         self._writing = threading.Lock()
         """Held by the thread that writes. Nobody waits for it."""
 
-    def add(self, operation: str, step: int, path: str, ended: float, *, failed: bool) -> None:
+    def add(
+        self, operation: str, step: int, path: str, ended: float, *, failed: bool, error: str = ""
+    ) -> None:
         """Note an operation that ended at this moment of the monotonic clock. Raises OSError."""
         wall = time.time() - time.monotonic() + ended
-        self._entries.appendleft(NotedCheckpoint(operation, step, path, wall, failed))
+        self._entries.appendleft(NotedCheckpoint(operation, step, path, wall, failed, error))
         self._outdated = True
         self.write()
 
@@ -155,16 +161,18 @@ def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
 def _entry(raw: object) -> NotedCheckpoint | None:
     if not isinstance(raw, dict):
         return None
-    operation, step, path, ended, failed = (raw.get(name) for name in NotedCheckpoint._fields)
+    operation, step, path, ended, failed, error = (raw.get(name, "") for name in NotedCheckpoint._fields)
     if operation not in CHECKPOINT_OPERATIONS or not isinstance(failed, bool):
         return None
     if type(step) is not int or abs(step) > _LARGEST_STEP:
         return None
-    if not isinstance(path, str) or not _is_place(path):
+    if not isinstance(error, str) or len(error) > LONGEST_ERROR or not error.isprintable():
+        return None
+    if not isinstance(path, str) or not (_is_place(path) or (error and not path)):
         return None
     if not isinstance(ended, int | float) or not 0.0 <= ended < _LATEST:
         return None
-    return NotedCheckpoint(operation, step, path, float(ended), failed)
+    return NotedCheckpoint(operation, step, path, float(ended), failed, error)
 
 
 def _is_place(path: str) -> bool:

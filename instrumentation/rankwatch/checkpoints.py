@@ -11,6 +11,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoint_paths import CheckpointPaths, place_of
+from rankwatch.endings import error_text
 from rankwatch.failures import Failures, guarded
 from rankwatch.spans import Span
 
@@ -70,11 +71,12 @@ class CheckpointLog:
         failed: bool = False,
         beside: bool = False,
         path: object = None,
+        error: str = "",
     ) -> None:
         """Record an operation, after its stages.
 
         blocked_seconds: of the training thread. beside: it ended after training had gone on. path: of the
-        checkpoint.
+        checkpoint. error: why it failed, in one line.
         """
         self._saves.discard(began)
         outcome = (layout.FAILED_BESIDE if beside else layout.FAILED_BLOCKING) if failed else layout.SUCCEEDED
@@ -82,8 +84,9 @@ class CheckpointLog:
         if not failed and operation in ("save", "verify"):
             self._writer.integers[Now.CHECKPOINT_STEP] = step
             self._writer.floats[Now.CHECKPOINT_ENDED] = ended
-        if place := place_of(path):
-            self._paths.add(operation, step, place, ended, failed=failed)
+        place = place_of(path)
+        if place or error:
+            self._paths.add(operation, step, place, ended, failed=failed, error=error)
 
     @guarded("note the new path of a checkpoint")
     def renamed(self, source: str, target: str) -> None:
@@ -144,6 +147,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self.path = path
         """File or folder of the checkpoint, set by the caller."""
         self._failed = False
+        self._error = ""
         self._began = 0.0
         self._unblocked: float | None = None
         """When training went on beside the operation."""
@@ -155,7 +159,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
     def failed(self, reason: str) -> None:
         """Mark the operation failed without an exception."""
         self._failed = True
-        self._reason = reason
+        self._error = error_text(reason)
 
     def record_stage(self, name: str, began: float, *, failed: bool) -> None:
         """Record a stage that began at `began`, on the monotonic clock, and ends now."""
@@ -190,6 +194,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
             failed=self._failed or failed,
             beside=not self._blocks or self._unblocked is not None,
             path=self.path,
+            error=self._error,
         )
         self._phase.__exit__(None, None, None)
 
@@ -199,4 +204,6 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._error = error_text(error)
         self.end(failed=kind is not None)

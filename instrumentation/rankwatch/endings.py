@@ -7,6 +7,8 @@ from rankwatch.conventions import Lifecycle
 
 _MESSAGE_READ = 1000
 """Characters of an exception's message that are looked at."""
+LONGEST_ERROR = 252
+"""Characters of an error in one text, as many as a black box holds of a message."""
 
 Ending = tuple[Lifecycle, list[str]]
 """An event that ends a run, the type of the exception if there is one, and its message in pieces."""
@@ -21,11 +23,23 @@ def ending_by(error: BaseException | type[BaseException]) -> Ending:
     return Lifecycle.FAILED, [kind.__qualname__, *_pieces(message)]
 
 
+def error_text(error: BaseException | str) -> str:
+    """An exception in one line: `OSError: [Errno 28] No space left on device`. A text becomes printable."""
+    if isinstance(error, str):
+        return _printable(error)[:LONGEST_ERROR]
+    message = _message(error)
+    name = type(error).__qualname__
+    return (f"{name}: {message}" if message else name)[:LONGEST_ERROR]
+
+
 def _message(error: object) -> str:
     try:
-        text = str(error)
+        return _printable(str(error))
     except Exception:  # noqa: BLE001 - the code of any exception
         return ""
+
+
+def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in " ".join(text[:_MESSAGE_READ].split()))
 
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +16,18 @@ from typing import Any
 import pytest
 
 from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, to_yaml
-from support.servers.prometheus import alertmanager, get_json, poll, post_json, require
+from rankwatch_alerts.recording.held_back import held_back_rules
+from rankwatch_alerts.servers import ALERTS_OF_SHARDS
+from support.servers.prometheus import (
+    alertmanager,
+    backfill,
+    get_json,
+    poll,
+    post_json,
+    prometheus,
+    query,
+    require,
+)
 
 
 def _amtool(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,57 +76,87 @@ def test_webhook() -> None:
     assert silent == {"null", "dead-man"}
 
 
-def _alert(name: str, severity: str, **labels: str) -> dict[str, object]:
+def _alert(name: str, severity: str, **labels: str) -> dict[str, Any]:
     return {"labels": {"alertname": name, "severity": severity, "cluster": "c", **labels}}
+
+
+_STALL, _STRAGGLER = "RankwatchRunStalled", "RankwatchStraggler"
+_HELD_BACK = {
+    (_STRAGGLER, "warning", "a", "3"),
+    ("RankwatchLossDiverging", "critical", "a", ""),
+    ("RankwatchJitter", "warning", "a", ""),
+    (_STRAGGLER, "warning", "c", "1"),
+    (_STALL, "critical", "d", ""),
+    (_STALL, "critical", "e", ""),
+    (_STALL, "critical", "h", ""),
+    ("RankwatchRankLost", "critical", "h", ""),
+    (_STRAGGLER, "warning", "h", "4"),
+    (_STRAGGLER, "critical", "k", "7"),
+    ("RankwatchRunBehindPlan", "warning", "m", ""),
+    ("RankwatchGpuXid", "critical", "h", "1"),
+    ("RankwatchGpusMissing", "warning", "h", ""),
+    ("RankwatchCollectorFailing", "warning", "", ""),
+    ("RankwatchRdmaErrors", "warning", "h", ""),
+    ("RankwatchRdmaLinkFlapping", "warning", "h", ""),
+    ("RankwatchClockWrong", "warning", "", ""),
+}
+"""Name, severity, run and rank of those of `_alerts` that another one explains."""
 
 
 @pytest.mark.e2e
 def test_inhibition(tmp_path: Path) -> None:
     """A stall holds back the straggler of its own run; other runs, and alerts without a run, stay active."""
-    stall, straggler = "RankwatchRunStalled", "RankwatchStraggler"
-    alerts = [
-        _alert(stall, "critical", run="a"),
-        _alert(straggler, "warning", run="a", rank="3", node="n"),
-        _alert("RankwatchLossDiverging", "critical", run="a"),
-        _alert("RankwatchJitter", "warning", run="a"),
-        _alert("RankwatchCheckpointFailed", "warning", run="a", rank="0", node="n"),
-        _alert(straggler, "warning", run="b", rank="3", node="n"),
-        _alert(straggler, "critical", run="c", rank="1", node="n"),
-        _alert(straggler, "warning", run="c", rank="1", node="n"),
-        _alert(straggler, "warning", run="c", rank="2", node="n"),
-        _alert("RankwatchCollectorFailing", "warning", collector="host", node="n"),
-        _alert("RankwatchRankLost", "critical", run="d", rank="0", node="n"),
-        _alert(stall, "critical", run="d"),
-        _alert(stall, "critical", run="e", reason="rank_unknown"),
-        _alert("RankwatchCollectivesDesynchronised", "critical", run="e", reason="rank_known", rank="5"),
-        *_hardware_alerts(),
-    ]
-    held_back = {
-        (straggler, "warning", "a", "3"),
-        ("RankwatchLossDiverging", "critical", "a", ""),
-        ("RankwatchJitter", "warning", "a", ""),
-        (straggler, "warning", "c", "1"),
-        (stall, "critical", "d", ""),
-        (stall, "critical", "e", ""),
-        (stall, "critical", "h", ""),
-        ("RankwatchRankLost", "critical", "h", ""),
-        (straggler, "warning", "h", "4"),
-        (straggler, "critical", "k", "7"),
-        ("RankwatchRunBehindPlan", "warning", "m", ""),
-        ("RankwatchGpuXid", "critical", "h", "1"),
-        ("RankwatchGpusMissing", "warning", "h", ""),
-        ("RankwatchCollectorFailing", "warning", "", ""),
-        ("RankwatchRdmaErrors", "warning", "h", ""),
-        ("RankwatchRdmaLinkFlapping", "warning", "h", ""),
-        ("RankwatchClockWrong", "warning", "", ""),
-    }
+    alerts = _alerts()
     with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", alerts)
         # Inhibition is worked out when a group is flushed: wait until all groups have been.
-        poll(lambda: _states(url, len(alerts)) == held_back, 60, "inhibition of the explained alerts")
+        poll(lambda: _states(url, len(alerts)) == _HELD_BACK, 60, "inhibition of the explained alerts")
 
 
-def _hardware_alerts() -> list[dict[str, object]]:
+@pytest.mark.e2e
+@pytest.mark.parametrize("sharded", [False, True])
+def test_boards_hold_back_the_same(sharded: bool, tmp_path: Path) -> None:
+    """The rule that boards read finds what Alertmanager holds back, also for alerts of another server."""
+    name, config = "ALERTS", RuleConfig()
+    if sharded:
+        name = ALERTS_OF_SHARDS
+        shards = ("a:9090", "b:9090")
+        config = replace(config, prometheus_shards=shards, prometheus_fleet="c:9090")
+    lines = [_line(name, {**each["labels"], "alertstate": "firing", "instance": "i"}) for each in _alerts()]
+    backfill(lines, tmp_path)
+    (rule,) = held_back_rules(config)
+    with prometheus({"scrape_configs": []}, tmp_path) as url:
+        found = query(url, rule.expression)
+    assert {_identity(each["metric"]) for each in found} == _HELD_BACK
+
+
+def _line(name: str, labels: Mapping[str, str]) -> str:
+    """Of OpenMetrics."""
+    held = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{name}{{{held}}} 1 {int(time.time())}"
+
+
+def _alerts() -> list[dict[str, Any]]:
+    return [
+        _alert(_STALL, "critical", run="a"),
+        _alert(_STRAGGLER, "warning", run="a", rank="3", node="n"),
+        _alert("RankwatchLossDiverging", "critical", run="a"),
+        _alert("RankwatchJitter", "warning", run="a"),
+        _alert("RankwatchCheckpointFailed", "warning", run="a", rank="0", node="n"),
+        _alert(_STRAGGLER, "warning", run="b", rank="3", node="n"),
+        _alert(_STRAGGLER, "critical", run="c", rank="1", node="n"),
+        _alert(_STRAGGLER, "warning", run="c", rank="1", node="n"),
+        _alert(_STRAGGLER, "warning", run="c", rank="2", node="n"),
+        _alert("RankwatchCollectorFailing", "warning", collector="host", node="n"),
+        _alert("RankwatchRankLost", "critical", run="d", rank="0", node="n"),
+        _alert(_STALL, "critical", run="d"),
+        _alert(_STALL, "critical", run="e", reason="rank_unknown"),
+        _alert("RankwatchCollectivesDesynchronised", "critical", run="e", reason="rank_known", rank="5"),
+        *_hardware_alerts(),
+    ]
+
+
+def _hardware_alerts() -> list[dict[str, Any]]:
     """On node h a lost GPU explains most; the XID of another GPU, and a port of another node, stay active."""
     gpu, port = {"node": "h", "gpu": "G1", "rank": "1"}, {"node": "h", "device": "mlx5_3", "port": "1"}
     return [
@@ -150,12 +191,11 @@ def _states(url: str, alerts: int) -> set[tuple[str, str, str, str]] | None:
     answer = get_json(f"{url}/api/v2/alerts")
     if len(answer) < alerts or any(each["status"]["state"] == "unprocessed" for each in answer):
         return None
-    return {
-        (labels["alertname"], labels["severity"], labels.get("run", ""), labels.get("rank", ""))
-        for each in answer
-        if each["status"]["inhibitedBy"]
-        for labels in [each["labels"]]
-    }
+    return {_identity(each["labels"]) for each in answer if each["status"]["inhibitedBy"]}
+
+
+def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
+    return labels["alertname"], labels["severity"], labels.get("run", ""), labels.get("rank", "")
 
 
 @pytest.mark.e2e

@@ -19,6 +19,7 @@ from rankwatch.checkpoint_paths import (
     place_of,
     read_checkpoints,
 )
+from rankwatch.endings import LONGEST_ERROR
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.automatic.programs import errors
 from support.training.blackbox import box
@@ -39,13 +40,30 @@ def test_operations(run: rankwatch.Run, tmp_path: Path) -> None:
     with run.checkpoint("load", step=7) as load:
         load.path = b"/data/step-7"
     assert [each[:3] + each[4:] for each in noted(tmp_path)] == [
-        ("load", 7, "/data/step-7", False),
-        ("verify", 10, "/data/step-10", True),
-        ("save", 10, "/data/step-10", False),
+        ("load", 7, "/data/step-7", False, ""),
+        ("verify", 10, "/data/step-10", True, "a bit has flipped"),
+        ("save", 10, "/data/step-10", False, ""),
     ]
     ended = [each.ended for each in noted(tmp_path)]
     assert ended == sorted(ended, reverse=True)
     assert abs(ended[0] - box(tmp_path).stat().st_mtime) < 300
+
+
+def test_errors(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Why an operation failed is noted in one line that is short and printable, also without a path."""
+    for path, error in (
+        ("/data/step-10", OSError(28, "No space left on device")),
+        (None, RuntimeError("the store\nis \x1b[31m" + 1000 * "gone")),
+        ("/data/step-30", KeyboardInterrupt()),
+    ):
+        with pytest.raises(type(error)), run.checkpoint("save", step=10, path=path):
+            raise error
+    with run.checkpoint("verify", step=10):
+        pass
+    interrupted, long, full = noted(tmp_path)
+    assert full.error == "OSError: [Errno 28] No space left on device"
+    assert long.error == f"RuntimeError: the store is ?[31m{1000 * 'gone'}"[:LONGEST_ERROR]
+    assert (long.path, interrupted.error) == ("", "KeyboardInterrupt")
 
 
 def test_next_process(tmp_path: Path) -> None:
@@ -156,6 +174,10 @@ GOOD = {"operation": "save", "step": 3, "path": "/data", "ended": 1.0e9, "failed
         {"ended": float("nan")},
         {"ended": 10**400},
         {"failed": 1},
+        {"error": 28},
+        {"error": "two\nlines"},
+        {"error": "x" * (LONGEST_ERROR + 1)},
+        {"path": "", "error": ""},
     ],
 )
 def test_wrong_entries(wrong: dict[str, object]) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
+from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, NotedCheckpoint, parse_checkpoints
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage
+from rankwatch.settings import printable
 from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.runtime.untrusted import read_owned
 
 _SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64
 """Operations of a rank that are followed at a time."""
+_MOST_LOOKS = 10
+"""How often the note is read for the error of a failure: it is written right after the record."""
+_LONGEST_LABEL = 160
 
 
 class Checkpoint(NamedTuple):
@@ -33,6 +40,12 @@ class OperationTotals:
     """Cut off by the end of the process."""
     last_failed: float | None = None
     """When one failed last, monotonic."""
+    failed_step: int = -1
+    """Its step."""
+    error: NotedCheckpoint | None = None
+    """What the note says of it."""
+    looks_left: int = 0
+    """How often the note may still be read for it."""
     seconds: float = 0.0
     blocking_seconds: float = 0.0
     """Of these, those in which the training thread was blocked."""
@@ -138,7 +151,8 @@ class RankCheckpoints:
             totals.blocking_seconds += min(blocked, end - start)
         if outcome != layout.SUCCEEDED:
             totals.failed += 1
-            totals.last_failed = end
+            totals.last_failed, totals.failed_step = end, step
+            totals.error, totals.looks_left = None, _MOST_LOOKS
             if not stages.failed:
                 other = CheckpointStage.OTHER.value
                 totals.stage_failures[other] = totals.stage_failures.get(other, 0) + 1
@@ -167,6 +181,17 @@ class RankCheckpoints:
         self.steps_lost += max(0, self.reached - step) if step >= 0 else 0
         self.reached = step
 
+    def look_for_errors(self, box: Path, owner: int) -> None:
+        """Read why operations failed from the note beside the box, if that is not known yet."""
+        failed = {name: each for name, each in self.operations.items() if each.looks_left}
+        noted = noted_beside(box, owner) if failed else ()
+        for name, totals in failed.items():
+            totals.looks_left -= 1
+            for each in noted:
+                if each.failed and (each.operation, each.step) == (name, totals.failed_step):
+                    totals.error, totals.looks_left = each, 0
+                    break
+
     def begin_process(self) -> None:
         """Another process takes the rank."""
         self.end_process()
@@ -192,6 +217,8 @@ class RankCheckpoints:
             if totals.last_failed is not None:
                 failed = "rankwatch_checkpoint_last_failure_timestamp_seconds"
                 yield sample(failed, (*key, operation), wall(totals.last_failed))
+            if totals.error is not None:
+                yield _error_series((*key, operation), totals.error)
         yield sample("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
         under_way = self.saves_under_way()
         yield sample("rankwatch_checkpoint_saves_pending", key, len(under_way))
@@ -214,6 +241,24 @@ class RankCheckpoints:
                 ended = wall(checkpoint.ended)
                 yield sample(f"rankwatch_checkpoint_last_{kind}_timestamp_seconds", key, ended)
                 yield sample(f"rankwatch_checkpoint_last_{kind}_step", key, checkpoint.step)
+
+
+def noted_beside(box: Path, owner: int) -> tuple[NotedCheckpoint, ...]:
+    """The entries of the note beside a box of this owner, the newest first; none if it is of no use."""
+    try:
+        return parse_checkpoints(read_owned(box.with_suffix(SUFFIX), owner, MOST_BYTES))
+    except (OSError, ValueError):
+        return ()
+
+
+def _error_series(key: tuple[str, str, str], noted: NotedCheckpoint) -> Series:
+    exception, found, message = noted.error.partition(": ")
+    if not exception.replace(".", "").isidentifier():  # a text that is no exception
+        exception, message = "", noted.error
+    elif not found:
+        message = ""
+    labels = (each[:_LONGEST_LABEL] for each in (exception, message, printable(noted.path)))
+    return sample("rankwatch_checkpoint_last_failure_info", (*key, *labels), 1)
 
 
 def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iterator[Series]:

@@ -143,6 +143,7 @@ class RankFollower:
         for columns in self._reader.read_to_end() if to_end else (self._reader.poll(_RECORDS_PER_POLL),):
             self._take(columns)
         self.totals.steps.settle(moment, idle_until)
+        self.totals.checkpoints.look_for_errors(self.path, self.owner)
         self.open_phase = self._innermost_open()
         self._judge(moment)
         self._keep_account(moment)

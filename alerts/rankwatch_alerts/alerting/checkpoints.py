@@ -18,6 +18,8 @@ from rankwatch_alerts.recording.hardware import CHECKPOINT_SPACE
 from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration, lately
 
 _DASHBOARD = opened_on(CHECKPOINTS_GOODPUT_UID, *OF_RUN)
+_ERROR = "rankwatch_checkpoint_last_failure_info"
+_NAMED = "exception, message, path"
 
 
 def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
@@ -49,6 +51,7 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
         '{{ . | first | label "checkpoint_stage" }}',
         "not known",
     )
+    error = _error(f"{_ERROR}{matching(of_operation)}", of_operation)
     return alert_rule(
         config,
         Alert.CHECKPOINT_FAILED,
@@ -64,10 +67,21 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
         description=(
             "Checkpoint {{ $labels.operation }} failed on rank {{ $labels.rank }} of run "
             "{{ $labels.run }} on node {{ $labels.node }} in the last "
-            f"{window}; stage that fails most on it: {stage}. "
+            f"{window}; stage that fails most on it: {stage}.{error} "
             "[[Check space, mount and errors of the checkpoint path]] on that node, and that "
             "an older good checkpoint is kept."
         ),
+    )
+
+
+def _error(series: str, labels: tuple[str, ...]) -> str:
+    """A sentence with the newest error that is known, else nothing."""
+    return looked_up(
+        f"topk(1, group by ({_NAMED}) ({series}))",
+        labels,
+        "{{ with (. | first).Labels }} Error{{ if .path }} at {{ .path }}{{ end }}: {{ .exception }}"
+        "{{ if and .exception .message }}: {{ end }}{{ .message }}.{{ end }}",
+        "",
     )
 
 
@@ -262,6 +276,7 @@ def resume_failed(config: RuleConfig) -> AlertRule:
         "{{ with . | first }}, such as rank {{ .Labels.rank }} on node {{ .Labels.node }}{{ end }}",
         "",
     )
+    error = _error(_ERROR + '{operation="load", cluster=%q, run=%q}', OF_RUN)
     return alert_rule(
         config,
         Alert.RESUME_FAILED,
@@ -276,8 +291,8 @@ def resume_failed(config: RuleConfig) -> AlertRule:
         summary="A run could not load its checkpoint.",
         description=(
             "{{ $value }} rank(s) of run {{ $labels.run }} could not load a checkpoint in the last "
-            f"{window}{such_as}. The run stands still, or starts from nothing. Before it is started again, "
-            "[[keep all its checkpoints]], and find one that loads: `rankwatch checkpoint newest`."
+            f"{window}{such_as}.{error} The run stands still, or starts from nothing. Before it is started "
+            "again, [[keep all its checkpoints]], and find one that loads: `rankwatch checkpoint newest`."
         ),
         dashboard=_DASHBOARD,
     )

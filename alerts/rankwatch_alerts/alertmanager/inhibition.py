@@ -21,7 +21,7 @@ alerts that have no run."""
 _OF_A_NODE = 'node=~".+"'
 
 
-def inhibit_rules() -> list[dict[str, object]]:
+def inhibit_rules() -> list[dict[str, list[str]]]:
     """A lost node explains all that its run and its agent raise, a lost rank explains a stall, and a run that
     stands still has no pace to judge."""
     of_run = ["cluster", "run"]
@@ -77,7 +77,7 @@ def inhibit_rules() -> list[dict[str, object]]:
     ]
 
 
-def _inhibited_by_nodes() -> list[dict[str, object]]:
+def _inhibited_by_nodes() -> list[dict[str, list[str]]]:
     """Alerts on the agent of a node that is lost or not seen; of all agents where most nodes are lost."""
     of_agents = [f'alertname=~"{Alert.TELEMETRY_ABSENT}|{Alert.COLLECTOR_FAILING}"', 'run=""']
     of_node = {"target_matchers": [*of_agents, _OF_A_NODE], "equal": ["cluster", "node"]}
@@ -99,7 +99,7 @@ def _inhibited_by_nodes() -> list[dict[str, object]]:
     ]
 
 
-def _hardware_inhibit_rules() -> list[dict[str, object]]:
+def _hardware_inhibit_rules() -> list[dict[str, list[str]]]:
     """Of one fault of hardware only the alert that says most: GPU lost over its XID over GPUs missing.
 
     A fault that ends a run explains why it stands still or failed, and a page on a GPU why its rank is slow.
@@ -161,7 +161,7 @@ def _inhibit(
     *of_source: str,
     of: str = "run",
     only: tuple[str, ...] = (),
-) -> dict[str, object]:
+) -> dict[str, list[str]]:
     """`of` is a label that both have, `of_source` and `only` are further matchers of source and target."""
     present = f'{of}=~".+"'
     return {

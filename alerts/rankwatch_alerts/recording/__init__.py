@@ -10,6 +10,7 @@ from rankwatch_alerts.recording.collectives import network_rules
 from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_time_rules
 from rankwatch_alerts.recording.goodput import goodput_rules, interval_advice_rules
 from rankwatch_alerts.recording.hardware import hardware_rules
+from rankwatch_alerts.recording.held_back import held_back_rules
 from rankwatch_alerts.recording.learning import loss_rules
 from rankwatch_alerts.recording.life import life_rules
 from rankwatch_alerts.recording.lost import lost_rules
@@ -83,4 +84,5 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             rules=objective_rules(config),
         ),
         RuleGroup(name="rankwatch-hardware", interval_seconds=interval, rules=hardware_rules(config)),
+        RuleGroup(name="rankwatch-held-back", interval_seconds=interval, rules=held_back_rules(config)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
+from rankwatch_alerts.recording.steps import STALL
 from rankwatch_alerts.recording.stragglers import LEAST_EXCESS, MOST_EXCESS, RANKS_BY_EXCESS
 from rankwatch_alerts.rules import duration
 from rankwatch_dashboards.board import FirstScreen
@@ -213,11 +214,24 @@ def _count_between(low: int | None, high: int | None) -> str:
     around 0 %."""
     first, beyond = LEAST_EXCESS - 1 if low is None else low, MOST_EXCESS + 1 if high is None else high
     inside = "|".join(map(str, range(first, beyond)))
-    ranks = f"sum(stage:rankwatch_ranks:count{{{RUN}}})"
+    ranks = _moving(_RANKS_COUNTED)
     if first < 0 < beyond:  # rounding down makes -0 of nothing
-        others = f'(sum({RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}) or 0 * {ranks})'
-        return f"{ranks} - {others} and sum({RANKS_BY_EXCESS}{{{RUN}}})"
-    return f'sum({RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}) or 0 * {ranks}'
+        others = _moving(f'{RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}')
+        return f"{ranks} - ({others} or 0 * {ranks}) and sum({RANKS_BY_EXCESS}{{{RUN}}})"
+    inside = f'{RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}'
+    return f"{_moving(inside)} or 0 * {ranks}"
+
+
+def _moving(series: str) -> str:
+    """Of a run that stands still, the steps of a while ago say nothing."""
+    return f"sum({series} unless on (cluster, run) {STALL}{{{RUN}}})"
+
+
+_RANKS_COUNTED = f"stage:rankwatch_ranks:count{{{RUN}}}"
+_STANDING = (
+    f"sum(run:rankwatch_ranks_running:sum{{{RUN}}} and on (cluster, run) {STALL}{{{RUN}}}) "
+    f"or 0 * {_moving(_RANKS_COUNTED)}"
+)
 
 
 def _row_name(low: int | None, high: int | None) -> str:
@@ -234,18 +248,23 @@ def _ranks_over_time(config: RuleConfig) -> Panel:
 
     return Panel(
         title="All ranks by excess of work",
-        description="How many ranks work how much longer than the median rank of their stage. All ranks "
-        "belong to the row around 0 %. Red is a straggler, by its threshold in a young run, however many "
-        "ranks there are; the table names it. Dashed lines: red alerts, orange incidents, purple attempts, "
-        "green checkpoints; the bar below lasts as long.",
+        description="How many ranks work how much longer than the median rank of their stage, and how many "
+        "stand still (RankwatchRunStalled). All ranks belong to the row around 0 %. Red is a straggler, by "
+        "its threshold in a young run, however many ranks there are; the table names it. Dashed lines: red "
+        "alerts, orange incidents, purple attempts, green checkpoints; the bar below lasts as long.",
         no_data="ranks of this run have completed too few steps to compare.",
         unit="short",
         drawing=Drawing.HISTORY,
-        queries=tuple(
-            Query(
-                expression=_count_between(low, high), legend=_row_name(low, high), steps=((1, colour(low)),)
-            )
-            for low, high in reversed(tuple(zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)))
+        queries=(
+            Query(expression=_STANDING, legend="standing still", steps=((1, RED),)),
+            *(
+                Query(
+                    expression=_count_between(low, high),
+                    legend=_row_name(low, high),
+                    steps=((1, colour(low)),),
+                )
+                for low, high in reversed(tuple(zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)))
+            ),
         ),
     )
 

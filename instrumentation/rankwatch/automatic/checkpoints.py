@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rankwatch.checkpoint_paths import common_place, moved, place_of
 from rankwatch.conventions import CHECKPOINT
+from rankwatch.endings import error_text
 from rankwatch.run import Run
 
 LOAD, SAVE = "load", "save"
@@ -46,6 +47,7 @@ class Operation:
         self.blocked_seconds = 0.0
         self.size = 0
         self.failed = False
+        self._error = ""
         self.beside = False
         """It ended after training had gone on."""
         self.path = ""
@@ -64,6 +66,11 @@ class Operation:
         """Add a stage of this many bytes."""
         self.size += size
         self._stages.append(_Stage(name, began, ended, self.size, failed))
+
+    def raised(self, error: BaseException | str) -> None:
+        """A call of it raised this exception, or one of which only this text is known: why it failed, if it
+        does. The first one counts, which is nearest to the cause."""
+        self._error = self._error or error_text(error)
 
     def holds(self, file: object) -> None:
         """It has this file, which is given by its path, or is open."""
@@ -110,6 +117,7 @@ class Operation:
             failed=self.failed,
             beside=self.beside,
             path=self.path or common_place(self._places.copy()),
+            error=self._error if self.failed else "",
         )
 
 
@@ -179,10 +187,22 @@ class Checkpoints:
         self._thread.part = part
         return part
 
-    def end(self, part: Part, *, stage: str = "", size: int = 0, failed: bool = False) -> None:
-        """The call has ended. stage: what it was, if it is to be recorded as a stage of this many bytes."""
+    def end(
+        self,
+        part: Part,
+        *,
+        stage: str = "",
+        size: int = 0,
+        error: BaseException | None = None,
+        failed: bool = False,
+    ) -> None:
+        """The call has ended. stage: what it was, if it is to be recorded as a stage of this many bytes.
+        error: what it raised. failed: it has failed, and what it raised is not known."""
         self._thread.part = part.outer
         operation, now = part.operation, self.clock()
+        if error is not None:
+            operation.raised(error)
+            failed = True
         if stage:
             operation.stage(stage, part.began, now, size=size, failed=failed)
         if part.outer is not None:
@@ -197,19 +217,26 @@ class Checkpoints:
             self._record(operation)
 
     def took(
-        self, name: str, began: float, file: object, *, stage: str, size: int = 0, failed: bool = False
+        self,
+        name: str,
+        began: float,
+        file: object,
+        *,
+        stage: str,
+        size: int = 0,
+        error: BaseException | None = None,
     ) -> None:
-        """A call that is part of an operation, as was seen at its end, has just ended. It had this file."""
-        now = self.clock()
-        operation = self.current()
-        if operation is not None:
-            operation.holds(file)
-            operation.stage(stage, began, now, size=size, failed=failed)
-            return
-        blocks = _on_training_thread()
-        operation = self._joined(name, began) if blocks else self._new(name, began)
+        """A call that is part of an operation, as was seen at its end, has just ended. It had this file, and
+        raised this error."""
+        now, failed = self.clock(), error is not None
+        current, blocks = self.current(), _on_training_thread()
+        operation = current or (self._joined(name, began) if blocks else self._new(name, began))
         operation.holds(file)
         operation.stage(stage, began, now, size=size, failed=failed)
+        if error is not None:
+            operation.raised(error)
+        if current is not None:
+            return
         self._extend(operation, began, now, blocks=blocks, failed=failed)
         if blocks and self._run is not None:
             self._run.record_phase(CHECKPOINT, began, now)
@@ -235,10 +262,15 @@ class Checkpoints:
         if self._run is not None:
             self._run.checkpoint_log.renamed(old, new)
 
-    def finish(self, operation: Operation, *, failed: bool = False) -> None:
-        """A lasting operation has ended, in any thread. Later calls do nothing."""
+    def finish(
+        self, operation: Operation, *, error: BaseException | None = None, failed: bool = False
+    ) -> None:
+        """A lasting operation has ended, in any thread; `end` says the rest. Later calls do nothing."""
         if operation.finished:
             return
+        if error is not None:
+            operation.raised(error)
+            failed = True
         operation.ended = self.clock()
         operation.wait_ends(operation.ended)
         operation.failed |= failed
@@ -273,12 +305,12 @@ class Checkpoints:
     def operation(self, name: str) -> Iterator[Operation]:
         """What a framework does as one checkpoint. Calls inside it become its stages."""
         part = self.begin(name)
-        failed = True
         try:
             yield part.operation
-            failed = False
-        finally:
-            self.end(part, failed=failed)
+        except BaseException as error:
+            self.end(part, error=error)
+            raise
+        self.end(part)
 
     def settle(self) -> None:
         """Training goes on: the files of the pause are complete. Does nothing if `waiting` is False."""

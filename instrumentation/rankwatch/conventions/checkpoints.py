@@ -29,6 +29,13 @@ CHECKPOINTS = (
         (*_RANK, Label.OPERATION),
         "Unix time at which an operation last failed; no series before.",
     ),
+    gauge(
+        "rankwatch_checkpoint_last_failure_info",
+        "1",
+        (*_RANK, Label.OPERATION, Label.EXCEPTION, Label.MESSAGE, Label.PATH),
+        "Exception, message and path of that failure, from the note beside the black box; no series where "
+        "the note does not know them.",
+    ),
     counter(
         "rankwatch_checkpoint_operation_seconds_total",
         "seconds",

@@ -37,8 +37,8 @@ class RecordedSeries:
     """One recorded series: the only place its name, labels and help are written."""
 
     name: str
-    labels: tuple[Label, ...]
-    """All labels; `cluster` is empty where the agents are told none."""
+    labels: tuple[str, ...]
+    """All labels, of agents and of Prometheus itself; `cluster` is empty where the agents are told none."""
     help: str
 
 
@@ -57,6 +57,6 @@ def info(name: str, labels: tuple[Label, ...], text: str) -> Metric:
     return Metric(name=name, kind=Kind.INFO, unit="1", labels=labels, help=text)
 
 
-def recorded(name: str, labels: tuple[Label, ...], text: str) -> RecordedSeries:
+def recorded(name: str, labels: tuple[str, ...], text: str) -> RecordedSeries:
     """The declaration of a recorded series."""
     return RecordedSeries(name=name, labels=labels, help=text)

@@ -239,6 +239,17 @@ _COLLECTIVES = (
     ),
 )
 
+_ALERTS = (
+    recorded(
+        "alert:rankwatch_held_back:bool",
+        (
+            *("alertname", "severity", *_RANK, Label.NODE, Label.GPU, Label.REASON, Label.DEVICE, Label.PORT),
+            *(Label.PATH, Label.COLLECTOR, Label.XID),
+        ),
+        "1 for each firing alert that another one explains: Alertmanager holds it back by the same rules.",
+    ),
+)
+
 RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_PROGRESS,
     *RECORDED_REPLICAS,
@@ -258,4 +269,5 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *RECORDED_GOODPUT,
     *RECORDED_COST,
     *RECORDED_HARDWARE,
+    *_ALERTS,
 )

@@ -78,7 +78,7 @@ def watch_checkpoint(
 def checkpoint_ended(part: Part | None, result: object, error: BaseException | None) -> None:
     """For `watch`: the call that is this part of a checkpoint has ended. None: it is none."""
     if part is not None:
-        checkpoints.end(part, failed=error is not None)
+        checkpoints.end(part, error=error)
 
 
 class StepsByStart:

@@ -311,4 +311,7 @@ def _ended(token: Any, result: Any, error: BaseException | None) -> None:
     if token is not None:
         callback, operation = token
         callback._saving = False
-        operation.end(failed=error is not None)
+        if error is None:
+            operation.end()
+        else:
+            operation.__exit__(type(error), error, None)

@@ -88,7 +88,7 @@ def _fabric_save_ended(save: tuple[Any, Any, Part] | None, result: Any, error: B
     if save is not None:
         fabric, path, part = save
         _add_place(part, path, written=fabric.is_global_zero and error is None)
-        checkpoints.end(part, failed=error is not None)
+        checkpoints.end(part, error=error)
 
 
 def _add_place(part: Part, path: Any, *, written: bool) -> None:
@@ -127,14 +127,14 @@ def _save_ended(save: _Save | None, result: Any, error: BaseException | None) ->
         return
     trainer, path, part = save
     _add_place(part, path, written=trainer.is_global_zero and error is None and not part.lasting)
-    checkpoints.end(part, failed=error is not None)
+    checkpoints.end(part, error=error)
     if not part.lasting:
         return
     plugin = trainer.strategy.checkpoint_io
     if error is None and plugin._executor is not None:  # one thread writes, in order
-        plugin._executor.submit(lambda: checkpoints.finish(part.operation, failed=plugin._error is not None))
+        plugin._executor.submit(lambda: checkpoints.finish(part.operation, error=plugin._error))
     else:
-        checkpoints.finish(part.operation, failed=error is not None)
+        checkpoints.finish(part.operation, error=error)
 
 
 def _writes_later(trainer: Any) -> bool:
@@ -156,7 +156,7 @@ def _load_ended(token: tuple[Any, Part] | None, result: Any, error: BaseExceptio
     connector, part = token
     if error is None:
         part.operation.step = connector._loaded_checkpoint.get("global_step", part.operation.step)
-    checkpoints.end(part, failed=error is not None)
+    checkpoints.end(part, error=error)
 
 
 def _steps_done(trainer: Any) -> int:

@@ -101,6 +101,50 @@ def test_uploads(tmp_path: Path) -> None:
     assert after == {"success": 1.0, "failure": 1.0, "unfinished": 1.0}
 
 
+_FAILS = """
+for step, path in ((3, f"{directory}/a"), (6, None)):
+    try:
+        with run.checkpoint("save", step=step, path=path):
+            raise OSError(28, "No space left on device" if path else "Input/output error")
+    except OSError:
+        ready()
+with run.checkpoint("verify", step=3) as verify:
+    verify.failed("3 tensors differ: w, b, c")
+ready()
+"""
+
+
+def test_error_of_a_failure(tmp_path: Path) -> None:
+    """The newest failure of each operation says why, and where it is known, at which path; also to an agent
+    that starts after it."""
+    collector = RanksCollector(directory=tmp_path)
+    name, error = "rankwatch_checkpoint_last_failure_info", ("OSError", "[Errno 28] No space left on device")
+    with rank(tmp_path, _FAILS) as process:
+        assert set(values(collector.collect(), name)) == {(*SAVE, *error, f"{tmp_path}/a"[:160])}
+        go_on(process)
+        newest = (*SAVE, "OSError", "[Errno 28] Input/output error", "")
+        assert set(values(collector.collect(), name)) == {newest}
+        go_on(process)
+        verified = (*KEY, "verify", "", "3 tensors differ: w, b, c", "")
+        for each in (collector, RanksCollector(directory=tmp_path)):
+            assert set(values(each.collect(), name)) == {newest, verified}
+
+
+def test_error_that_is_not_noted(tmp_path: Path) -> None:
+    """Of a note that is missing, or somebody else's, nothing is exported, and the failure counts."""
+    run = _start(tmp_path)
+    note = tmp_path / "job" / "0.checkpoints"
+    with run.checkpoint("save", step=3) as save:
+        save.failed("no space")
+    note.unlink()
+    collector = RanksCollector(directory=tmp_path)
+    for _ in range(12):
+        found = collector.collect()
+    assert not values(found, "rankwatch_checkpoint_last_failure_info")
+    assert _outcomes(found)["failure"] == 1.0
+    run.finish()
+
+
 def test_stages_of_a_save(tmp_path: Path) -> None:
     """A loop that uploads and verifies as a part of its save has them as stages."""
     run = _start(tmp_path)

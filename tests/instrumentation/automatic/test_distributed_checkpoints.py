@@ -164,6 +164,8 @@ def test_paths(folder: Path) -> None:
             ("save", SYNC, "sync", False),
         ]
         assert {Path(each.path).parent for each in noted} == {folder}
+        (error,) = (each.error for each in noted if each.error)
+        assert error == "OSError: [Errno 28] No space left on device"
 
 
 def test_same_bytes(folder: Path, tmp_path: Path) -> None:

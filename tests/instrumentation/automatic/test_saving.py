@@ -162,3 +162,5 @@ def test_paths(folder: Path) -> None:
         ("save", THREAD, str(folder / "renamed.pt"), False),
         ("save", SAFE, str(folder / "new" / "ckpt.pt"), False),
     }
+    (error,) = (each.error for each in noted if each.error)
+    assert error.startswith("RuntimeError: Parent directory ")

@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, parse_checkpoints
 from rankwatch.conventions import metric
 from rankwatch.settings import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.untrusted import read_owned
 from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
 from rankwatch_agent.training.checkpoint_verification.records import (
     Saved,
@@ -28,6 +26,7 @@ from rankwatch_agent.training.checkpoint_verification.records import (
     VerificationRecords,
     newest_of_paths,
 )
+from rankwatch_agent.training.checkpoints import noted_beside
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 
 logger = logging.getLogger(__name__)
@@ -239,13 +238,9 @@ class CheckpointsCollector:
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:
     """The saves that succeeded by the note beside a box, the newest first; none if it is of no use."""
-    try:
-        noted = parse_checkpoints(read_owned(box.with_suffix(SUFFIX), owner, MOST_BYTES))
-    except (OSError, ValueError):
-        return []
     saves = [
         Saved(each.path, each.step, each.ended)
-        for each in noted
+        for each in noted_beside(box, owner)
         if each.operation == "save" and not each.failed and each.path.startswith("/")
     ]
     newest: dict[str, Saved] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -78,6 +79,14 @@ class Upload:
         self.future: Any = None
 
 
+def _cause(error: BaseException) -> BaseException:
+    """The first rank's own exception, of one that is made of those of all ranks."""
+    failures = getattr(error, "failures", None)
+    of_rank = next(iter(failures.values()), None) if isinstance(failures, dict) else None
+    cause = of_rank[0] if isinstance(of_rank, tuple) else None  # beside it stands its traceback
+    return cause if isinstance(cause, BaseException) else error
+
+
 class DistributedCheckpoints(logging.Handler):
     """Turns the messages into operations and stages. It takes no lock, and none of its errors gets out."""
 
@@ -127,6 +136,9 @@ class DistributedCheckpoints(logging.Handler):
         calls = self._calls
         if all(each.uuid != message["uuid"] for each in calls):
             return
+        operation, error = self._operation(calls[-1]), sys.exc_info()[1]
+        if failed and operation is not None and error is not None:  # it reports inside of `except`
+            operation.raised(_cause(error))
         while True:  # some functions do not report their exceptions
             call = calls.pop()
             ended = call.uuid == message["uuid"]
@@ -208,9 +220,12 @@ class DistributedCheckpoints(logging.Handler):
         return next((each for each in self._uploads if part and each.operation is part.operation), None)
 
     def _uploaded(self, upload: Upload, future: Any) -> None:
-        failed = future.cancelled() or future.exception() is not None
+        error = None if future.cancelled() else future.exception()
+        failed = future.cancelled() or error is not None
         if not failed and not upload.operation.size:
             upload.operation.size = sum(_sizes(upload.identifier, upload.rank))
+        if error is not None:
+            upload.operation.raised(_cause(error))
         self._finish(upload.operation, failed=failed)
 
     def _finish(self, operation: Operation, *, failed: bool) -> None:

@@ -36,7 +36,7 @@ def _write_ended(writing: _Writing | None, result: object, error: BaseException 
         part, filename = writing
         size = 0 if error is not None else bytes_of(filename)
         part.operation.holds(filename)
-        checkpoints.end(part, stage=CheckpointStage.WRITE, size=size, failed=error is not None)
+        checkpoints.end(part, stage=CheckpointStage.WRITE, size=size, error=error)
 
 
 def _read_began(filename: Any = None, *rest: Any, **named: Any) -> _Reading:

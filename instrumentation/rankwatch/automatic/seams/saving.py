@@ -56,12 +56,12 @@ def _save_ended(file: _File | None, result: object, error: BaseException | None)
     if file is None:
         return
     size = 0 if error is not None else bytes_of(file.target, file.position)
-    stage, failed = CheckpointStage.WRITE, error is not None
+    stage = CheckpointStage.WRITE
     if file.part is not None:
         file.part.operation.holds(file.target)
-        checkpoints.end(file.part, stage=stage, size=size, failed=failed)
+        checkpoints.end(file.part, stage=stage, size=size, error=error)
     else:
-        checkpoints.took(SAVE, file.began, file.target, stage=stage, size=size, failed=failed)
+        checkpoints.took(SAVE, file.began, file.target, stage=stage, size=size, error=error)
 
 
 def _load_began(f: Any = None, *rest: Any, **named: Any) -> _File | None:
