@@ -56,7 +56,7 @@ _LEAST_SCRAPES = {
     "absence_window_seconds": 10,
     "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,
-    "telemetry_interval_seconds": 1,
+    "ticket_interval_seconds": 1,
     "agent_down_for_seconds": 15,
     "collector_for_seconds": 15,
     "link_flap_window_seconds": 30,

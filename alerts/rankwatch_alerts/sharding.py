@@ -24,7 +24,10 @@ AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
 _FLEET = frozenset(
     f"rankwatch-{name}"
-    for name in ("objectives", "budgets", "cost", "hardware", "gpus", "fabric", "hosts", "held-back")
+    for name in (
+        *("objectives", "budgets", "cost", "hardware", "users", "gpus", "fabric", "hosts", "tickets"),
+        "held-back",
+    )
 )
 """Groups that look at machines, whoever runs there, at all runs of a class, or at all alerts."""
 _METRIC = re.compile(r'(?<![\w:"$.])(?:[a-z][a-z_0-9]*:)?rankwatch_[a-z_0-9]+(?::[a-z_0-9]+)*')

@@ -30,7 +30,7 @@ def first_non_finite(matchers: str) -> str:
 
 
 def failed_checkpoints(matchers: str, label: str) -> str:
-    """Firing alerts on checkpoints that fail, with error and path where they are known, the error in `label`."""
+    """Firing alerts on checkpoints that fail, where the error is known: it stands in `label`."""
     of_operation = "cluster, run, rank, node, operation"
     fires = firing(f'{matchers}, alertname="{Alert.CHECKPOINT_FAILED}"')
     known = f"topk by ({of_operation}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"

@@ -43,7 +43,10 @@ def _check(
     document = {
         "rule_files": [each.name for each in rules],
         "evaluation_interval": "1s",
-        "group_eval_order": [AGENT_GROUP, "rankwatch-progress", "rankwatch-steps", "rankwatch-performance"],
+        "group_eval_order": [
+            *(AGENT_GROUP, "rankwatch-progress", "rankwatch-causes", "rankwatch-steps"),
+            "rankwatch-performance",
+        ],
         "tests": [
             {
                 "interval": "1s",

@@ -26,7 +26,7 @@ from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
 from rankwatch_agent.training.node_sums import half_losses, half_writes, sum_series
-from rankwatch_agent.training.outstanding import OutstandingRanks, Standing
+from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing
 from rankwatch_agent.training.recent import RecentMeans
 from rankwatch_agent.training.recent_series import Placed, half_series, node_series
 from rankwatch_agent.training.series import RankSeries, run_series
@@ -204,7 +204,7 @@ class RanksCollector:
             self._discovery.faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
         return series
 
-    def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, frozenset[str]]:
+    def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, Shown]:
         """Of large runs, the ranks to export one by one."""
         large = {
             run: ranks

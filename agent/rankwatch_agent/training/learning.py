@@ -342,8 +342,8 @@ class RankLearning:
             yield Series(metric("rankwatch_updates_skipped_total"), key, scale.skipped)
             yield Series(metric("rankwatch_loss_scale_collapsed"), key, float(scale.collapsed))
 
-    def trend_series(self, key: tuple[str, str]) -> Iterator[Series]:
-        """The trend of the loss, by which ranks are compared."""
+    def trend_series(self, key: tuple[str, str, str]) -> Iterator[Series]:
+        """The trend of the loss, by which ranks are compared. key: run, rank and what is shown of the run."""
         if self.loss.count:
             yield Series(metric("rankwatch_loss_trend"), key, self.loss.trend)
 

@@ -12,6 +12,7 @@ In a smaller run every rank speaks for itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -39,7 +40,21 @@ class Standing(NamedTuple):
     """Time for which it wrote in the last save of a checkpoint."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Ranks that are exported one by one, by what they may stand out in."""
+
+    work: frozenset[str] = frozenset()
+    """Their steps: their own work, also per token."""
+    lateness: frozenset[str] = frozenset()
+    """Their late steps."""
+    loss: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+
 class _Criterion(NamedTuple):
+    of: str
+    """What the rank stands out in: a field of `Shown`."""
     value: Callable[[Standing], float | None]
     stays: float
     """The rank with the largest value stays it down to this share of another's: else equal ranks would take
@@ -47,12 +62,12 @@ class _Criterion(NamedTuple):
 
 
 _CRITERIA = (
-    _Criterion(lambda each: each.local_seconds, 0.99),
-    _Criterion(lambda each: each.token_seconds, 0.99),
-    _Criterion(lambda each: each.late_seconds or None, 0.5),
-    _Criterion(lambda each: each.loss, 0.99),
-    _Criterion(lambda each: None if not each.loss or each.loss <= 0.0 else 1.0 / each.loss, 0.99),
-    _Criterion(lambda each: each.write_seconds, 0.99),
+    _Criterion("work", lambda each: each.local_seconds, 0.99),
+    _Criterion("work", lambda each: each.token_seconds, 0.99),
+    _Criterion("lateness", lambda each: each.late_seconds or None, 0.5),
+    _Criterion("loss", lambda each: each.loss, 0.99),
+    _Criterion("loss", lambda each: None if not each.loss or each.loss <= 0.0 else 1.0 / each.loss, 0.99),
+    _Criterion("writes", lambda each: each.write_seconds, 0.99),
 )
 """Of each, the rank with the largest value is shown."""
 
@@ -65,7 +80,7 @@ class OutstandingRanks:
         """By stage and criterion: the rank that was the last one."""
         self._above: set[str] = set()
 
-    def choose(self, ranks: Iterable[Standing]) -> frozenset[str]:
+    def choose(self, ranks: Iterable[Standing]) -> Shown:
         """The ranks to show now: of each stage the last one by each criterion, and all that are slower than
         the node's median."""
         stages: dict[str, list[Standing]] = {}
@@ -74,7 +89,10 @@ class OutstandingRanks:
         most, above = self._most, self._above
         self._most = dict(self._last(stages, most))
         self._above = {each for peers in stages.values() for each in _slower(peers, above)}
-        return frozenset(self._most.values()) | self._above
+        found: dict[str, set[str]] = {"work": set(self._above)}
+        for (_, number), rank in self._most.items():
+            found.setdefault(_CRITERIA[number].of, set()).add(rank)
+        return Shown(**{name: frozenset(of) for name, of in found.items()})
 
     @staticmethod
     def _last(

@@ -16,20 +16,31 @@ Placed = tuple[str, str, str]
 """Run, rank and pipeline stage."""
 
 
-def rank_series(key: Placed, replica: str, means: RecentMeans) -> Iterator[Series]:
-    """What rules compare between ranks. `replica` is empty where the rank has none."""
+def rank_series(placed: Placed, shown: str, replica: str, means: RecentMeans) -> Iterator[Series]:
+    """What rules compare between ranks. `replica` is empty where the rank has none, `shown` where every rank
+    of its run is exported."""
+    key = (*placed, shown)
     yield sample("rankwatch_recent_step_local_seconds", (*key, replica), means.local_seconds)
     yield sample("rankwatch_recent_step_arrival_seconds", key, means.arrival_seconds)
     yield sample("rankwatch_recent_step_compute_seconds", key, means.compute_seconds)
     for phase, seconds in means.phase_seconds.items():
         yield sample("rankwatch_recent_step_phase_seconds", (*key, phase), seconds)
     if means.tokens > 0:
-        yield sample("rankwatch_recent_step_tokens", key, means.tokens)
         yield sample("rankwatch_recent_token_local_seconds", key, means.local_seconds / means.tokens)
     yield sample("rankwatch_recent_data_wait_ratio", key, means.data_wait_ratio)
     yield sample("rankwatch_recent_late_steps_ratio", key, means.late_steps_ratio)
-    yield sample("rankwatch_recent_late_step_seconds", key, means.late_seconds)
     yield sample("rankwatch_recent_late_step_long_seconds", key, means.late_long_seconds)
+
+
+def token_series(placed: Placed, shown: str, means: RecentMeans) -> Iterator[Series]:
+    """Its tokens, if it reports any."""
+    if means.tokens > 0:
+        yield sample("rankwatch_recent_step_tokens", (*placed, shown), means.tokens)
+
+
+def late_series(placed: Placed, shown: str, means: RecentMeans) -> Iterator[Series]:
+    """What its late steps take."""
+    yield sample("rankwatch_recent_late_step_seconds", (*placed, shown), means.late_seconds)
 
 
 def half_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:

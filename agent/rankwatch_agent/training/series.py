@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.recent import OUTSTANDING
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (
@@ -17,7 +18,8 @@ from rankwatch_agent.training.collectives.totals import (
 )
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.memory import memory_series, resident_bytes
-from rankwatch_agent.training.recent_series import rank_series
+from rankwatch_agent.training.outstanding import Shown
+from rankwatch_agent.training.recent_series import late_series, rank_series, token_series
 from rankwatch_agent.training.totals import RankTotals
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
@@ -51,7 +53,7 @@ class RankSeries:
         wall: Callable[[float], float],
         procfs: Path,
         doubtful: Container[Path],
-        shown: Mapping[str, Container[str]],
+        shown: Mapping[str, Shown],
     ) -> None:
         self._doubtful = doubtful
         self._shown = shown
@@ -69,12 +71,7 @@ class RankSeries:
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
         found.extend(self._events(totals, key))
-        shown = rank.run not in self._shown or key[1] in self._shown[rank.run]
-        if shown:
-            found.extend(totals.learning.trend_series(key))
-            found.extend(totals.checkpoints.write_series(key))
-        if shown and totals.recent.means is not None:
-            found.extend(rank_series((*key, rank.stage), rank.replica, totals.recent.means))
+        found.extend(self._compared(rank, key))
         found.extend(self._collectives(rank, key))
         found.extend(totals.checkpoints.series(key, self._wall))
         if rank.state not in ENDED_STATES:  # the next attempt reaches the same steps with other parameters
@@ -86,6 +83,24 @@ class RankSeries:
         found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
         self._count(rank.run, found)
         return found
+
+    def _compared(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+        """What ranks are compared by: of large runs, where this one may stand out in it."""
+        totals, run = rank.totals, self._shown.get(rank.run)
+        label = "" if run is None else OUTSTANDING
+        means, placed = totals.recent.means, (*key, rank.stage)
+        if run is None or key[1] in run.loss:
+            yield from totals.learning.trend_series((*key, label))
+        if run is None or key[1] in run.writes:
+            yield from totals.checkpoints.write_series(key)
+        if means is None:
+            return
+        if run is None or key[1] in run.work:
+            yield from rank_series(placed, label, rank.replica, means)
+        if run is None or key[1] in run.work | run.loss:  # a loss counts per token, too
+            yield from token_series(placed, label, means)
+        if run is None or key[1] in run.work | run.lateness:
+            yield from late_series(placed, label, means)
 
     def reporting(self, run: str) -> Iterator[Series]:
         """How many ranks of a run, of those made so far, have what alerts depend on."""

@@ -41,7 +41,7 @@ from rankwatch_alerts.alerting.slow import (
 from rankwatch_alerts.alerting.stalls import collectives_desynchronised, rank_lost, run_stalled
 from rankwatch_alerts.alerting.telemetry import collector_failing, rules_failing, telemetry_absent, watchdog
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import AlertRule, RuleGroup
+from rankwatch_alerts.rules import AlertRule, RuleGroup, Severity
 
 __all__ = ["alert_groups"]
 
@@ -51,6 +51,8 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
 
     Raises FieldError for a severity of an alert whose rules have several.
     """
+    gpus, fabric = gpu_alerts(config), fabric_alerts(config)
+    paging = {each.alert for each in (*gpus, *fabric) if each.severity is Severity.CRITICAL}
     rules_of: dict[str, tuple[AlertRule, ...]] = {
         "rankwatch-availability": (
             *node_lost(config),
@@ -91,8 +93,9 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             *utilisation_low(config),
             price_unknown(config),
         ),
-        "rankwatch-gpus": gpu_alerts(config),
-        "rankwatch-fabric": fabric_alerts(config),
+        "rankwatch-gpus": tuple(each for each in gpus if each.alert in paging),
+        "rankwatch-fabric": tuple(each for each in fabric if each.alert in paging),
+        "rankwatch-tickets": tuple(each for each in (*gpus, *fabric) if each.alert not in paging),
         "rankwatch-hosts": host_alerts(config),
         "rankwatch-telemetry": (
             *telemetry_absent(config),
@@ -105,7 +108,8 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
     }
     _refuse_equal_rules(config, [rule for rules in rules_of.values() for rule in rules])
-    intervals = dict.fromkeys(("rankwatch-hosts", "rankwatch-telemetry"), config.telemetry_interval_seconds)
+    seldom = ("rankwatch-tickets", "rankwatch-hosts", "rankwatch-telemetry")
+    intervals = dict.fromkeys(seldom, config.ticket_interval_seconds)
     return tuple(
         RuleGroup(
             name=name,

@@ -66,9 +66,9 @@ class Machines:
     collector_for_seconds: float = 300.0
     """How long a collector must stay failed or overdue."""
 
-    telemetry_interval_seconds: float = 60.0
-    """Interval of the alerts on telemetry and on hosts: they read much of every node, and wait for minutes or
-    are tickets."""
+    ticket_interval_seconds: float = 60.0
+    """Interval of rules that no page waits for, and that read something of every node: alerts on telemetry,
+    on hosts and other tickets on hardware, and what slows a run down without a rank to blame."""
     missed_seconds: float = 60.0
     """Evaluations that are missing for so long, as after a restart of Prometheus, do not begin the wait for
     persistence anew."""

@@ -1,20 +1,44 @@
-"""Causes that name no rank: a slow stage, slow data loading, jitter."""
+"""Causes that name no rank: a slow stage, slow data loading, jitter.
+
+They are tickets that wait for ten minutes, so what reads each node for them is evaluated once a minute: their
+estimates. What alerts and stragglers go by are copies of these.
+"""
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.costs import of_high
-from rankwatch_alerts.recording.steps import STEP, median_of_stage, recent
-from rankwatch_alerts.recording.unequal_batches import WAITING
+from rankwatch_alerts.recording.steps import STEP, estimate, median_of_stage, recent
+from rankwatch_alerts.recording.unequal_batches import UNEQUAL_BATCHES, WAITING
 from rankwatch_alerts.rules import RUN, STAGE, RecordingRule, recorded
 
 LATE_IN_TURN = "rank:rankwatch_late_step_seconds:in_turn"
 """Of the few ranks that stand out."""
+SLOW_STAGE = "stage:rankwatch_slow_stage:slowdown"
+SLOW_DATA_LOADING = "run:rankwatch_slow_data_loading:share"
+JITTER = "run:rankwatch_jitter:share"
 _SHARE = "run:rankwatch_late_step_seconds:share"
 _IN_TURN = "run:rankwatch_late_step_seconds:in_turn_share"
 _LONG = "run:rankwatch_late_step_seconds:long_sum"
 _OWN = "node:rankwatch_late_step_seconds:own"
 """Nodes with a rank that holds most of the lateness of its run."""
+
+
+def cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The causes as alerts count them, and the late steps of the few ranks that stand out."""
+    causes = (SLOW_STAGE, UNEQUAL_BATCHES, JITTER, SLOW_DATA_LOADING)
+    return (
+        recorded("run:rankwatch_stages:count", "count by (cluster, run) (stage:rankwatch_ranks:count)"),
+        *(recorded(each, estimate(each)) for each in causes),
+        recorded(
+            LATE_IN_TURN,
+            f"""
+                ({of_high(config, "late_step_long_seconds")} > 0)
+                <= on ({RUN}) group_left ()
+                ({config.jitter_rank_share:g} * {_LONG})
+            """,
+        ),
+    )
 
 
 def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -29,10 +53,6 @@ def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             "stage:rankwatch_step_compute_seconds:median",
             # The partition does not decide waiting for batches, checkpoints and evaluation.
             median_of_stage(config, "compute_seconds"),
-        ),
-        recorded(
-            "run:rankwatch_stages:count",
-            "count by (cluster, run) (stage:rankwatch_ranks:count)",
         ),
         recorded(
             "stage:rankwatch_step_compute_seconds:others_median",
@@ -74,7 +94,7 @@ def _slow_stage_rule(config: RuleConfig) -> RecordingRule:
     others = "stage:rankwatch_step_compute_seconds:others_median"
     excess = f"({median} - on ({STAGE}) {others})"
     return recorded(
-        "stage:rankwatch_slow_stage:slowdown",
+        estimate(SLOW_STAGE),
         f"""
             run:rankwatch_step_seconds:mean
             / on (cluster, run) group_right ()
@@ -110,7 +130,7 @@ def data_loading_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     share = recent(config, "stage_data_wait_ratio")
     return (
         recorded(
-            "run:rankwatch_slow_data_loading:share",
+            estimate(SLOW_DATA_LOADING),
             f"""
                 max by (cluster, run) (
                   quantile by ({STAGE}) (0.5, {share})
@@ -167,14 +187,6 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
         recorded(
-            LATE_IN_TURN,
-            f"""
-                ({of_high(config, "late_step_long_seconds")} > 0)
-                <= on ({RUN}) group_left ()
-                ({config.jitter_rank_share:g} * {_LONG})
-            """,
-        ),
-        recorded(
             _IN_TURN,
             f"""
                 {_SHARE}
@@ -193,7 +205,7 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def _jitter_rule(config: RuleConfig) -> RecordingRule:
     """What late steps in turn cost, unless unequal batches explain them: long ones make late steps."""
     return recorded(
-        "run:rankwatch_jitter:share",
+        estimate(JITTER),
         f"""
             (
               {_IN_TURN}
@@ -226,7 +238,7 @@ def _jitter_rule(config: RuleConfig) -> RecordingRule:
               ({config.jitter_rank_share:g} * ({_LONG} - on ({RUN}) sum by ({RUN}) ({_OWN}) or {_LONG}))
             )
             unless on ({RUN})
-            run:rankwatch_unequal_batches:share
+            {estimate(UNEQUAL_BATCHES)}
         """,
     )
 

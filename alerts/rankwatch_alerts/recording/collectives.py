@@ -8,8 +8,12 @@ collective's last arriver is its transfer, so the least over the nodes belongs t
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import MEDIAN
+from rankwatch_alerts.recording.causes import JITTER
+from rankwatch_alerts.recording.steps import MEDIAN, estimate
+from rankwatch_alerts.recording.unequal_batches import UNEQUAL_BATCHES
 from rankwatch_alerts.rules import COLLECTIVE, RecordingRule, duration, promql, recorded
+
+NETWORK_DEGRADED = "group:rankwatch_network_degraded:share"
 
 
 def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -38,7 +42,7 @@ def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 (
                   {_baseline(mean, config)}
                   and on ({COLLECTIVE})
-                  ({_samples(mean, config)})
+                  {_known_long(mean, config)}
                   > 0
                 )
             """,
@@ -55,10 +59,14 @@ def _baseline(record: str, config: RuleConfig) -> str:
     )
 
 
-def _samples(record: str, config: RuleConfig) -> str:
-    least = config.network_min_baseline_seconds / config.scrape_interval_seconds
-    past, offset = duration(config.network_baseline_seconds), duration(config.cause_for_seconds)
-    return f"count_over_time({record}[{past}] offset {offset}) >= {least:g}"
+def _known_long(record: str, config: RuleConfig) -> str:
+    """Records that the baseline knows from long before its end: a younger run has no past."""
+    least = config.network_min_baseline_seconds
+    first, offset = (
+        duration(config.network_baseline_seconds - least),
+        duration(config.cause_for_seconds + least),
+    )
+    return f"present_over_time({record}[{first}] offset {offset})"
 
 
 def _transfers(window: str) -> str:
@@ -89,7 +97,7 @@ def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
     growth = "group:rankwatch_collective_transfer_seconds:growth"
     local, size = "run:rankwatch_step_local_seconds:median", "group:rankwatch_collective_bus_bytes:mean"
     return recorded(
-        "group:rankwatch_network_degraded:share",
+        estimate(NETWORK_DEGRADED),
         f"""
             (
               ({mean} - on ({COLLECTIVE}) {mean} / on ({COLLECTIVE}) {growth})
@@ -104,8 +112,8 @@ def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
             unless {of_run}
             ({local} > {of_run} ({1 + config.straggler_residual:g} * {_baseline(local, config)}))
             unless {of_run}
-            run:rankwatch_jitter:share
+            {estimate(JITTER)}
             unless {of_run}
-            run:rankwatch_unequal_batches:share
+            {estimate(UNEQUAL_BATCHES)}
         """,
     )

@@ -22,6 +22,14 @@ _RECENT_ON_GPU = "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent"
 
 
 def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """What has just failed."""
+    return (
+        recorded(NETWORK_DOWN, _network_down(config)),
+        recorded(RECENT_XID, _recent_xid(config)),
+    )
+
+
+def user_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """One rank for each GPU and one run for each node: an alert joins exactly one, whatever they share.
 
     A fault mostly ends the run that it hits, so the rules remember it for as long as an event alerts.
@@ -62,8 +70,6 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         recorded(USER_OF_NODE, _user_or_none(RUN_OF_NODE, f"last_over_time(rankwatch_agent_info[{window}])")),
         recorded(USER_OF_NETWORK, _user_or_none(RUN_OF_NETWORK, USER_OF_NODE)),
-        recorded(NETWORK_DOWN, _network_down(config)),
-        recorded(RECENT_XID, _recent_xid(config)),
         recorded(CHECKPOINT_SPACE, _checkpoint_space()),
         recorded(MOUNT_AVAILABLE, "min by (cluster, run, path) (rankwatch_run_mount_available_bytes)"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import recent
+from rankwatch_alerts.recording.steps import EVERY_RANK, recent
 from rankwatch_alerts.rules import RUN, STAGE, RecordingRule, recorded
 
 DIVERGING = "run:rankwatch_loss_diverging:deviation"
@@ -55,11 +55,11 @@ def loss_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 min by (cluster, run, name) (rankwatch_scalar_first_nonfinite_step)
             """,
         ),
-        *_skew_rules(config),
+        _skew_rule(config),
     )
 
 
-def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+def _skew_rule(config: RuleConfig) -> RecordingRule:
     """Ranks whose loss stands elsewhere than that of their peers: their data differ.
 
     Some loops divide the loss of a rank by the tokens of all ranks, so that a rank with more tokens has a
@@ -67,14 +67,27 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     so, and not where its tokens are unknown.
     """
     high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
+    return recorded(
+        DATA_SKEW,
+        f"""
+            {_ODD_LEVEL} > {high:g} and on ({_RANK}) {_ODD_PER_TOKEN} > {high:g}
+            or
+            {_ODD_LEVEL} < {low:g} and on ({_RANK}) {_ODD_PER_TOKEN} < {low:g}
+        """,
+    )
+
+
+def level_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Where the loss of each rank stands, and the ranks whose loss stands elsewhere than that of others."""
+    high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
     return (
         recorded(
             TREND,
             # In large runs, the halves of the ranks of a node speak for all of them.
-            """
+            f"""
                 quantile by (cluster, run) (
                   0.5,
-                  rankwatch_half_loss_trend or on (cluster, run) (rankwatch_loss_trend > 0)
+                  rankwatch_half_loss_trend or (rankwatch_loss_trend{EVERY_RANK} > 0)
                 )
             """,
         ),
@@ -102,14 +115,6 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   / on ({STAGE}) group_left ()
                   stage:rankwatch_step_tokens:median
                 )
-            """,
-        ),
-        recorded(
-            DATA_SKEW,
-            f"""
-                {_ODD_LEVEL} > {high:g} and on ({_RANK}) {_ODD_PER_TOKEN} > {high:g}
-                or
-                {_ODD_LEVEL} < {low:g} and on ({_RANK}) {_ODD_PER_TOKEN} < {low:g}
             """,
         ),
     )

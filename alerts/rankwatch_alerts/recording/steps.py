@@ -92,6 +92,12 @@ def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     )
 
 
+def estimate(record: str) -> str:
+    """The name of what the record of a cause is copied from: it is evaluated more seldom, because it reads
+    each node."""
+    return f"{record.rpartition(':')[0]}:estimate"
+
+
 def of_nodes(name: str, by: str) -> str:
     """What agents say of the ranks of a run on each node; once, where an agent has just moved."""
     return f"max by (cluster, run, node, {by}) (rankwatch_node_{name})"
@@ -102,13 +108,17 @@ def recent(config: RuleConfig, name: str) -> str:
     return f"last_over_time(rankwatch_recent_{name}[{duration(config.missed_seconds)}])"
 
 
+EVERY_RANK = '{shown=""}'
+"""Matcher of series of ranks, in runs of which each rank is exported: not in large ones."""
+
+
 def of_all(config: RuleConfig, name: str) -> str:
     """What agents say of all ranks of a stage: of each, or in large runs of both halves of a node's.
 
     The median of both halves' medians is that of the ranks; of large runs, single ranks are exported only
     where they may stand out (`max_single_ranks` of the agent).
     """
-    return f"({recent(config, f'half_{name}')} or on ({STAGE}) {recent(config, name)})"
+    return f"({recent(config, f'half_{name}')} or {recent(config, f'{name}{EVERY_RANK}')})"
 
 
 def median_of_stage(config: RuleConfig, name: str) -> str:

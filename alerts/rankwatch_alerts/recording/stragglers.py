@@ -16,6 +16,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.causes import LATE_IN_TURN
 from rankwatch_alerts.recording.costs import COST, HIGH_EXCESS, LATE_EXCESS, LATER
 from rankwatch_alerts.recording.steps import (
+    EVERY_RANK,
     MEDIAN,
     RANKS,
     STEP,
@@ -33,7 +34,7 @@ LEAST_EXCESS, MOST_EXCESS = -5, 50
 """Percent below and from which on all ranks are counted together."""
 _HALF_RESIDUAL = "half:rankwatch_step_local_seconds:residual"
 """Of large runs: what speaks for all ranks of a node."""
-_RESIDUALS = f"({_HALF_RESIDUAL} or on ({STAGE}) {RESIDUAL})"
+_RESIDUALS = f"({_HALF_RESIDUAL} or {RESIDUAL}{EVERY_RANK})"
 DEVIATION = "stage:rankwatch_step_local_seconds:residual_deviation"
 """Median of the absolute residuals: that of the residuals themselves is 0."""
 PHASE_EXCESS = "rank_phase:rankwatch_step_local_seconds:excess"
@@ -61,7 +62,7 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 ({_ranks(config, "token_ranks")} == on ({STAGE}) {RANKS})
             """,
         ),
-        recorded(RESIDUAL, _residual(config, f"{RANK}, stage", "")),
+        recorded(RESIDUAL, _residual(config, f"{RANK}, stage, shown", "")),
         recorded(
             RANKS_BY_EXCESS,
             # One look at each rank for all rows of a history.
@@ -250,9 +251,9 @@ def _candidate_rule(config: RuleConfig) -> RecordingRule:
             1 / (1 - ({COST} > 0) / on ({RUN}) group_left () {STEP})
             and
             ({excess} {of_median} {above})
-            and
+            and on ({RANK}, stage)
             (
-              ({RESIDUAL} and {excess})
+              ({RESIDUAL} and on ({RANK}, stage) {excess})
               > on ({STAGE}) group_left ()
               ({config.straggler_spread_factor:g} * {DEVIATION})
             )

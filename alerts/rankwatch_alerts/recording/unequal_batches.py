@@ -12,6 +12,7 @@ from rankwatch_alerts.recording.steps import (
     RANKS,
     STEP,
     TOKEN_MEDIAN,
+    estimate,
     of_all,
     recent,
 )
@@ -22,6 +23,7 @@ EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
 the leading term of extreme-value theory, and a constant that keeps it within 5 % of the exact value for
 2 to 1,024."""
 
+UNEQUAL_BATCHES = "run:rankwatch_unequal_batches:share"
 WAITING = "run:rankwatch_step_waiting:share"
 _TOKENS_MEDIAN = "stage:rankwatch_step_tokens:median"
 
@@ -53,7 +55,7 @@ def _share_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             _uneven_steps(config) + "or\n" + _uneven_ranks(config),
         ),
         recorded(
-            "run:rankwatch_unequal_batches:share",
+            estimate(UNEQUAL_BATCHES),
             # It cannot cost more than the ranks wait.
             f"""
                 (

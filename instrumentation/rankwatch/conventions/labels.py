@@ -31,6 +31,7 @@ class Label(StrEnum):
     STAGE = "stage"
     """Pipeline-parallel coordinate; ranks of one stage do the same work."""
     REPLICA = "replica"
+    SHOWN = "shown"
     """Data-parallel coordinate, empty where the rank states none; ranks of one replica work on the same
     microbatches."""
     HALF = "half"

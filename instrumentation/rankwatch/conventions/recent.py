@@ -10,7 +10,10 @@ TOGETHER = ("work", "microbatches")
 
 _RUN = (Label.RUN,)
 _REASON = (Label.RUN, Label.REASON)
-_RANK = (Label.RUN, Label.RANK, Label.STAGE)
+OUTSTANDING = "outstanding"
+"""Label `shown`: of this large run only ranks that may stand out are exported. Empty for all other runs."""
+
+_RANK = (Label.RUN, Label.RANK, Label.STAGE, Label.SHOWN)
 _STAGE = (Label.RUN, Label.STAGE)
 
 _RANKS = (

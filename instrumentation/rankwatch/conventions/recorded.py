@@ -50,6 +50,7 @@ _PROGRESS = (
         _RUN,
         "Longest time without progress that is normal for the run: learnt, above a floor, or the fallback.",
     ),
+    recorded("run:rankwatch_run_world_size:max", _RUN, "World size of the run."),
     recorded("run:rankwatch_run_small:bool", _RUN, "1 for a run that has too few ranks to page."),
     recorded(
         "run:rankwatch_loss_diverging:deviation",
@@ -230,6 +231,17 @@ _NETWORK = (
     ),
 )
 
+_ESTIMATES = tuple(
+    recorded(name, labels, f"What `{copy}` is copied from: it is evaluated every `ticket_interval_seconds`.")
+    for name, labels, copy in (
+        ("stage:rankwatch_slow_stage:estimate", _STAGE, "stage:rankwatch_slow_stage:slowdown"),
+        ("run:rankwatch_unequal_batches:estimate", _RUN, "run:rankwatch_unequal_batches:share"),
+        ("run:rankwatch_jitter:estimate", _RUN, "run:rankwatch_jitter:share"),
+        ("run:rankwatch_slow_data_loading:estimate", _RUN, "run:rankwatch_slow_data_loading:share"),
+        ("group:rankwatch_network_degraded:estimate", _COLLECTIVE, "group:rankwatch_network_degraded:share"),
+    )
+)
+
 _COLLECTIVES = (
     recorded(
         "group:rankwatch_collective_bus_bandwidth:max",
@@ -265,6 +277,7 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_JITTER,
     *_DATA_LOADING,
     *_NETWORK,
+    *_ESTIMATES,
     *_COLLECTIVES,
     *RECORDED_GOODPUT,
     *RECORDED_COST,

@@ -28,7 +28,7 @@ _STRAGGLERS = (
     ),
     recorded(
         "rank:rankwatch_step_local_seconds:residual",
-        _PLACED,
+        (*_PLACED, Label.SHOWN),
         "Local seconds of the rank over the median of its stage, minus one; per token where all ranks of the "
         "stage report tokens.",
     ),

@@ -240,7 +240,7 @@ SCALARS = (
     gauge(
         "rankwatch_loss_trend",
         "1",
-        _RANK,
+        (*_RANK, Label.SHOWN),
         "Trend of the loss: slow exponential average that leaves spikes out.",
     ),
     gauge(

@@ -16,7 +16,7 @@ from support.alerts.asked import ask
 
 SCRAPE_SECONDS = 30
 _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
-_GROUP = "rankwatch-steps"
+_GROUPS = ("rankwatch-causes", "rankwatch-steps")
 
 _NONE = range(0)
 
@@ -58,7 +58,7 @@ def recorded_by(
     document = {
         "rule_files": [str(_rules(directory))],
         "evaluation_interval": f"{SCRAPE_SECONDS}s",
-        "group_eval_order": [AGENT_GROUP, _GROUP],
+        "group_eval_order": [AGENT_GROUP, *_GROUPS],
         "tests": [{"interval": f"{SCRAPE_SECONDS}s", "input_series": series, "promql_expr_test": tests}],
     }
     return [
@@ -72,7 +72,7 @@ def _rules(directory: Path) -> Path:
     groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
     path = directory / "rules.json"
     path.write_text(
-        json.dumps({"groups": [agent_group(_CONFIG), *(each for each in groups if each["name"] == _GROUP)]})
+        json.dumps({"groups": [agent_group(_CONFIG), *(each for each in groups if each["name"] in _GROUPS)]})
     )
     return path
 

@@ -31,7 +31,7 @@ _PHASES = (
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:residual"
-_GROUPS = ("rankwatch-steps", "rankwatch-performance")
+_GROUPS = ("rankwatch-causes", "rankwatch-steps", "rankwatch-performance")
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 
 
