@@ -31,9 +31,7 @@ def _found() -> Iterator[str]:
     good = f'count_values by (cluster, run) ("step", {good})'
     joined = f"{failed} * on (cluster, run) group_left (step) {good}"
     steps = f'label_join({joined}, "evidence", " fails, last good step ", "operation", "step")'
-    placed = f'label_join({failed_checkpoints(RANKS, "error")}, "evidence", " at ", "error", "path")'
-    error = f'label_replace({placed}, "evidence", "$1", "evidence", "(.+) at ")'
-    yield f"{error} or on ({_RANK}) {steps}"
+    yield f"{failed_checkpoints(RANKS, 'evidence')} or on ({_RANK}) {steps}"
     error = f"(rankwatch_gpu_xid_last_timestamp_seconds{{{CLUSTER}}} > time() - 3600)"
     rank, index = f"{RANK_OF_GPU}{{{RANKS}}}", f"rankwatch_gpu_info{{{CLUSTER}}}"
     error = f"{error} * on (cluster, node, gpu) group_left (run, rank) {rank}"

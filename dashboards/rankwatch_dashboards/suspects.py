@@ -34,9 +34,11 @@ def failed_checkpoints(matchers: str, label: str) -> str:
     of_operation = "cluster, run, rank, node, operation"
     fires = firing(f'{matchers}, alertname="{Alert.CHECKPOINT_FAILED}"')
     known = f"topk by ({of_operation}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
-    joined = f"{fires} * on ({of_operation}) group_left (exception, message, path) {known}"
+    joined = f"{fires} * on ({of_operation}) group_left (exception, message) {known}"
     error = f'label_join({joined}, "{label}", ": ", "exception", "message")'
-    return f'label_replace({error}, "{label}", "$1", "{label}", "(?:: )?(.+?)(?:: )?")'
+    # Without a number that its words repeat.
+    shown = r"(?:: )?(?:([A-Za-z_.]+: )\\[Errno [0-9]+\\] )?(.+?)(?:: )?"
+    return f'label_replace({error}, "{label}", "$1$2", "{label}", "{shown}")'
 
 
 def _recorded(matchers: str) -> Iterable[str]:

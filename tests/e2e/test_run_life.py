@@ -1,5 +1,6 @@
 """Game day of the life of runs: a failure, a loop of crashes, a class of runs that fails and restarts too
-often, a slow start, a deadline that will be missed, and files that are no black boxes.
+often, one that is preempted, one that makes no progress, a slow start, a deadline that will be missed, and
+files that are no black boxes.
 
 Each raises its alert on a real system, and none that it does not explain.
 """
@@ -21,7 +22,15 @@ from support.training import ranks as rank_processes
 pytestmark = pytest.mark.e2e
 
 NODE = "node-a"
-CONFIG = replace(RuleConfig.for_demo(), startup_budget_seconds=20.0, success_least_attempts=4.0)
+CONFIG = replace(
+    RuleConfig.for_demo(),
+    startup_budget_seconds=20.0,
+    success_least_attempts=4.0,
+    goodput_fast_window_seconds=60.0,
+    goodput_slow_window_seconds=720.0,
+    slo_period_seconds=6720.0,
+)
+"""Windows and period of goodput are in the same proportions as in production."""
 FAILS = """
 steps(5)
 print("ready", flush=True)
@@ -31,10 +40,19 @@ raise IndexError("shard 7 holds 0 sequences")
 """
 """All attempts end at the same step."""
 STARTS = 'print("ready", flush=True)\ntime.sleep(1000)\n'
+IN_EXPERIMENT = "os.environ['RANKWATCH_RUN_CLASS'] = 'experiment'"
+"""No other run is in this class, and it makes no progress at all."""
+IS_PREEMPTED = """
+steps(5)
+print("ready", flush=True)
+sys.stdin.readline()
+run.preempted()
+run.finish()
+"""
 CRAWLS = 'print("ready", flush=True)\nsteps(10**6, forward=1.0)\n'
 DUE_SOON = "os.environ['RANKWATCH_DEADLINE'] = str(time.time() + 40.0)"
 """At a second a step it takes 100 s to the last of 100 steps."""
-RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='production', TORCHELASTIC_RESTART_COUNT='{restarts}')"
+RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='{run_class}', TORCHELASTIC_RESTART_COUNT='{restarts}')"
 ATTEMPTS = 4
 """The first one made progress."""
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
@@ -46,6 +64,8 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "critical"}),
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "warning"}),
     ("", Alert.REQUEUE_RATE, {"run_class": "production"}),
+    ("", Alert.PREEMPTION_STORM, {"run_class": "spot"}),
+    ("", Alert.GOODPUT_BUDGET, {"run_class": "experiment", "severity": "critical"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
@@ -56,22 +76,25 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
     require("prometheus", "prometheus-alertmanager")
     with monitored_system(tmp_path_factory.mktemp("life"), CONFIG, (NODE,)) as system, ExitStack() as ranks:
         boxes = system.directory / NODE / "blackboxes"
-        ranks.enter_context(rank_processes.rank(boxes, STARTS, run="slow-start"))
+        ranks.enter_context(rank_processes.rank(boxes, STARTS, run="slow-start", before=IN_EXPERIMENT))
         ranks.enter_context(rank_processes.rank(boxes, CRAWLS, run="late", before=DUE_SOON))
         (boxes / "copied").mkdir(parents=True)
         (boxes / "copied" / "0.blackbox").write_bytes(b"rankwatch")
-        _fail(system, "fails-once", attempts=1)
-        _fail(system, "loops", attempts=ATTEMPTS)
+        _end(system, "fails-once", FAILS, attempts=1)
+        _end(system, "loops", FAILS, attempts=ATTEMPTS)
+        _end(system, "reclaimed", IS_PREEMPTED, attempts=ATTEMPTS, run_class="spot")
         yield system
 
 
-def _fail(system: MonitoredSystem, run: str, *, attempts: int) -> None:
+def _end(
+    system: MonitoredSystem, run: str, code: str, *, attempts: int, run_class: str = "production"
+) -> None:
     """Let each attempt be seen while it runs, and when it has ended."""
     boxes = system.directory / NODE / "blackboxes"
     for attempt in range(1, attempts + 1):
         before = time.time() - 0.5  # start times of processes are rounded to ticks
-        restarted = RESTARTED.format(restarts=attempt - 1)
-        with rank_processes.rank(boxes, FAILS, run=run, before=restarted) as process:
+        restarted = RESTARTED.format(run_class=run_class, restarts=attempt - 1)
+        with rank_processes.rank(boxes, code, run=run, before=restarted) as process:
             for moment in ("start", "end"):
                 series = f'rankwatch_run_attempt_{moment}_timestamp_seconds{{run="{run}"}} >= {before}'
                 what = f"{moment} of attempt {attempt} of {run}"

@@ -59,6 +59,12 @@ class CollectorHealth:
     broken_parts: int | None = None
     """Sum over all runs; None for a source that is not made of parts."""
 
+    @property
+    def never_applied(self) -> bool:
+        """True if every run has found that there is nothing to read on this node."""
+        found = {outcome for outcome, count in self.runs.items() if count}
+        return found == {RunOutcome.NOT_APPLICABLE}
+
     def overdue(self) -> CollectorHealth:
         """The health once the present run has passed its deadline."""
         return replace(

@@ -15,6 +15,7 @@ WATCH_SECONDS = 1.0
 """Time between two checks of deadlines. Without scrapes too, the log then reports a hang."""
 
 _INFO = metric("rankwatch_agent_info")
+_TIME = metric("rankwatch_host_time_seconds")
 _COLLECTORS = metric("rankwatch_collectors")
 _STATE = metric("rankwatch_collector_state")
 _DURATION = metric("rankwatch_collector_duration_seconds")
@@ -83,13 +84,16 @@ class Supervisor:
 def _health_metrics(
     version: str, healths: Sequence[tuple[Collector, CollectorHealth]], now: float
 ) -> Collection:
-    """State, duration, last success, interval and run counts. What is not known yet has no series."""
-    series = [Series(_INFO, (version,), 1)]
+    """State, duration, last success, interval and run counts. What is not known yet has no series, and what
+    this node never had has its state only: most nodes lack half of what an agent can read."""
+    series = [Series(_INFO, (version,), 1), Series(_TIME, (), now)]
     series.append(Series(_COLLECTORS, (), sum(health.state is not None for _, health in healths)))
     for collector, health in healths:
         name = (collector.name,)
         if health.state is not None:
             series.append(Series(_STATE, (collector.name, health.state.value), 1))
+        if health.never_applied:
+            continue
         if health.duration_seconds is not None:
             series.append(Series(_DURATION, name, health.duration_seconds))
         if health.last_success_timestamp_seconds is not None:

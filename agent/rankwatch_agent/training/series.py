@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 
-from rankwatch.conventions import ENDED_STATES, RankState, metric
+from rankwatch.conventions import ENDED_STATES, Kind, RankState, metric
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch.conventions.recent import OUTSTANDING
 from rankwatch_agent.runtime.collector import Series, sample
@@ -82,7 +82,7 @@ class RankSeries:
         found.extend(memory_series(key, resident, rank.now.allocator))
         found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
         self._count(rank.run, found)
-        return found
+        return [each for each in found if not _is_idle(each)] if rank.run in self._shown else found
 
     def _compared(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         """What ranks are compared by: of large runs, where this one may stand out in it."""
@@ -183,6 +183,11 @@ class RankSeries:
             return  # it ended in an orderly way; of a lost one it matters where it stood
         if rank.path in self._doubtful:
             yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
+
+
+def _is_idle(series: Series) -> bool:
+    """True for a counter of what has not happened: of 16,384 ranks, a third of the series would be these."""
+    return series.metric.kind is Kind.COUNTER and series.value == 0
 
 
 def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:

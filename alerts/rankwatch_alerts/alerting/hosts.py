@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankwatch_alerts.alerting.alert import NO_RUN, alert_rule, listed, opened_on, value_of
 from rankwatch_alerts.alerting.hardware import NETWORK, NODE, Fault, hardware_alerts
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.hardware import MOUNT_AVAILABLE, RUN_OF_NODE
+from rankwatch_alerts.recording.hardware import CLOCK_AHEAD, MOUNT_AVAILABLE, RUN_OF_NODE
 from rankwatch_alerts.rules import HARDWARE_UID, Alert, AlertRule, Severity, duration
 
 _PATH = "cluster, node, path"
@@ -14,7 +14,7 @@ _AVAILABLE = "rankwatch_filesystem_available_bytes"
 
 def host_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
     """All alerts on hosts."""
-    faults = (_tcp_retransmits(config), _clock_wrong(config), _oom_kill(config))
+    faults = (_tcp_retransmits(config), _clock_wrong(config), _clock_differs(config), _oom_kill(config))
     return (*(rule for each in faults for rule in hardware_alerts(config, each)), *_disk_filling(config))
 
 
@@ -59,6 +59,38 @@ def _clock_wrong(config: RuleConfig) -> Fault:
         if_idle="Ages of checkpoints, waits and the order of events are wrong there by as much. [[Start the "
         "time daemon of that node]], and look whether it reaches its servers.",
         for_seconds=config.confirm_seconds,
+    )
+
+
+def _clock_differs(config: RuleConfig) -> Fault:
+    """A ticket: the same, where the kernel believes in its clock, or no daemon has set it for a short time.
+
+    Of two nodes nobody knows which one is wrong. A scrape that waits for a busy node looks like a clock that
+    is ahead, so the difference must last.
+    """
+    return Fault(
+        alert=Alert.CLOCK_WRONG,
+        part=NODE,
+        reason="differs",
+        summary="The clock of a node differs from those of the others.",
+        happened="The clock of node {{ $labels.node }} differs by {{ $value | humanizeDuration }} from that "
+        "of the median node.",
+        ticket=f"""
+            abs(
+              {CLOCK_AHEAD}
+              - on (cluster) group_left ()
+              (
+                quantile by (cluster) (0.5, {CLOCK_AHEAD})
+                and on (cluster)
+                (count by (cluster) ({CLOCK_AHEAD}) > 2)
+              )
+            )
+            > {config.clock_error_seconds:g}
+        """,
+        if_idle="Ages of checkpoints, waits and the order of events are wrong there by as much. [[Compare "
+        "the time servers of that node]] with those of another one, and look whether something else sets its "
+        "clock.",
+        for_seconds=config.collector_for_seconds,
     )
 
 

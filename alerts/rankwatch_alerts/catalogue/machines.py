@@ -310,6 +310,7 @@ HOSTS = (
         "clock",
         "Is the node's clock right?",
         "rankwatch_host_clock_max_error_seconds",
+        "node:rankwatch_host_clock_ahead_seconds:max",
         figure="max by (cluster, node) (rankwatch_host_clock_max_error_seconds)",
         unit="seconds",
         good=Good.LOWER,

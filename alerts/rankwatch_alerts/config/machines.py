@@ -39,8 +39,9 @@ class Machines:
     """Packets of a device per second that are sent again, because no answer came in time or the receiver was
     not ready, that are too many: NVSentinel's limit of timeouts."""
     clock_error_seconds: float = 1.0
-    """How far a node's clock may be off. The kernel's bound grows by 0.5 ms a second while no time daemon
-    sets the clock; daemons set it at least every 1,024 seconds, which keeps the bound near 0.5 s."""
+    """How far a node's clock may be off, or differ from that of the median node. The kernel's bound grows by
+    0.5 ms a second while no time daemon sets the clock; daemons set it at least every 1,024 seconds, which
+    keeps the bound near 0.5 s."""
     disk_free_share: float = 0.10
     """Free share of a checkpoint path from which a ticket is raised, however slowly it fills."""
     disk_history_seconds: float = 21600.0

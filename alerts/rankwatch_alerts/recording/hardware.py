@@ -12,6 +12,7 @@ USER_OF_NODE = "node:rankwatch_node_user:info"
 USER_OF_NETWORK = "node:rankwatch_network_user:info"
 """Of every node: with the run that uses it, or without one."""
 NETWORK_DOWN = "device:rankwatch_network_down:bool"
+CLOCK_AHEAD = "node:rankwatch_host_clock_ahead_seconds:max"
 CHECKPOINT_SPACE = "run_path:rankwatch_checkpoint_space:saves"
 MOUNT_AVAILABLE = "run_path:rankwatch_run_mount_available_bytes:min"
 RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
@@ -70,6 +71,10 @@ def user_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         recorded(USER_OF_NODE, _user_or_none(RUN_OF_NODE, f"last_over_time(rankwatch_agent_info[{window}])")),
         recorded(USER_OF_NETWORK, _user_or_none(RUN_OF_NETWORK, USER_OF_NODE)),
+        recorded(
+            CLOCK_AHEAD,
+            "max by (cluster, node) (rankwatch_host_time_seconds - timestamp(rankwatch_host_time_seconds))",
+        ),
         recorded(CHECKPOINT_SPACE, _checkpoint_space()),
         recorded(MOUNT_AVAILABLE, "min by (cluster, run, path) (rankwatch_run_mount_available_bytes)"),
     )

@@ -19,6 +19,8 @@ _PER_TOKENS = "run:rankwatch_cost_per_million_tokens:mean"
 MFU = "run:rankwatch_model_flops_utilisation:ratio"
 GPU_UTILISATION = "run:rankwatch_gpu_utilization:mean"
 MONEY = f"{RUN}, currency, basis"
+_ALLOCATED = "max by (cluster, run, node, gpu_model) (rankwatch_run_allocated_gpus)"
+"""Once of each node, where an agent has just moved."""
 
 
 def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -30,7 +32,15 @@ def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
     remembered = duration(config.node_memory_seconds)
     return (
         recorded(PER_HOUR, "or\n".join(map(_per_hour, PriceBasis))),
-        recorded(SPENT, f"sum by ({MONEY}) (last_over_time(rankwatch_run_spent[{remembered}]))"),
+        recorded(
+            SPENT,
+            # Of an agent that has moved, what it spent before is the same series with another instance.
+            f"""
+                sum by ({MONEY}) (
+                  max by ({MONEY}, node) (last_over_time(rankwatch_run_spent[{remembered}]))
+                )
+            """,
+        ),
         recorded("run_state:rankwatch_cost_per_hour:sum", "or\n".join(map(_per_state, GoodputState))),
     )
 
@@ -39,9 +49,9 @@ def _per_hour(basis: PriceBasis) -> str:
     """A model has one price of each basis at a time, so what is charged finds at most one."""
     return f"""
         sum by ({MONEY}) (
-          rankwatch_run_allocated_gpus
+          {_ALLOCATED}
           * on (cluster, node, gpu_model) group_left (currency, basis)
-          rankwatch_gpu_price_per_hour{{basis="{basis}"}}
+          max by (cluster, node, gpu_model, currency, basis) (rankwatch_gpu_price_per_hour{{basis="{basis}"}})
         )
     """
 
@@ -126,14 +136,14 @@ def _utilisation() -> tuple[RecordingRule, ...]:
 
 def _of_peak(dtype: str) -> str:
     flops = f'max by ({RUN}) (rankwatch_scalar{{name="{FLOPS_PER_TOKEN}"}})'
-    peak = f'rankwatch_gpu_peak_flops{{dtype="{dtype}"}}'
+    peak = f'max by (cluster, node, gpu_model) (rankwatch_gpu_peak_flops{{dtype="{dtype}"}})'
     return f"""
         label_replace(
           {_TOKENS}
           * on ({RUN})
           {flops}
           / on ({RUN})
-          sum by ({RUN}) (rankwatch_run_allocated_gpus * on (cluster, node, gpu_model) group_left () {peak})
+          sum by ({RUN}) ({_ALLOCATED} * on (cluster, node, gpu_model) group_left () {peak})
           unless on ({RUN})
           (rankwatch_run_allocated_gpus unless on (cluster, node, gpu_model) {peak}),
           "dtype", "{dtype}", "", ""

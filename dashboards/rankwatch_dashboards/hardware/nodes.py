@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
+from rankwatch_alerts.recording.hardware import CLOCK_AHEAD
 from rankwatch_dashboards.links import TO_NODE
-from rankwatch_dashboards.panels import NODE, Drawing, Panel, Query, most
+from rankwatch_dashboards.panels import CLUSTER, NODE, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
+_MEDIAN_CLOCK = f"quantile by (cluster) (0.5, {CLOCK_AHEAD}{{{CLUSTER}}})"
 
 
 def _by(labels: str, expression: str, series: int = 20) -> str:
@@ -244,6 +246,13 @@ _HOST = (
         "above 0.1 s the time lines and traces of several nodes do not fit together.",
         "s",
         most(f"max by (cluster, node) (rankwatch_host_clock_max_error_seconds{{{NODE}}})"),
+    ),
+    _panel(
+        "Clocks that differ",
+        "How far each node's clock is from that of the median node, the 20 that differ most. Above "
+        "1 s for minutes: RankwatchClockWrong.",
+        "s",
+        most(f"abs({CLOCK_AHEAD}{{{NODE}}} - on (cluster) group_left () {_MEDIAN_CLOCK})"),
     ),
     _panel(
         "Processes stuck in the kernel",

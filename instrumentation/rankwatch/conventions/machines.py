@@ -49,6 +49,12 @@ HOST = (
         (),
         "How far the node's clock may be off; it grows while no time daemon sets it.",
     ),
+    gauge(
+        "rankwatch_host_time_seconds",
+        "seconds",
+        (),
+        "Unix time by the node's clock when the agent was asked: rules compare it between nodes.",
+    ),
 )
 
 NETWORK = (

@@ -10,6 +10,12 @@ _LATEST = "Unix time at which the run started there"
 
 RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
     recorded(
+        "node:rankwatch_host_clock_ahead_seconds:max",
+        _NODE,
+        "How far the node's clock is ahead of that of Prometheus, and below 0 behind it; at most one scrape "
+        "too much.",
+    ),
+    recorded(
         "run_node:rankwatch_rank_start_timestamp_seconds:recent",
         (*_NODE, Label.RUN),
         "Last start of ranks of the run on the node, where one of them ran within the last minutes and not "

@@ -16,15 +16,16 @@ from support.training.ranks import rank, values
 
 PAGE = ROOT / "docs" / "cardinality.md"
 OWN = (Label.RUN, Label.RANK)
-CHECKPOINT_SERIES = 3 * 3 + 3 * 4
+CHECKPOINT_SERIES = 3 * 3 + 3 * 5
 """Three operations by three outcomes, and of each the seconds, all and blocking, the bytes, and the time of
-the last failure."""
+the last failure and why."""
 ONE_AT_A_TIME = (
     "rankwatch_rank_info",
     "rankwatch_rank_gpu_info",
     "rankwatch_rank_gpu_start_timestamp_seconds",
     "rankwatch_rank_state",
     "rankwatch_rank_phase_start_timestamp_seconds",
+    "rankwatch_loss_trend",
 )
 PULLS = 2
 VARIATION_TERMS = 6

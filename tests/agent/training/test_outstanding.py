@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from rankwatch_agent.training.outstanding import OutstandingRanks, Standing, halves
+from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing, halves
 
 
 def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> Standing:
@@ -24,7 +24,7 @@ def _standing(rank: int, local: float | None, *, stage: str = "0", **other: floa
 
 
 def _choose(*seconds: float | None) -> frozenset[str]:
-    return OutstandingRanks().choose(_standing(rank, each) for rank, each in enumerate(seconds))
+    return OutstandingRanks().choose(_standing(rank, each) for rank, each in enumerate(seconds)).work
 
 
 def test_slow_ranks_are_shown() -> None:
@@ -36,28 +36,29 @@ def test_slow_ranks_are_shown() -> None:
 
 def test_last_rank_of_each_stage() -> None:
     ranks = [_standing(rank, 1.0 + 0.01 * rank, stage=str(rank % 2)) for rank in range(4)]
-    assert OutstandingRanks().choose(ranks) == {"2", "3"}
+    assert OutstandingRanks().choose(ranks).work == {"2", "3"}
 
 
 @pytest.mark.parametrize(
-    "ranks",
+    ("ranks", "shown"),
     [
-        [_standing(0, 1.0, token=0.1), _standing(1, 0.5, token=0.2)],
-        [_standing(0, 1.0), _standing(1, 0.9, late=0.3)],
-        [_standing(0, 1.0, loss=2.0), _standing(1, 1.0, loss=3.0)],
-        [_standing(0, 1.0, loss=2.0), _standing(1, 1.0, loss=1.0)],
+        ([_standing(0, 1.0, token=0.1), _standing(1, 0.5, token=0.2)], {"work": {"0", "1"}}),
+        ([_standing(0, 1.0), _standing(1, 0.9, late=0.3)], {"work": {"0"}, "lateness": {"1"}}),
+        ([_standing(0, 1.0, loss=2.0), _standing(1, 1.0, loss=3.0)], {"work": {"0"}, "loss": {"0", "1"}}),
+        ([_standing(0, 1.0, write=2.0), _standing(1, 1.0, write=3.0)], {"work": {"0"}, "writes": {"1"}}),
     ],
-    ids=["time for a token", "late steps", "high loss", "low loss"],
+    ids=["time for a token", "late steps", "high and low loss", "slow writes"],
 )
-def test_other_ways_to_stand_out(ranks: Sequence[Standing]) -> None:
-    assert "1" in OutstandingRanks().choose(ranks)
+def test_other_ways_to_stand_out(ranks: Sequence[Standing], shown: dict[str, set[str]]) -> None:
+    """A rank is shown by what it stands out in, and by nothing else: each series costs all rules."""
+    assert OutstandingRanks().choose(ranks) == Shown(**{of: frozenset(who) for of, who in shown.items()})
 
 
 def test_equal_ranks_do_not_take_turns() -> None:
     """A series that comes and goes is a new one each time."""
     outstanding, draw = OutstandingRanks(), random.Random(7)
     shown = {
-        frozenset(outstanding.choose(_standing(rank, 1.0 + 0.002 * draw.random()) for rank in range(8)))
+        outstanding.choose(_standing(rank, 1.0 + 0.002 * draw.random()) for rank in range(8)).work
         for _ in range(50)
     }
     assert len(shown) == 1
@@ -65,9 +66,9 @@ def test_equal_ranks_do_not_take_turns() -> None:
 
 def test_another_rank_becomes_the_last_one() -> None:
     outstanding = OutstandingRanks()
-    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.0)]) == {"0"}
-    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.2)]) == {"1"}
-    assert outstanding.choose([_standing(1, 1.2)]) == {"1"}, "the other one has ended"
+    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.0)]).work == {"0"}
+    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.2)]).work == {"1"}
+    assert outstanding.choose([_standing(1, 1.2)]).work == {"1"}, "the other one has ended"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ with run.checkpoint("save") as operation:
     with operation.stage("commit"): pass
 operation = run.checkpoint("load")
 operation.stage("read").end(failed=True)
-operation.end(failed=True)
+operation.failed("shard 3 is missing")
+operation.end()
 run.checkpoint("save").begin()
 with run.checkpoint("verify"): pass
 with run.checkpoint("upload"): pass

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_agent.training.recent import RecentMeans, RecentSteps
-from rankwatch_agent.training.recent_series import node_series, rank_series
+from rankwatch_agent.training.recent_series import node_series, rank_series, token_series
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import LearntTimeouts
 
@@ -155,8 +155,9 @@ def test_series() -> None:
         recent.take(steps, 1.0)
         ranks["r", str(rank), str(rank // 2)] = _read(recent)
     key = ("r", "2", "1")
-    found = {each.metric.name: (each.labels, each.value) for each in rank_series(key, "4", ranks[key])}
-    assert found["rankwatch_recent_step_local_seconds"] == ((*key, "4"), pytest.approx(0.9))
+    of_rank = (*rank_series(key, "outstanding", "4", ranks[key]), *token_series(key, "", ranks[key]))
+    found = {each.metric.name: (each.labels, each.value) for each in of_rank}
+    assert found["rankwatch_recent_step_local_seconds"] == ((*key, "outstanding", "4"), pytest.approx(0.9))
     assert not any("token" in name for name in found)
     of_node = {(each.metric.name, each.labels): each.value for each in node_series("r", ranks)}
     assert of_node["rankwatch_recent_run_waiting_ratio", ("r",)] == pytest.approx(0.7)

@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
+from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, to_yaml, write_rules
 from rankwatch_cli.demo.receiver import Alert, Receiver
 from support.agent.process import AgentProcess, agent_process
 from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.processes.family import ProcessFamily
-from support.servers.prometheus import alertmanager, poll, prometheus, query
+from support.servers.prometheus import alertmanager, poll, prometheus_at, query, reserved_port
 
 SECONDS_TO_ALERT = 240.0
 """Longest wait for one alert."""
@@ -168,13 +169,17 @@ def monitored_system(
         alertmanager_url = stack.enter_context(
             alertmanager(alertmanager_config(config, receiver.url), directory)
         )
-        content = prometheus_config(
+        content: dict[str, Any] = prometheus_config(
             config,
             rule_files=write_rules(config, directory / "rules"),
             agent_targets=[agent.address for agent in (*agents.values(), *more_agents)],
             alertmanager_targets=[alertmanager_url.removeprefix("http://")],
         )
-        prometheus_url = stack.enter_context(prometheus(content, directory))
+        port = stack.enter_context(reserved_port())
+        itself = {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+        content["scrape_configs"].append(itself)
+        (directory / "prometheus.yml").write_text(to_yaml(content))
+        prometheus_url = stack.enter_context(prometheus_at(port, directory / "prometheus.yml"))
         system = MonitoredSystem(directory, prometheus_url, agents, receiver)
         stack.callback(system.end_jobs)
         yield system

@@ -40,7 +40,11 @@ from support.training.ranks import go_on, rank
 
 _SECONDS_BEFORE_FAULT = 60.0
 _SECONDS_AFTER_ALERTS = 30.0
-_ALL = '{__name__=~"rankwatch_.+|.+:rankwatch_.+|ALERTS|ALERTS_FOR_STATE|up|scrape_.+|prometheus_.+"}'
+_NAMES = (
+    *("rankwatch_.+", ".+:rankwatch_.+", "ALERTS", "ALERTS_FOR_STATE", "up", "scrape_.+"),
+    "prometheus_rule_evaluation_failures_total",
+)
+_ALL = f'{{__name__=~"{"|".join(_NAMES)}"}}'
 _LONGEST_SECONDS = 900
 _PACE = ("--layer-forward-seconds", "0.06", "--layer-backward-seconds", "0.1")
 """Steps of a third of a second: so many ranks share few cores."""

@@ -1,0 +1,96 @@
+"""Game day of the telemetry itself: rules that Prometheus cannot evaluate, records that an agent misses, and
+a node whose clock is ahead.
+
+Each raises its alert on a real system, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from rankwatch_alerts import Alert, RuleConfig
+from support.agent.process import agent_process
+from support.e2e.monitored_system import MonitoredSystem, complete, monitored_system
+from support.servers.prometheus import require
+from support.training.ranks import rank
+
+pytestmark = pytest.mark.e2e
+
+NODE, FLOODED_NODE, EARLY_NODE = "node-a", "node-b", "node-c"
+CONFIG = replace(RuleConfig.for_demo(), clock_error_seconds=2.0)
+AHEAD = "import time; real = time.time; time.time = lambda: real() + 5.0\n"
+"""As sitecustomize, the first code that the agent of this node runs."""
+PRICE = """
+[[price]]
+gpu_model = "cpu"
+price_per_hour = 3.0
+currency = "{currency}"
+basis = "list"
+"""
+TRAINS = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
+FLOODS = 'print("ready", flush=True)\nwhile True:\n    steps(8000)\n    time.sleep(0.5)\n'
+"""Each burst writes twice as many records as a black box holds, between two looks of the agent."""
+EXPECTED: tuple[tuple[str, Alert, dict[str, str], str], ...] = (
+    ("", Alert.RULES_FAILING, {"severity": "critical"}, "rankwatch-goodput"),
+    ("flooded", Alert.RECORDS_MISSED, {"node": FLOODED_NODE}, "of the records of run flooded"),
+    ("", Alert.CLOCK_WRONG, {"node": EARLY_NODE, "reason": "differs"}, f"node {EARLY_NODE} differs by "),
+)
+"""Run, the alert it must raise, labels this must have beside `run`, and a part of its text."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
+    """Two agents of one node state prices in two currencies, as when a table is replaced by another one: the
+    rules of cost would have to add them."""
+    require("prometheus", "prometheus-alertmanager")
+    directory = tmp_path_factory.mktemp("telemetry")
+    for currency in ("EUR", "USD"):
+        (directory / f"{currency}.toml").write_text(PRICE.format(currency=currency))
+    second = directory / "second"
+    second.mkdir()
+    priced = ("--collectors", "ranks,cost,clock", "--price-table")
+    window = ("--step-window-seconds", f"{CONFIG.step_window_seconds:g}")
+    with ExitStack() as stack:
+        flags = ("--node", NODE, *window, *priced, str(directory / "USD.toml"))
+        other = stack.enter_context(agent_process(second, *flags))
+        early_directory = directory / EARLY_NODE
+        early_directory.mkdir()
+        (early_directory / "sitecustomize.py").write_text(AHEAD)
+        early = agent_process(
+            early_directory, "--node", EARLY_NODE, environ={"PYTHONPATH": str(early_directory)}
+        )
+        more = (other, stack.enter_context(early))
+        flags = (*priced, str(directory / "EUR.toml"))
+        system = stack.enter_context(
+            monitored_system(directory, CONFIG, (NODE, FLOODED_NODE), agent_flags=flags, more_agents=more)
+        )
+        for boxes, run, code in (
+            (directory / NODE, "priced", TRAINS),
+            (second, "priced-otherwise", TRAINS),
+            (directory / FLOODED_NODE, "flooded", FLOODS),
+        ):
+            stack.enter_context(rank(boxes / "blackboxes", code, run=run))
+        yield system
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "labels", "text"),
+    EXPECTED,
+    ids=[name.removeprefix("Rankwatch") for _, name, *_ in EXPECTED],
+)
+def test_alert(run: str, name: Alert, labels: dict[str, str], text: str, system: MonitoredSystem) -> None:
+    """Alertmanager delivers the alert, with complete annotations."""
+    alert = system.alert(run, name, **labels)
+    assert complete(alert, CONFIG), alert
+    assert text in alert.annotations["description"]
+
+
+def test_no_other_alert(system: MonitoredSystem) -> None:
+    """Rules that fail hold up no others."""
+    for run, name, labels, _ in EXPECTED:
+        system.alert(run, name, **labels)
+    assert {each.name for each in system.delivered()} == {str(name) for _, name, *_ in EXPECTED}
