@@ -130,7 +130,7 @@ def firing_alerts(
         ),
         columns=(
             Column(name="severity", title="Severity", width=70, mappings=SEVERITIES),
-            Column(name="alertname", title="Alert", width=140, words=names, link=to_runbook(config)),
+            Column(name="alertname", title="Alert", width=150, words=names, link=to_runbook(config)),
             Column(name="E", title="Began", unit="time:ddd HH:mm:ss", width=105),
             Column(name="A", title="Fires for", unit="s", width=75),
             Column(name="run", title="Run", width=98, link=TO_RUN),
@@ -139,8 +139,8 @@ def firing_alerts(
             *((Column(name="index", title="GPU", width=45, link=TO_GPU),) if of_gpu else ()),
             Column(name="cause", title="Cause", width=190, words={**ALERTS, **CAUSES}),
             Column(name="act", title="Do first", patterns=first_acts.first_acts(config, names)),
-            Column(name="C", title="Ranks lost", width=90, decimals=2),
+            Column(name="C", title="Ranks lost", width=88, decimals=2),
             Column(name="D", title="Waste/h", width=70, decimals=2),
-            Column(name="currency", title="Currency", width=68),
+            Column(name="currency", title="Currency", width=75),
         ),
     )

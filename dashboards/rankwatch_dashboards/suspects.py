@@ -36,8 +36,9 @@ def failed_checkpoints(matchers: str, label: str) -> str:
     known = f"topk by ({of_operation}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
     joined = f"{fires} * on ({of_operation}) group_left (exception, message) {known}"
     error = f'label_join({joined}, "{label}", ": ", "exception", "message")'
-    # Without a number that its words repeat.
-    shown = r"(?:: )?(?:([A-Za-z_.]+: )\\[Errno [0-9]+\\] )?(.+?)(?:: )?"
+    # Without a number that its words repeat; as a cause also without the name of a file.
+    end = "(?:: (?:['/].*)?)?" if label == "cause" else "(?:: )?"
+    shown = rf"(?:: )?(?:([A-Za-z_.]+: )\\[Errno [0-9]+\\] )?(.+?){end}"
     return f'label_replace({error}, "{label}", "$1$2", "{label}", "{shown}")'
 
 

@@ -21,6 +21,7 @@ from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import Alert, AlertRule
 from support.alerts.agent_means import AGENT_GROUP, agent_group
+from support.paths import ROOT
 from support.servers.prometheus import require
 
 Rule = Mapping[str, Any]
@@ -92,6 +93,12 @@ def test_every_alert_fires_and_resolves(rule: AlertRule) -> None:
         if before and after:
             return
     pytest.fail(f"{rule.alert} has no case that shows it silent, firing and resolved")
+
+
+def test_every_alert_has_a_game_day() -> None:
+    """Each alert is raised by a fault on real servers: a file of tests/e2e names it."""
+    named = "".join(each.read_text() for each in (ROOT / "tests" / "e2e").glob("test_*.py"))
+    assert [each for each in Alert if f"Alert.{each.name}" not in named] == []
 
 
 @pytest.mark.parametrize("metric", METRICS_WANTED)

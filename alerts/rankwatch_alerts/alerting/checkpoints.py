@@ -68,8 +68,8 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
             "Checkpoint {{ $labels.operation }} failed on rank {{ $labels.rank }} of run "
             "{{ $labels.run }} on node {{ $labels.node }} in the last "
             f"{window}; stage that fails most on it: {stage}.{error} "
-            "[[Check space, mount and errors of the checkpoint path]] on that node, and that "
-            "an older good checkpoint is kept."
+            "[[Check space and mount of the checkpoint path]] on that node, and that an older good "
+            "checkpoint is kept."
         ),
     )
 

@@ -53,7 +53,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
         description=(
             "The loss of run {{ $labels.run }} was NaN or infinite on {{ $value }} rank(s) in the "
             f"last {window}; {first}. Unless the trainer "
-            "skips such steps, [[stop it and resume from a checkpoint of an earlier step]]."
+            "skips such steps, [[stop it and resume from before that step]]."
         ),
     )
 

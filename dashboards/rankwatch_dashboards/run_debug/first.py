@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
+from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, RuleConfig
 from rankwatch_alerts.recording.steps import STALL
 from rankwatch_alerts.recording.stragglers import LEAST_EXCESS, MOST_EXCESS, RANKS_BY_EXCESS
 from rankwatch_alerts.rules import duration
 from rankwatch_dashboards.board import FirstScreen
 from rankwatch_dashboards.evidence import evidence
-from rankwatch_dashboards.firing import age_of, firing, named
+from rankwatch_dashboards.firing import age_of, firing, notified
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.lost_time import NO_TIME, lost_time, too_much, unproductive
 from rankwatch_dashboards.panels import (
@@ -53,24 +53,25 @@ def first_screen(config: RuleConfig) -> FirstScreen:
 
 
 def _first() -> str:
-    """The page of the run that fires longest, else its ticket, whose time is below zero.
+    """The page of the run that fires longest, else its ticket, whose time is below zero."""
+    page, ticket = _notified(("alertname",))
+    return f"topk(1, {page}) or on () -1 * topk(1, {ticket})"
 
-    A run that crashes again and again has failed, too: the pattern says more than its last end.
-    """
-    looping = age_of(f"{RUN}, {named((Alert.RUN_CRASH_LOOPING,))}", ("alertname",))
-    page = age_of(f'{RUN}, severity="critical"', ("alertname",))
-    ticket = age_of(f'{RUN}, severity="warning"', ("alertname",))
-    return f"topk(1, {looping}) or on () topk(1, {page}) or on () -1 * topk(1, {ticket})"
+
+def _notified(labels: tuple[str, ...]) -> tuple[str, str]:
+    """For how long pages and tickets of the run fire that no other alert explains."""
+    page, ticket = (f'{RUN}, severity="{each}"' for each in ("critical", "warning"))
+    return age_of(page, labels, notified(page)), age_of(ticket, labels, notified(ticket))
 
 
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
     suspected, named_node = suspects(RUN), f'{RUN}, node!=""'
-    page, ticket = (age_of(f'{RUN}, severity="{each}"', ()) for each in ("critical", "warning"))
+    page, ticket = _notified(())
     return (
         verdict(
             "Verdict",
-            "The alert of this run that fired first: pages are red, tickets orange. What began first is "
-            "nearest to the cause.",
+            "The alert of this run that fired first, of those that no other one explains: pages are red, "
+            "tickets orange. What began first is nearest to the cause.",
             _first(),
             steps=((-1e15, ORANGE), (0, RED)),
             name="{{alertname}}",

@@ -256,6 +256,32 @@ def test_overwritten_phase_end(tmp_path: Path) -> None:
 GPU = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
 
 
+def test_large_run(tmp_path: Path) -> None:
+    """Of a run with more ranks than `max_single_ranks`, ranks are compared by some of them, counters of what
+    has not happened are left out, and what each rank has is counted all the same."""
+    slow = 'print("ready", flush=True)\nsteps(10**6, forward=0.03)\n'
+    fast = slow.replace("0.03", "0.01")
+    found: dict[int, Collection] = {}
+    with rank(tmp_path, fast, world=2), rank(tmp_path, slow, number=1, world=2):
+        for most, shown in ((1, {("1", "outstanding")}), (2, {("0", ""), ("1", "")})):
+            collector = RanksCollector(directory=tmp_path, max_single_ranks=most, step_window_seconds=1.0)
+            found[most] = _settled(collector, lambda each, shown=shown: _shown(each) == shown)  # type: ignore[misc]
+    large, small = ({each.metric.name for each in found[most].series} for most in (1, 2))
+    idle = "rankwatch_rank_preemptions_total"
+    assert idle in small - large
+    assert "rankwatch_recent_half_step_local_seconds" in large - small
+    steps, loss = "rankwatch_steps_total", "rankwatch_scalar_nonfinite_total"
+    assert values(found[1], steps).keys() == values(found[2], steps).keys()
+    assert not values(found[1], loss)
+    assert values(found[1], "rankwatch_node_ranks_reporting")["job", loss] == 2
+
+
+def _shown(collection: Collection) -> set[tuple[str, str]]:
+    """Ranks whose own work is exported, with their label `shown`."""
+    work = values(collection, "rankwatch_recent_step_local_seconds")
+    return {(labels[1], labels[3]) for labels in work}
+
+
 def test_rank_gpu(tmp_path: Path) -> None:
     """A rank whose GPU is known is joined to it.
 
