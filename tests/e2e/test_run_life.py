@@ -8,7 +8,7 @@ Each raises its alert on a real system, and none that it does not explain.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -55,6 +55,7 @@ DUE_SOON = "os.environ['RANKWATCH_DEADLINE'] = str(time.time() + 40.0)"
 RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='{run_class}', TORCHELASTIC_RESTART_COUNT='{restarts}')"
 ATTEMPTS = 4
 """The first one made progress."""
+RECLAIMED = tuple(f"reclaimed-{number}" for number in range(4))
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("fails-once", Alert.RUN_FAILED, {"rank": "0", "node": NODE, "kind": "exception"}),
     ("loops", Alert.RUN_CRASH_LOOPING, {}),
@@ -80,26 +81,31 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
         ranks.enter_context(rank_processes.rank(boxes, CRAWLS, run="late", before=DUE_SOON))
         (boxes / "copied").mkdir(parents=True)
         (boxes / "copied" / "0.blackbox").write_bytes(b"rankwatch")
-        _end(system, "fails-once", FAILS, attempts=1)
-        _end(system, "loops", FAILS, attempts=ATTEMPTS)
-        _end(system, "reclaimed", IS_PREEMPTED, attempts=ATTEMPTS, run_class="spot")
+        _end_attempt(system, ("fails-once",), FAILS)
+        for number in range(ATTEMPTS):
+            _end_attempt(system, ("loops",), FAILS, number=number)
+        _end_attempt(system, RECLAIMED, IS_PREEMPTED, run_class="spot")
         yield system
 
 
-def _end(
-    system: MonitoredSystem, run: str, code: str, *, attempts: int, run_class: str = "production"
+def _end_attempt(
+    system: MonitoredSystem, runs: Sequence[str], code: str, *, number: int = 0, run_class: str = "production"
 ) -> None:
-    """Let each attempt be seen while it runs, and when it has ended."""
+    """Let an attempt of each run be seen while it goes on, and when it has ended."""
     boxes = system.directory / NODE / "blackboxes"
-    for attempt in range(1, attempts + 1):
-        before = time.time() - 0.5  # start times of processes are rounded to ticks
-        restarted = RESTARTED.format(run_class=run_class, restarts=attempt - 1)
-        with rank_processes.rank(boxes, code, run=run, before=restarted) as process:
-            for moment in ("start", "end"):
+    before = time.time() - 0.5  # start times of processes are rounded to ticks
+    restarted = RESTARTED.format(run_class=run_class, restarts=number)
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(rank_processes.rank(boxes, code, run=each, before=restarted)) for each in runs
+        ]
+        for moment in ("start", "end"):
+            for run in runs:
                 series = f'rankwatch_run_attempt_{moment}_timestamp_seconds{{run="{run}"}} >= {before}'
-                what = f"{moment} of attempt {attempt} of {run}"
+                what = f"{moment} of attempt {number} of {run}"
                 poll(lambda asked=series: _holds(system, asked), 60.0, what)
-                if moment == "start":
+            if moment == "start":
+                for process in processes:
                     rank_processes.go_on(process)
 
 
