@@ -19,7 +19,7 @@ from support.e2e.monitored_system import MonitoredSystem, complete, monitored_sy
 from support.servers.prometheus import poll, query, require
 from support.training import ranks as rank_processes
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NODE = "node-a"
 CONFIG = replace(
@@ -40,8 +40,9 @@ raise IndexError("shard 7 holds 0 sequences")
 """
 """All attempts end at the same step."""
 STARTS = 'print("ready", flush=True)\ntime.sleep(1000)\n'
+STANDS = 'steps(20, forward=0.1)\nprint("ready", flush=True)\ntime.sleep(1000)\n'
 IN_EXPERIMENT = "os.environ['RANKWATCH_RUN_CLASS'] = 'experiment'"
-"""No other run is in this class, and it makes no progress at all."""
+"""No other run is in the class of this one, which makes no more progress."""
 IS_PREEMPTED = """
 steps(5)
 print("ready", flush=True)
@@ -61,6 +62,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("loops", Alert.RUN_CRASH_LOOPING, {}),
     ("slow-start", Alert.STARTUP_SLOW, {}),
     ("late", Alert.RUN_BEHIND_PLAN, {}),
+    ("stands", Alert.RUN_STALLED, {}),
     ("", Alert.BLACK_BOXES_LEFT_OUT, {"node": NODE, "reason": "truncated"}),
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "critical"}),
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "warning"}),
@@ -77,7 +79,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
     require("prometheus", "prometheus-alertmanager")
     with monitored_system(tmp_path_factory.mktemp("life"), CONFIG, (NODE,)) as system, ExitStack() as ranks:
         boxes = system.directory / NODE / "blackboxes"
-        ranks.enter_context(rank_processes.rank(boxes, STARTS, run="slow-start", before=IN_EXPERIMENT))
+        ranks.enter_context(rank_processes.rank(boxes, STARTS, run="slow-start"))
+        ranks.enter_context(rank_processes.rank(boxes, STANDS, run="stands", before=IN_EXPERIMENT))
         ranks.enter_context(rank_processes.rank(boxes, CRAWLS, run="late", before=DUE_SOON))
         (boxes / "copied").mkdir(parents=True)
         (boxes / "copied" / "0.blackbox").write_bytes(b"rankwatch")
