@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rankwatch_alerts import HARDWARE_ALERTS, Alert
 from rankwatch_alerts.recording.learning import FIRST_NON_FINITE
+from rankwatch_alerts.recording.life import FAILED
 from rankwatch_dashboards.firing import firing, named
 
 
@@ -64,7 +65,10 @@ def _recorded(matchers: str) -> Iterable[str]:
     yield because("first NaN or infinity", first_non_finite(matchers))
     yield because("replica differs", of("rank:rankwatch_replica_differs:step"))
     yield because("data differs", of("rank:rankwatch_data_skew:ratio"))
+    failed = f'{FAILED}{{{matchers}, rank!=""}}'
+    ended = f'rankwatch_run_attempt_end_timestamp_seconds{{{matchers}, rank!="", message!=""}}'
+    ended = f"{ended} and on ({of_rank}) {failed}"
     yield (
-        f'label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{matchers}, rank!=""}}, '
-        '"cause", " ", "kind", "exception")'
+        f'(label_join({ended}, "cause", ": ", "exception", "message") '
+        f'or on ({of_rank}) label_join({failed}, "cause", " ", "kind", "exception"))'
     )

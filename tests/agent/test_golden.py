@@ -29,6 +29,7 @@ _CHANGING = (
     "rankwatch_collector_read_errors_total",
     "_duration_seconds{",
     "_timestamp_seconds{",
+    "rankwatch_host_time_seconds",
 )
 """Samples whose value is of the moment or of the version."""
 _ONCE = 3600.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.agents import agent_rules
+from rankwatch_alerts.recording.agents import agent_rules, failing_rule
 from rankwatch_alerts.recording.causes import cause_rules, data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.checkpoints import checkpoint_rules
 from rankwatch_alerts.recording.collectives import NETWORK_DEGRADED, network_rules
@@ -52,6 +52,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *seen_rules(config),
                 *run_rules(config),
                 *life_rules(config),
+                failing_rule(config),  # whose evaluations its alert counts
                 *stall_place_rules(config),
                 *stall_cause_rules(config),
                 *lost_rules(),

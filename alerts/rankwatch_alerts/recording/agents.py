@@ -10,7 +10,7 @@ FAILING = "collector:rankwatch_collector_failing:bool"
 
 
 def agent_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """The node of each agent, which is remembered while the agent is down; collectors that fail."""
+    """The node of each agent, which is remembered while the agent is down."""
     return (
         recorded(
             AGENT,
@@ -24,11 +24,10 @@ def agent_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
             """,
         ),
-        _failing_rule(config),
     )
 
 
-def _failing_rule(config: RuleConfig) -> RecordingRule:
+def failing_rule(config: RuleConfig) -> RecordingRule:
     """A collector fails, or has not succeeded for long. Absent hardware (`not_applicable`) is no failure."""
     by = "cluster, node, collector"
     return recorded(
