@@ -34,10 +34,8 @@ CONFIG = replace(
     RuleConfig().scaled(SPEED),
     event_window_seconds=900.0,
     absence_for_seconds=RuleConfig().absence_for_seconds / SPEED,
-    absence_lookback_seconds=2 * RuleConfig().absence_lookback_seconds / SPEED,
 )
-"""Events keep their alerts firing throughout the test, and rules remember for as long what ranks had: on a
-busy machine the test takes longer than half an hour of its time. Scaling alone would leave `for` too long."""
+"""Events keep their alerts firing throughout the test. Scaling alone would leave the last time too long."""
 FLAGS = (
     "--query.lookback-delta=40s",
     "--rules.alert.for-grace-period=80s",
