@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts.alerting.alert import alert_rule, lasting
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.agents import AGENT, FAILING
+from rankwatch_alerts.recording.agents import AGENT, FAILING, watched
 from rankwatch_alerts.recording.steps import of_nodes
 from rankwatch_alerts.rules import RUNNING, Alert, AlertRule, Severity, duration
 from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
@@ -66,6 +66,7 @@ def _run_vanished(config: RuleConfig) -> AlertRule:
             last_over_time(run:rankwatch_ranks_running:sum[{lookback}]) > 0
             unless
             present_over_time(run:rankwatch_ranks_running:sum[{window}])
+            {watched(config)}
         """,
         "{{ $value }} rank(s) of run {{ $labels.run }} were running and have sent nothing for "
         f"{window}. The run may have died with its nodes, or only the agents have: [[check the nodes first]]."
@@ -96,7 +97,10 @@ def _agents_missing(config: RuleConfig) -> AlertRule:
     return _absent(
         config,
         "agents_missing",
-        "absent(rankwatch_agent_info)",
+        f"""
+            absent_over_time(rankwatch_agent_info[{duration(config.absence_window_seconds / 2)}])
+            {watched(config)}
+        """,
         "This Prometheus receives nothing from any agent, so no run is watched: [[check the agents and the "
         "scrape configuration]].",
         severity=Severity.CRITICAL,

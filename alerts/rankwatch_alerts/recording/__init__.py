@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.agents import agent_rules, failing_rule
+from rankwatch_alerts.recording.agents import agent_rules, evaluated_rule, failing_rule
 from rankwatch_alerts.recording.causes import cause_rules, data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.checkpoints import checkpoint_rules
 from rankwatch_alerts.recording.collectives import NETWORK_DEGRADED, network_rules
@@ -47,6 +47,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             name="rankwatch-progress",
             interval_seconds=interval,
             rules=(
+                evaluated_rule(),
                 *progress_rules(config),
                 *checkpoint_rules(config),
                 *seen_rules(config),

@@ -1,4 +1,4 @@
-"""The agents: which node each one watches, and collectors that fail."""
+"""Who watches: the server that evaluates the rules, the agents and the node of each, and collectors that fail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from rankwatch_alerts.rules import RecordingRule, duration, recorded
 
 AGENT = "instance:rankwatch_agent:info"
 FAILING = "collector:rankwatch_collector_failing:bool"
+_EVALUATED = "server:rankwatch_rules_evaluated:bool"
+
+
+def evaluated_rule() -> RecordingRule:
+    """That the rules were evaluated at this moment. It stands beside the memories of runs, in one group: where
+    one of them has a gap, so has the other."""
+    return recorded(_EVALUATED, "vector(1)")
+
+
+def watched(config: RuleConfig) -> str:
+    """A condition of alerts on what is absent for the absence window: the server watched through it.
+
+    A server that has just started again remembers runs, but has not yet scraped anything: their silence is
+    its own. Rules evaluated in the first half of the window have since had the second half to see a scrape.
+    """
+    half = duration(config.absence_window_seconds / 2)
+    return f"and on () present_over_time({_EVALUATED}[{half}] offset {half})"
 
 
 def agent_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
