@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
-from rankwatch_alerts import RuleConfig, write_rules
-from support.alerts.agent_means import AGENT_GROUP, agent_group
-from support.servers.prometheus import require
+from rankwatch_alerts import RuleConfig
+from support.alerts.rule_test import check, groups_of
 
 pytestmark = pytest.mark.e2e
 
@@ -27,11 +24,6 @@ def _check(
     Four ranks of quarter-second steps are scraped every second, with 5 % jitter in their local time;
     rank 2 is slow from a second on. At a hiccup rank 1 alone works for two seconds and all others wait.
     """
-    require("promtool")
-    config = RuleConfig.for_demo()
-    agent = tmp_path / "agent.yml"
-    agent.write_text(yaml.safe_dump({"groups": [agent_group(config)]}))
-    rules = [agent, *write_rules(config, tmp_path)]
     expected = [
         {
             "expr": 'count by (rank) (ALERTS{alertname="RankwatchStraggler", alertstate="firing"} > 0)',
@@ -40,26 +32,9 @@ def _check(
         }
         for second, rank in named_at.items()
     ]
-    document = {
-        "rule_files": [each.name for each in rules],
-        "evaluation_interval": "1s",
-        "group_eval_order": [
-            *(AGENT_GROUP, "rankwatch-progress", "rankwatch-causes", "rankwatch-steps"),
-            "rankwatch-performance",
-        ],
-        "tests": [
-            {
-                "interval": "1s",
-                "input_series": _series(slow_from, slowdown, hiccup_at),
-                "promql_expr_test": expected,
-            }
-        ],
-    }
-    path = tmp_path / "demo.yml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    command = ["promtool", "test", "rules", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]
+    series = _series(slow_from, slowdown, hiccup_at)
+    case = {"interval": "1s", "input_series": series, "promql_expr_test": expected}
+    check((case,), groups_of(RuleConfig.for_demo()), "1s", tmp_path)
 
 
 def _series(slow_from: int, slowdown: float, hiccup_at: int) -> list[dict[str, str]]:

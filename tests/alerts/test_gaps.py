@@ -1,4 +1,4 @@
-"""Gaps in what Prometheus sees: for every alert, none resolves it, and none raises another one.
+"""Gaps in what Prometheus sees: for every alert, none resolves it, and at night also none raises another one.
 
 Each case also runs without a gap: whatever differs is caused by it. Restarts of Prometheus itself, which
 promtool cannot do, are in `tests/e2e/test_restarts.py`.
@@ -7,15 +7,14 @@ promtool cannot do, are in `tests/e2e/test_restarts.py`.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alert_groups, recording_groups, write_rules
+from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.rules import AlertRule
-from support.alerts.agent_means import AGENT_GROUP, agent_group
+from support.alerts.rule_test import check, groups_of
 from support.alerts.scenarios import (
     Key,
     Scenario,
@@ -26,7 +25,6 @@ from support.alerts.scenarios import (
     scenarios,
     without,
 )
-from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +63,7 @@ NO_GAP: Mapping[Key, str] = {
     ("RankwatchTelemetryAbsent", "critical", "prometheus_down"): "no agent has a part in it",
     ("RankwatchWatchdog", "info", ""): "that it stops where no agent answers is its purpose",
 }
+GROUPS = groups_of(CONFIG)
 RULES = [
     key_of(rule.alert, {**rule.labels, "severity": rule.severity})
     for group in alert_groups(CONFIG)
@@ -73,36 +72,22 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rules(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The rule files as users load them, and what agents export of recent steps."""
-    require("promtool")
-    directory = tmp_path_factory.mktemp("rules")
-    agent = directory / "agent.json"
-    agent.write_text(json.dumps({"groups": [agent_group(CONFIG)]}))
-    return [str(each) for each in (agent, *write_rules(CONFIG, directory))]
+WATCHED = [pytest.param(key, id="-".join(key)) for key in RULES if key not in NO_GAP]
 
 
-@pytest.mark.parametrize("key", RULES, ids="-".join)
-def test_gap(key: Key, rules: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", WATCHED)
+def test_gap(key: Key, tmp_path: Path) -> None:
     """A missed scrape, a restart of the agent, and one as another pod: the alert fires throughout."""
-    if key in NO_GAP:
-        pytest.skip(NO_GAP[key])
     scenario = _scenario(key)
-    document = {
-        "rule_files": rules,
-        "evaluation_interval": f"{scenario.step_seconds}s",
-        "group_eval_order": [
-            AGENT_GROUP,
-            *(each.name for each in (*recording_groups(CONFIG), *alert_groups(CONFIG))),
-        ],
-        "tests": [_case(scenario)],
-    }
-    path = tmp_path / "cases.json"
-    path.write_text(json.dumps(document))
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check((_case(scenario),), GROUPS, f"{scenario.step_seconds}s", tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", WATCHED)
+def test_gap_among_all_rules(key: Key, tmp_path: Path) -> None:
+    """The same with every rule: a gap raises no other alert."""
+    scenario = _scenario(key)
+    check((_case(scenario),), GROUPS, f"{scenario.step_seconds}s", tmp_path, every_rule=True)
 
 
 def _scenario(key: Key) -> Scenario:

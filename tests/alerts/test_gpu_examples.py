@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
-import yaml
-
 from rankwatch.conventions import metric
+from support.alerts.rule_test import check
 from support.paths import ROOT
-from support.servers.prometheus import require
 
 PAGE = ROOT / "docs" / "hardware.md"
 
@@ -19,7 +16,6 @@ def test_joins(
     tmp_path: Path,
 ) -> None:
     """Each owner gets the value of its GPU, and a rank on an instance gets none."""
-    require("promtool")
     of_pods, of_ranks = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     on = 'cluster="c",node="n",gpu'
     owners = [
@@ -47,7 +43,4 @@ def test_joins(
             {"expr": expr, "eval_time": "0m", "exp_samples": samples} for expr, samples in expected.items()
         ],
     }
-    (tmp_path / "tests.yml").write_text(yaml.safe_dump({"tests": [case]}))
-    command = ["promtool", "test", "rules", str(tmp_path / "tests.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check((case,), (), "1m", tmp_path)

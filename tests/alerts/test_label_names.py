@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from rankwatch.settings import FieldError
-from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, recording_groups, write_rules
+from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, recording_groups
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
 from rankwatch_alerts.rules import AlertRule
-from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.alerts.promql import parse, selectors
+from support.alerts.rule_test import check, groups_of, without_keeping
 from support.paths import ROOT
 from support.servers.prometheus import require
 
@@ -79,17 +79,9 @@ def test_annotations(rule: AlertRule) -> None:
 @pytest.mark.parametrize("name", ["RankwatchNicDown", "RankwatchPriceUnknown", "RankwatchRunFailed"])
 def test_same_alerts(name: str, tmp_path: Path) -> None:
     """Series with other labels raise the same alerts, with the same texts, at the same times."""
-    require("promtool")
-    documents = [
-        yaml.safe_load(path.read_text()) for path in write_rules(RuleConfig(label_names=NAMES), tmp_path)
-    ]
-    for rule in (rule for each in documents for group in each["groups"] for rule in group["rules"]):
-        rule.pop("keep_firing_for", None)  # a case shows when the condition ends
-    agent = agent_group(RuleConfig())
-    agent["rules"] = [{**each, "expr": in_query(each["expr"], NAMES)} for each in agent["rules"]]
-    groups = [agent, *(group for each in documents for group in each["groups"])]
-    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
-    cases = yaml.safe_load((ROOT / "tests" / "alerts" / "rules" / f"{name}.yml").read_text())
+    agent, *shipped = groups_of(RuleConfig(label_names=NAMES))
+    renamed = [{**each, "expr": in_query(each["expr"], NAMES)} for each in agent["rules"]]
+    cases = yaml.load((ROOT / "tests" / "alerts" / "rules" / f"{name}.yml").read_text(), yaml.CSafeLoader)
     assert any(alert["exp_alerts"] for case in cases["tests"] for alert in case["alert_rule_test"])
     for case in cases["tests"]:
         case.pop("promql_expr_test", None)
@@ -99,16 +91,8 @@ def test_same_alerts(name: str, tmp_path: Path) -> None:
             alert["exp_labels"] = {
                 NAMES.get(label, label): text for label, text in alert["exp_labels"].items()
             }
-    cases["rule_files"] = ["rules.json"]
-    cases["group_eval_order"] = [AGENT_GROUP, *cases.get("group_eval_order", ())]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "cases.json")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    groups = without_keeping([{**agent, "rules": renamed}, *shipped])
+    check(cases["tests"], groups, cases["evaluation_interval"], tmp_path)
 
 
 def test_routes() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from rankwatch_alerts import RuleConfig, write_rules
-from support.servers.prometheus import require
+from support.alerts.rule_test import groups_of, run_promtool
 
 RANKS = 1001
 """One more than a group once let pass: Prometheus drops all alerts of a rule that exceeds a `limit`."""
@@ -19,38 +17,23 @@ RANKS = 1001
 @pytest.mark.e2e
 def test_lost_ranks(tmp_path: Path) -> None:
     """One alert for the run, whose text has the number of its ranks and names 16 of them."""
-    require("promtool")
     lost = 'rankwatch_rank_state{cluster="c", run="r", rank="%d", node="n%d", state="lost"}'
     alert = {"alertname": "RankwatchRankLost", "cluster": "c", "run": "r"}
-    labels = ", ".join(f'{name}="{value}"' for name, value in {**alert, "alertstate": "firing"}.items())
-    document = {
-        "rule_files": [str(each) for each in write_rules(RuleConfig(), tmp_path)],
-        "evaluation_interval": "15s",
-        "group_eval_order": ["rankwatch-progress", "rankwatch-availability"],
-        "tests": [
+    fires = {**alert, "alertstate": "firing", "page": "yes", "severity": "critical"}
+    labels = ",".join(f'{name}="{value}"' for name, value in fires.items())
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": lost % (rank, rank // 8), "values": "1x10"} for rank in range(RANKS)],
+        "promql_expr_test": [
             {
-                "interval": "15s",
-                "input_series": [
-                    {"series": lost % (rank, rank // 8), "values": "1x10"} for rank in range(RANKS)
-                ],
-                "promql_expr_test": [
-                    {
-                        "expr": 'ALERTS{alertname="RankwatchRankLost"}',
-                        "eval_time": "1m",
-                        "exp_samples": [
-                            {"labels": f'ALERTS{{{labels}, page="yes", severity="critical"}}', "value": 1}
-                        ],
-                    }
-                ],
-                "alert_rule_test": [{"alertname": alert["alertname"], "eval_time": "1m", "exp_alerts": []}],
+                "expr": 'ALERTS{alertname="RankwatchRankLost"}',
+                "eval_time": "1m",
+                "exp_samples": [{"labels": f"ALERTS{{{labels}}}", "value": 1}],
             }
         ],
+        "alert_rule_test": [{"alertname": alert["alertname"], "eval_time": "1m", "exp_alerts": []}],
     }
-    path = tmp_path / "cases.json"
-    path.write_text(json.dumps(document))
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = done.stdout + done.stderr
+    found = run_promtool((case,), groups_of(RuleConfig()), "15s", tmp_path).stdout
     assert "expr:" not in found, found  # only the alert itself is not as expected: nobody counts its names
     assert f"{RANKS} rank(s) of run r are gone" in found
     assert found.count("(node n") == 16

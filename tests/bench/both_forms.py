@@ -26,7 +26,7 @@ from rankwatch_diagnosis.simulation.levels import Level
 from rankwatch_diagnosis.simulation.recorder import EXACT
 from rankwatch_diagnosis.simulation.workload import Noise, Workload
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.alerts.asked import Sample
+from support.alerts.rule_test import Sample
 from support.diagnosis.both_forms import SCRAPE_SECONDS, lasting, samples_of_alerts
 
 from .detection.parallel import in_processes

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-import yaml
-
-from rankwatch_alerts import RuleConfig, write_rules
-from support.alerts.agent_means import AGENT_GROUP, agent_group
-from support.alerts.asked import ask
+from rankwatch_alerts import RuleConfig
+from support.alerts.rule_test import ask, groups_of
 
 SCRAPE_SECONDS = 30
 _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
-_GROUPS = ("rankwatch-causes", "rankwatch-steps")
 
 _NONE = range(0)
 
@@ -55,26 +50,12 @@ def recorded_by(
     scrapes = minutes * 60 // SCRAPE_SECONDS
     series = [each for number, rank in enumerate(ranks) for each in _series(number, rank, scrapes, missing)]
     tests = [{"expr": each, "eval_time": f"{minutes}m", "exp_samples": []} for each in expressions]
-    document = {
-        "rule_files": [str(_rules(directory))],
-        "evaluation_interval": f"{SCRAPE_SECONDS}s",
-        "group_eval_order": [AGENT_GROUP, *_GROUPS],
-        "tests": [{"interval": f"{SCRAPE_SECONDS}s", "input_series": series, "promql_expr_test": tests}],
-    }
+    interval = f"{SCRAPE_SECONDS}s"
+    case = {"interval": interval, "input_series": series, "promql_expr_test": tests}
     return [
         {_own(each.labels): each.value for each in samples}
-        for samples in ask(document, directory / "run.json")
+        for samples in ask(case, groups_of(_CONFIG), interval, directory)
     ]
-
-
-def _rules(directory: Path) -> Path:
-    files = write_rules(_CONFIG, directory / "rules")
-    groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
-    path = directory / "rules.json"
-    path.write_text(
-        json.dumps({"groups": [agent_group(_CONFIG), *(each for each in groups if each["name"] in _GROUPS)]})
-    )
-    return path
 
 
 def _series(number: int, rank: SteadyRank, scrapes: int, missing: range) -> Iterator[dict[str, str]]:

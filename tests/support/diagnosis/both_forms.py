@@ -9,16 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_alerts import RuleConfig
-from rankwatch_alerts.generation import write_rules
 from rankwatch_alerts.rules import Alert
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.alerts.asked import Sample, ask
+from support.alerts.rule_test import Sample, ask, groups_of
 from support.training.replayed_job import Scrapes, scrape_live
 
 SCRAPE_SECONDS = 30.0
@@ -32,6 +29,7 @@ _PHASES = (
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:residual"
 _GROUPS = ("rankwatch-causes", "rankwatch-steps", "rankwatch-performance")
+_RULES = [each for each in groups_of(_CONFIG) if each["name"] in _GROUPS]
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 
 
@@ -66,36 +64,25 @@ def verdict_of_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Ou
     Fails where alerts report several causes at once, or do not see each rank.
     """
     firing, phases = samples_of_alerts(run, shape, directory, (FIRING, _PHASES))
-    return _verdict(_rules(directory), [each.labels for each in firing], [each.labels for each in phases])
+    return _verdict([each.labels for each in firing], [each.labels for each in phases])
 
 
 def samples_of_alerts(
     run: SimulatedJob, shape: JobShape, directory: Path, expressions: Sequence[str]
 ) -> list[list[Sample]]:
     """The samples of each expression as the run ends. Fails where the rules do not see each rank."""
-    rules = directory / "rules.json"
-    text = json.dumps(_rules(directory))
-    rules.write_text(text)
-    names = frozenset(re.findall(r"\brankwatch_\w+", text))
+    names = frozenset(re.findall(r"\brankwatch_\w+", json.dumps(_RULES)))
     interval = _CONFIG.scrape_interval_seconds
     scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
-    *found, watched = ask(_case(scrapes, rules, (*expressions, _WATCHED)), directory / "case.json")
+    case = _case(scrapes, (*expressions, _WATCHED))
+    *found, watched = ask(case, _RULES, f"{interval:g}s", directory, every_rule=True)
     assert len(watched) == shape.ranks, "rules that see no ranks prove nothing by silence"
     return found
 
 
-def _rules(directory: Path) -> dict[str, Any]:
-    """The generated rules about slowness."""
-    files = write_rules(_CONFIG, directory / "rules")
-    groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
-    return {"groups": [each for each in groups if each["name"] in _GROUPS]}
-
-
-def _verdict(
-    rules: Mapping[str, Any], firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]
-) -> Outcome:
+def _verdict(firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]) -> Outcome:
     """Fails where alerts report several causes, or phases of slow ranks, at once."""
-    alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    alerts = [rule for group in _RULES for rule in group["rules"] if "alert" in rule]
     causes_of = [(rule["alert"], rule["annotations"].get("cause")) for rule in alerts]
     cause_of = {alert: Cause(cause) for alert, cause in causes_of if cause}  # slower steps alone name none
     firing = [each for each in firing if each["alertname"] in cause_of]
@@ -111,18 +98,13 @@ def _verdict(
     )
 
 
-def _case(scrapes: Scrapes, rules: Path, expressions: Sequence[str]) -> dict[str, Any]:
+def _case(scrapes: Scrapes, expressions: Sequence[str]) -> dict[str, Any]:
     """A rule test that expects nothing of each expression at the last scrape."""
     interval = f"{scrapes.interval_seconds:g}s"
     end = f"{(scrapes.count - 1) * scrapes.interval_seconds:g}s"
     series = [{"series": name, "values": _written(each)} for name, each in scrapes.values.items()]
     tests = [{"expr": each, "eval_time": end, "exp_samples": []} for each in expressions]
-    return {
-        "rule_files": [str(rules)],
-        "evaluation_interval": interval,
-        "group_eval_order": list(_GROUPS),
-        "tests": [{"interval": interval, "input_series": series, "promql_expr_test": tests}],
-    }
+    return {"interval": interval, "input_series": series, "promql_expr_test": tests}
 
 
 def _written(values: Sequence[float | None]) -> str:

@@ -1,0 +1,162 @@
+"""Rule tests: promtool evaluates rules at the moments of a case, on series that no server has.
+
+It evaluates each rule that it is given at each moment, so it is given only those that a test asks for, and
+those that they read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts.generation import rule_file
+from support.alerts.agent_means import agent_group
+from support.servers.prometheus import require
+
+Group = Mapping[str, Any]
+"""A group of rules as a rule file has it."""
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
+_SERIES = re.compile(r"\{([^}]*)\} ([^\s,]+)")
+_COLLECT_SELDOM = {"GOGC": "400"}
+"""promtool keeps little, and would spend a quarter of its time on looking for what is left of it."""
+
+
+class Sample(NamedTuple):
+    """A series at one moment."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+def groups_of(config: RuleConfig) -> list[Group]:
+    """The groups that ship, in the order of evaluation, after what agents export of recent steps."""
+    shipped: Any = rule_file(config, (*recording_groups(config), *alert_groups(config)))
+    return [agent_group(config), *shipped["groups"]]
+
+
+def needed(groups: Iterable[Group], asked: Iterable[str]) -> list[Group]:
+    """Of all groups, the rules that texts name, and those that these name in turn: expressions, annotations
+    and labels count."""
+    groups = list(groups)
+    mentioned: dict[str, set[str]] = {}
+    for rule in (rule for group in groups for rule in group["rules"]):
+        texts = (rule["expr"], *rule.get("annotations", {}).values(), *rule.get("labels", {}).values())
+        mentioned.setdefault(_name(rule), set()).update(_NAME.findall(" ".join(texts)))
+    reached: set[str] = set()
+    new = {name for text in asked for name in _NAME.findall(text)} & mentioned.keys()
+    while new:
+        reached |= new
+        new = {name for each in new for name in mentioned[each]} & mentioned.keys() - reached
+    kept = [
+        {**group, "rules": [each for each in group["rules"] if _name(each) in reached]} for group in groups
+    ]
+    return [group for group in kept if group["rules"]]
+
+
+def asked_by(case: Mapping[str, Any]) -> Iterator[str]:
+    """Alerts and expressions that a case asks for."""
+    for each in case.get("alert_rule_test", ()):
+        yield each["alertname"]
+    for each in case.get("promql_expr_test", ()):
+        yield each["expr"]
+
+
+def without_keeping(groups: Iterable[Group]) -> list[Group]:
+    """The same, but an alert ends with its condition, so that a case shows when that is. `test_gaps.py` shows
+    that alerts keep firing."""
+    return [
+        {
+            **group,
+            "rules": [
+                {name: value for name, value in rule.items() if name != "keep_firing_for"}
+                for rule in group["rules"]
+            ],
+        }
+        for group in groups
+    ]
+
+
+def run_promtool(
+    cases: Iterable[Mapping[str, Any]],
+    groups: Sequence[Group],
+    interval: str,
+    directory: Path,
+    *,
+    every_rule: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """`promtool test rules` on cases of this interval of evaluation, each with the rules that it needs,
+    or with every rule.
+
+    Files are written to an existing directory. Standard error is part of the output.
+    """
+    require("promtool")
+    paths = []
+    for number, case in enumerate(cases):
+        rules, path = directory / f"rules-{number}.json", directory / f"case-{number}.json"
+        kept = groups if every_rule else needed(groups, asked_by(case))
+        rules.write_text(json.dumps({"groups": kept}))
+        document = {
+            "rule_files": [rules.name] if kept else [],
+            "evaluation_interval": interval,
+            "group_eval_order": [each["name"] for each in kept],
+            "tests": [case],
+        }
+        path.write_text(json.dumps(document))
+        paths.append(str(path))
+    return subprocess.run(
+        ["promtool", "test", "rules", *paths],
+        env={**os.environ, **_COLLECT_SELDOM},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def check(
+    cases: Iterable[Mapping[str, Any]],
+    groups: Sequence[Group],
+    interval: str,
+    directory: Path,
+    *,
+    every_rule: bool = False,
+) -> None:
+    """All that the cases expect is so."""
+    done = run_promtool(cases, groups, interval, directory, every_rule=every_rule)
+    assert done.returncode == 0, done.stdout
+
+
+def ask(
+    case: Mapping[str, Any],
+    groups: Sequence[Group],
+    interval: str,
+    directory: Path,
+    *,
+    every_rule: bool = False,
+) -> list[list[Sample]]:
+    """The samples of each expression of a case that expects none: promtool prints them as its reason to
+    fail."""
+    done = run_promtool((case,), groups, interval, directory, every_rule=every_rule)
+    found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
+    assert bool(found) == bool(done.returncode), done.stdout
+    expressions = [each["expr"] for each in case["promql_expr_test"]]
+    assert found.keys() <= set(expressions)
+    return [list(_samples(found.get(each, ""))) for each in expressions]
+
+
+def _samples(got: str) -> Iterator[Sample]:
+    """Series are listed as {label="value", ...} value, one behind the other."""
+    for labels, value in _SERIES.findall(got):
+        yield Sample(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
+
+
+def _name(rule: Mapping[str, Any]) -> str:
+    return str(rule.get("alert") or rule["record"])
