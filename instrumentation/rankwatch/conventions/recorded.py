@@ -89,6 +89,11 @@ _PROGRESS = (
         "Step at which the scalar was first NaN or infinite, of the ranks of the run that had it first.",
     ),
     recorded(
+        "server:rankwatch_rules_evaluated:bool",
+        (),
+        "1 at each moment at which the rules were evaluated: its gaps are those of Prometheus itself.",
+    ),
+    recorded(
         "instance:rankwatch_agent:info",
         (Label.CLUSTER, Label.NODE, Label.INSTANCE),
         "Node of an agent, by the address that Prometheus scrapes; also while it is down.",

@@ -149,8 +149,8 @@ def _annotation_text(rule: AlertRule) -> Iterator[Violation]:
         yield Violation(
             "annotation-text", rule.alert, "summary is no sentence: capital first, full stop last"
         )
-    absence = rule.expression.startswith("absent(")
-    if "{{" not in rule.annotations.get("description", "") and not absence:
+    names = result_labels(parse(rule.expression))
+    if names and "{{" not in rule.annotations.get("description", ""):
         yield Violation("annotation-text", rule.alert, "description is not templated; it names no one")
     if not rule.annotations.get("runbook_url", "").endswith(f"/{rule.alert}"):
         yield Violation("annotation-text", rule.alert, "runbook_url does not end with the alert's name")
