@@ -7,8 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
+# Twice as many workers as cores: half of the tests wait. More than eight would need much memory.
+WORKERS := $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
+.PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -31,11 +34,19 @@ tools: ## fetch helm and kubectl into .tools where they are missing
 demo: setup ## slow one rank of a real run down and print the alert that names it
 	$(BIN)/rankwatch demo
 
-test: setup ## all tests but those of other frameworks
-	$(PYTEST) --numprocesses 2 --dist loadfile -m "not frameworks"
+test-fast: setup ## the tests that start no process, while you work
+	$(PYTEST) --numprocesses 2 --dist loadfile -m "not process and not nightly and not frameworks"
 
-test-frameworks: setup $(VENV)/.frameworks .tools/mlflow/.complete ## the tests with Hugging Face, Lightning, Ray, Keras, JAX
-	$(PYTEST) --numprocesses 2 --dist loadfile -m frameworks
+test: setup ## each alert, hook, engine, source and page, and the whole path live, in ten minutes
+	$(PYTEST) $(PARALLEL) -m "not nightly and not frameworks"
+
+test-frameworks: setup $(VENV)/.frameworks .tools/mlflow/.complete ## one case of each framework: Hugging Face, Lightning, DeepSpeed, Ray, Keras, JAX
+	$(PYTEST) $(PARALLEL) -m "frameworks and not nightly"
+
+test-nightly: setup $(VENV)/.frameworks .tools/mlflow/.complete ## what takes an hour: ordinary life, all rules in every gap, hostile loops and nodes, a young machine, soak
+	$(PYTEST) $(PARALLEL) --timeout 1800 -m nightly
+	$(BIN)/python -m tests.bench.hostile_node
+	$(BIN)/python -m tests.bench.soak
 
 .tools/mlflow/.complete: # a server of its own environment: its many dependencies are none of ours
 	$(PYTHON) -m venv .tools/mlflow
@@ -46,12 +57,6 @@ $(VENV)/.frameworks: pyproject.toml constraints.txt $(VENV)/.complete
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[frameworks]'
 	$(BIN)/pip install --quiet --no-deps torchtitan==0.3.0 # the tests need its logger only, and not the old fsspec that it wants
 	touch $@
-
-test-fast: setup ## the tests to run while you work: no servers, no distributed jobs
-	$(PYTEST) --numprocesses 2 --dist loadfile -m "not e2e and not frameworks"
-
-test-e2e: setup ## the other tests: real servers, agents and distributed jobs
-	$(PYTEST) --numprocesses 2 --dist loadfile -m "e2e and not frameworks"
 
 check: setup lint types rules unchanged test ## everything CI holds: format, lint, types, rules, generated files, tests
 

@@ -1,17 +1,29 @@
-"""Limits for every test: one that runs away fails alone and does not take the machine with it.
+"""What holds for every test: limits, the order of files, which files share a worker, and who starts processes.
 
-The test that waits longest begins, so that the others do not wait for it at the end.
+A test that runs away fails alone and does not take the machine with it.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 MEMORY_BYTES = 6 << 30
 """Of data in each process of the tests. RLIMIT_AS would also count what browsers and Go only reserve."""
+STARTS_PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+"""Events of the audit hook."""
+LONGEST: tuple[str, ...] = ()
+"""Files that take longest, first: what is begun last ends last. Those that wait stand beside those that
+compute."""
+
+_unmarked: pytest.Item | None = None
+"""The test that runs, if it must not start a process."""
 
 
 def pytest_configure() -> None:
@@ -19,12 +31,35 @@ def pytest_configure() -> None:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     known = [each for each in (MEMORY_BYTES, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background like this
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.dont_write_bytecode = False  # else each of a thousand processes compiles what it imports
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["RANKWATCH_SUMMARY"] = "0"  # else each rank of a test starts a process when it exits
     os.environ["RANKWATCH_LOG_LINES"] = "0"  # else pytest's own streams are watched
     os.environ["RANKWATCH_TRACKERS"] = "0"  # else each rank 0 starts a thread
+    sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, _: tuple[Any, ...]) -> None:
+    """Only `make test-fast` leaves marked tests out, so an unmarked one would make it slow for everybody."""
+    if _unmarked is not None and event in STARTS_PROCESSES:
+        raise RuntimeError(f"{_unmarked.nodeid} starts a process: mark it `process`")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep the test in mind, with its fixtures."""
+    global _unmarked
+    _unmarked = None if item.get_closest_marker("process") or item.get_closest_marker("e2e") else item
+    try:
+        return (yield)
+    finally:
+        _unmarked = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a longer time limit than the others first; all of one file stay together."""
-    patient = {item.path for item in items if item.get_closest_marker("timeout")}
-    items.sort(key=lambda item: item.path not in patient)
+    """The longest files first; all tests of a file stay together."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    root = items[0].config.rootpath if items else None
+    items.sort(key=lambda item: place.get(str(item.path.relative_to(root)) if root else "", len(place)))
