@@ -107,6 +107,7 @@ print(net(torch.ones(2, 4)).shape[0])
 
 
 @pytest.mark.frameworks
+@pytest.mark.nightly
 def test_class_saved_by_value(tmp_path: Path) -> None:
     """A trained module of a script, saved with its class by cloudpickle, loads without rankwatch."""
     pytest.importorskip("ray.cloudpickle")

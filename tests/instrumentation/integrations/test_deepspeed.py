@@ -65,6 +65,7 @@ def test_checkpoints(sharded: Job) -> None:
         assert sharded.places(rank, "save") == ["global_step3", "global_step6"]
 
 
+@pytest.mark.nightly
 def test_skipped_steps(tmp_path: Path) -> None:
     """In half precision the recorded loss has no scale, and a step that overflows is one, without update."""
     job = run(_SCRIPT, tmp_path, ZERO, "2", "1", "fp16")
@@ -78,6 +79,7 @@ def test_skipped_steps(tmp_path: Path) -> None:
         assert len(job.scalars(rank, "learning_rate")) == _STEPS - wrote["skipped"]
 
 
+@pytest.mark.nightly
 def test_unsharded(tmp_path: Path) -> None:
     """Without ZeRO, too: an engine that steps its optimizer while it is made has not trained yet."""
     job = run(_SCRIPT, tmp_path, ZERO, "0", "1", "fp16")
@@ -87,6 +89,7 @@ def test_unsharded(tmp_path: Path) -> None:
         assert job.now(rank).capabilities[Capability.GRADIENT_NORM] is None
 
 
+@pytest.mark.nightly
 def test_pipeline(tmp_path: Path) -> None:
     """Each stage records the steps, and the loss of `train_batch`, which the last one alone computes."""
     job = run("deepspeed_pipeline.py", tmp_path, ZERO)
@@ -99,6 +102,7 @@ def test_pipeline(tmp_path: Path) -> None:
         assert job.now(rank).errors == 0
 
 
+@pytest.mark.nightly
 def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Trainer of Transformers leads a loop on DeepSpeed: its numbers of steps, its loss, ZeRO's norm."""
     pytest.importorskip("transformers")
