@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import rankwatch.automatic
+from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from support.jobs.forked_ranks import shared_ranks
 
-SITE = Path(rankwatch.automatic.__file__).parent / "site"
-_LIMIT_SECONDS = 150
 _PRELUDE = """
-import os, sys, time
+import os, sys, time, warnings
 import torch
+warnings.simplefilter("ignore")
 torch.manual_seed(0)
 RANK, HERE = int(os.environ["RANK"]), sys.argv[1]
 if "RECORDED" in os.environ:
@@ -59,29 +56,13 @@ def run_program(
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "program.py"
     script.write_text(_PRELUDE + textwrap.dedent(code))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    boxes = folder / "boxes"
-    started = []
-    for rank in range(ranks):
-        environment = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-            "RANKWATCH_DIR": str(boxes), "RANKWATCH_RUN": "program",
-        }  # fmt: skip
-        if recorded:
-            path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
-            environment |= {"PYTHONPATH": path, "RECORDED": "1"}
-        started.append(
-            subprocess.Popen([sys.executable, "-W", "ignore", str(script), str(folder)], env=environment)
-        )
-    try:
-        codes = [each.wait(_LIMIT_SECONDS) for each in started]
-    finally:
-        for each in started:
-            each.kill()
-    assert codes == (list(status) if status else [0] * ranks)
+    boxes, log = folder / "boxes", folder / "log"
+    environ = {**os.environ, "RANKWATCH_DIR": str(boxes), "RANKWATCH_RUN": "program"}
+    if recorded:
+        environ = recording_environment({**environ, "RECORDED": "1"})
+    job = [str(script), str(folder)]
+    codes = shared_ranks(recorded=recorded).run(job, environ, ranks=ranks, log=log)
+    assert codes == (list(status) if status else [0] * ranks), log.read_text()
     return sorted(boxes.glob("program/*.blackbox"), key=lambda each: int(each.stem))
 
 
