@@ -13,8 +13,9 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from support.jobs.torchrun import torchrun
+from support.jobs.forked_ranks import shared_ranks
 from support.paths import SUPPORT
+from support.servers.prometheus import reserved_port
 from support.training.blackbox import of_kind
 
 pytestmark = pytest.mark.e2e
@@ -24,12 +25,17 @@ LOOP = str(SUPPORT / "jobs" / "ddp_loop.py")
 STEPS = 4
 
 
-def test_ddp_job(tmp_path: Path) -> None:
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
+
+
+def test_ddp_job(tmp_path: Path, environ: dict[str, str]) -> None:
     """Every collective is recorded once, with its group, its size and if the caller blocks. This includes
     the collectives of DDP's C++ reducer."""
-    done = torchrun(LOOP, ranks=2, directory=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "rankwatch" not in done.stderr, done.stderr
+    log = tmp_path / "log"
+    assert shared_ranks().run([LOOP], environ, ranks=2, log=log) == [0, 0], log.read_text()
+    assert "rankwatch" not in log.read_text(), log.read_text()
     for rank in range(2):
         path = tmp_path / "job" / f"{rank}.blackbox"
         seen = Counter(_collectives(path))
@@ -52,14 +58,11 @@ def _has_async_argument(operator: str) -> bool:
     return bool({"async_op", "asyncOp"} & {each.name for each in arguments})
 
 
-def test_killed_rank(tmp_path: Path) -> None:
-    """Its peers end by an exception of gloo or by torchrun's SIGTERM, never by a crash of rankwatch."""
-    done = torchrun(LOOP, "kill", ranks=2, directory=tmp_path)
-    assert done.returncode == 1
-    assert "exitcode  : -9" in done.stderr
-    assert "exitcode  : -6" not in done.stderr
-    assert "exitcode  : -11" not in done.stderr
-    assert "terminate called" not in done.stderr
+def test_killed_rank(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Its peer ends by an exception of gloo, never by a crash of rankwatch."""
+    log = tmp_path / "log"
+    assert shared_ranks().run([LOOP, "kill"], environ, ranks=2, log=log) == [1, -9], log.read_text()
+    assert "terminate called" not in log.read_text()
 
 
 def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
@@ -74,20 +77,27 @@ def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
     return found
 
 
-def test_exit_with_collective_in_flight(tmp_path: Path) -> None:
+def test_exit_with_collective_in_flight(tmp_path: Path, environ: dict[str, str]) -> None:
     """The exit status does not change. If the collective failed after the interpreter's end, its callback
     would abort the process."""
-    done = torchrun(LOOP, "exit", ranks=2, directory=tmp_path)
-    assert "exitcode  : 3 " in done.stderr
-    assert "exitcode  : -6" not in done.stderr
+    with reserved_port() as port:
+        job = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        peer = [*shared_ranks().start_some([LOOP, "exit"], job, ranks=range(1, 2), log=tmp_path / "log")]
+        done = subprocess.run(
+            [sys.executable, LOOP, "exit"],
+            env={**job, "RANK": "0", "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        shared_ranks().kill(peer)
+    assert done.returncode == 3, done.stderr
     assert "terminate called" not in done.stderr
 
 
-def test_compiled_model(tmp_path: Path) -> None:
+def test_compiled_model(tmp_path: Path, environ: dict[str, str]) -> None:
     """torch.compile neither compiles the hook nor warns about it. A sparse tensor is no error either."""
     code = """
-import logging, os, sys, torch, torch.distributed as dist, rankwatch
+import torch, torch.distributed as dist, rankwatch
 from rankwatch.blackbox.layout import Now
+torch._logging.set_logs(graph_breaks=True)
 run = rankwatch.start(run="r", flight_recorder=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def reduce(x):
@@ -101,12 +111,9 @@ def gather(x):
 torch.compile(gather, backend="eager", fullgraph=True)(torch.ones(5))
 dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,)))
 assert run._writer.integers[Now.ERRORS] == 0
-sys.stderr.flush()
-os._exit(0)  # past the interpreter's end, where threads of torch's gloo sometimes abort, without us too
 """
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "TORCH_LOGS": "graph_breaks"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "async_op" in done.stderr
-    assert "rankwatch/collectives/" not in done.stderr
+    log = tmp_path / "log"
+    assert shared_ranks().run(["-c", code], environ, ranks=1, log=log) == [0], log.read_text()
+    assert "async_op" in log.read_text()
+    assert "rankwatch/collectives/" not in log.read_text()
     assert len(of_kind(tmp_path / "r" / "0.blackbox", RecordKind.COLLECTIVE)) == 4

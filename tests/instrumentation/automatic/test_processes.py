@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox.reader import Reader
 from rankwatch_diagnosis.run.engine import diagnose_run
+from support.agent.process import until
+from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import torchrun
 
 pytest.importorskip("torch")
@@ -34,7 +37,7 @@ if __name__ == "__main__":
     subprocess.run([sys.executable, "-c", helper], check=True)
     assert not glob.glob(f"{os.environ['RANKWATCH_DIR']}/*/{os.environ['RANK']}.blackbox")
     dist.init_process_group("gloo")
-    loader = DataLoader(list(range(4)), num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(list(range(4)), num_workers=1, multiprocessing_context="spawn")
     assert sum(int(batch) for batch in loader) == 6
     subprocess.run([sys.executable, "-c", "import torch, sys; " + helper], check=True)
     dist.destroy_process_group()
@@ -79,14 +82,14 @@ def boxes(directory: Path) -> list[str]:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """Two ranks; not torchrun, the spawned workers of a loader, resource trackers, or what a rank starts.
+    """A rank; not torchrun, the spawned worker of a loader, resource trackers, or what a rank starts.
     What it starts before it trains itself may be a rank, but only by joining a process group."""
     script = tmp_path / "train.py"
     script.write_text(RANK)
-    ended = torchrun(str(script), ranks=2, directory=tmp_path, **environment(tmp_path))
+    ended = torchrun(str(script), ranks=1, directory=tmp_path, **environment(tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert boxes(tmp_path) == ["0.blackbox", "1.blackbox"]
-    assert awake(tmp_path) == [repr(f"-c {BEFORE}")] * 2 + [repr(f"-u {script}")] * 2
+    assert boxes(tmp_path) == ["0.blackbox"]
+    assert awake(tmp_path) == [repr(f"-c {BEFORE}"), repr(f"-u {script}")]
     witnessed = (tmp_path / "witness").read_text()
     assert "-m torch.distributed.run" in witnessed and "-c import torch" in witnessed
 
@@ -114,13 +117,11 @@ def test_explicit_hooks_win(first: str, tmp_path: Path) -> None:
     calls.insert(first == "group", "run = rankwatch.start(run='own')")
     code = "import torch, torch.distributed as dist, rankwatch\n" + "\n".join(calls)
     code += "\nwith run:\n    with run.step(): run.scalar('loss', 1.0)\n"
-    env = {**os.environ, **environment(tmp_path, RANK="0", WORLD_SIZE="1")}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
+    log = tmp_path / "log"
+    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    assert shared_ranks(recorded=True).run(["-c", code], environ, ranks=1, log=log) == [0], log.read_text()
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*.blackbox")] == ["own/0.blackbox"]
-    assert ended.stderr.count("zero-code recording stands down") == (first == "group")
+    assert log.read_text().count("zero-code recording stands down") == (first == "group")
 
 
 def test_helper_script(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ for _ in range(3):
     run.begin_step(); dist.barrier(); run.end_step()
 if os.environ["RANK"] == "1":
     exec(os.environ["END"])
-time.sleep(100)  # torchrun terminates it
+time.sleep(100)  # the test terminates it, as torchrun does
 """
 
 
@@ -155,11 +156,14 @@ time.sleep(100)  # torchrun terminates it
     ],
 )
 def test_end_of_a_rank(end: str, why: str, tmp_path: Path) -> None:
-    """The rank that ended first is named with how it ended; the other was terminated by torchrun."""
-    script = tmp_path / "train.py"
-    script.write_text(CRASHING)
-    ended = torchrun(str(script), ranks=2, directory=tmp_path, **environment(tmp_path, END=end))
-    assert ended.returncode != 0
+    """The rank that ended first is named with how it ended; the other was terminated, as by torchrun."""
+    (tmp_path / "train.py").write_text(CRASHING)
+    server, environ = shared_ranks(recorded=True), {**os.environ, "END": end}
+    environ |= {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
+    ranks = server.start([str(tmp_path / "train.py")], environ, ranks=2, log=tmp_path / "log")
+    until(lambda: server.ended(ranks[1]) is not None, "rank 1 has ended", seconds=100.0)
+    os.kill(ranks[0], signal.SIGTERM)
+    until(lambda: server.ended(ranks[0]) is not None, "rank 0 was terminated", seconds=100.0)
     verdict = diagnose_run(tmp_path / "job")
     assert verdict.why.startswith(why), verdict.why
     assert {each["rank"]: each["state"] for each in verdict.ranks_seen}[0] == "terminated"

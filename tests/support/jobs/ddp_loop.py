@@ -1,4 +1,4 @@
-"""A small DDP job for the tests of the collective hook, run by torchrun.
+"""A small DDP job for the tests of the collective hook.
 
 With the argument `kill` the last rank kills itself. With `exit` rank 0 exits with a collective in flight.
 """
@@ -42,5 +42,5 @@ with run:
         if rank == 0:
             dist.all_reduce(torch.ones(3), async_op=True)
             sys.exit(3)
-        time.sleep(1000.0)  # torchrun terminates it
+        time.sleep(1000.0)  # the test kills it
 dist.destroy_process_group()
