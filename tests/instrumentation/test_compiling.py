@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.compiling import is_compiling
+from support.jobs.forked_ranks import shared_ranks
 from support.training.blackbox import box, read
 
 pytest.importorskip("torch")
@@ -81,20 +83,30 @@ run.finish()
 with run.phase("forward"), run.phase("of any name"):
     pass
 """
-FIRST = "import torch, rankwatch\n"
-START = "run = rankwatch.start(run='r', flight_recorder=False)\n"
-COMPILER = "import torch._dynamo\n"
+START = """
+import torch, rankwatch
+run = rankwatch.start(run="r", flight_recorder=False)
+import torch._dynamo
+"""
+
+
+def forked(code: str, environ: Mapping[str, str], directory: Path) -> None:
+    """Run it in a process that has loaded the compiler."""
+    log = directory / "log"
+    assert shared_ranks().run(["-c", code], environ, ranks=1, log=log) == [0], log.read_text()
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("begin", [START + COMPILER, COMPILER + START], ids=["start first", "compiler first"])
-def test_compiled_calls(tmp_path: Path, begin: str) -> None:
+@pytest.mark.parametrize("first", ["start", "compiler"])
+def test_compiled_calls(tmp_path: Path, first: str) -> None:
     """No public call breaks a graph, whether the compiler is loaded before or after the start of the run. The
     calls around a compiled function record as always."""
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    code = FIRST + begin + FUNCTIONS + CHECKS
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, environ = START + FUNCTIONS + CHECKS, {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    if first == "start":
+        done = subprocess.run([sys.executable, "-c", code], env=environ, check=False)
+        assert done.returncode == 0
+    else:
+        forked(code, environ, tmp_path)
     kinds = [RecordKind.PHASE, RecordKind.SCALAR, RecordKind.STEP]
     assert [each.kind for each in read(box(tmp_path))] == [
         RecordKind.LIFECYCLE,
@@ -106,20 +118,18 @@ def test_compiled_calls(tmp_path: Path, begin: str) -> None:
 @pytest.mark.e2e
 def test_second_run(tmp_path: Path) -> None:
     """Each run of a process stays out of graphs, and the compiler keeps no black box of an ended one."""
-    code = (
-        FIRST
-        + COMPILER
-        + "import gc, weakref\nfor name in ('first', 'second'):\n"
-        + "    run = rankwatch.start(run=name, flight_recorder=False, collectives=False)\n"
-        + "    def f(x):\n        with run.phase('forward'): return x * 2\n"
-        + "    torch.compile(f, backend='eager', fullgraph=True)(torch.ones(3))\n"
-        + "    run.finish(); written = weakref.ref(run._writer)\n"
-        + "    torch._dynamo.reset(); del run, f; gc.collect()\n"
-        + "    assert written() is None\n"
-    )
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code = """
+import gc, torch, weakref, rankwatch
+for name in ("first", "second"):
+    run = rankwatch.start(run=name, flight_recorder=False, collectives=False)
+    def f(x):
+        with run.phase("forward"): return x * 2
+    torch.compile(f, backend="eager", fullgraph=True)(torch.ones(3))
+    run.finish(); written = weakref.ref(run._writer)
+    torch._dynamo.reset(); del run, f; gc.collect()
+    assert written() is None
+"""
+    forked(code, {**os.environ, "RANKWATCH_DIR": str(tmp_path)}, tmp_path)
 
 
 def test_outside() -> None:

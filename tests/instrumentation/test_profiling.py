@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import rankwatch
 from rankwatch import profiling
 from rankwatch.blackbox.reader import Reader
 from rankwatch.profiling import traces_beside
+from support.jobs.forked_ranks import shared_ranks
 from support.training.blackbox import box
 
 COUNT = 3
@@ -174,19 +173,15 @@ def test_same_result(tmp_path: Path) -> None:
         "        loss = torch.nn.functional.dropout(model(torch.randn(4, 8))).square().mean()\n"
         "        loss.backward()\n"
         "        optimizer.step()\n"
-        "    print(loss.item().hex())\n"
-        "print(model.weight.tolist())\n"
+        "    print(loss.item().hex(), file=open(sys.argv[1], 'a'))\n"
+        "print(model.weight.tolist(), file=open(sys.argv[1], 'a'))\n"
     )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "RANKWATCH_PROFILE_ON_SLOW": setting},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for setting in ("", "3")
-    ]
+    printed = []
+    for setting in ("", "3"):
+        environ = {**os.environ, "RANKWATCH_PROFILE_ON_SLOW": setting}
+        log, out = tmp_path / "log", tmp_path / f"printed{setting}"
+        assert shared_ranks().run(["-c", code, str(out)], environ, ranks=1, log=log) == [0], log.read_text()
+        printed.append(out.read_text())
     assert printed[0] == printed[1]
     assert len(traces_beside(tmp_path / "job" / "0.blackbox")) == COUNT
 

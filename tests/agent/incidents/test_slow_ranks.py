@@ -20,6 +20,8 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
 from support.agent.process import until
 from support.incidents.incidents import condition, run_of
+from support.jobs.forked_ranks import shared_ranks
+from support.servers.prometheus import reserved_port
 
 
 class Node:
@@ -122,9 +124,8 @@ def test_directory_that_takes_no_request(tmp_path: Path, monkeypatch: pytest.Mon
 
 _TRAINER = """
 import os, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(8, 8))
+model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while not os.path.exists(os.environ["STOP"]):
     optimizer.zero_grad()
@@ -141,13 +142,13 @@ while not os.path.exists(os.environ["STOP"]):
 
 @pytest.mark.e2e
 def test_real_run(tmp_path: Path) -> None:
-    """Two ranks below `rankwatch run --profile-on-slow 3`, of which one works longer: it records its three
-    slowest steps, and the other none."""
-    (tmp_path / "train.py").write_text(_TRAINER)
+    """Two ranks that keep three traces, of which one works longer: it records its three slowest steps, and
+    the other none. The slow one runs below `rankwatch run --profile-on-slow 3`."""
     boxes, stop = tmp_path / "boxes", tmp_path / "stop"
-    command = [sys.executable, "-m", "rankwatch_cli", "run", "--profile-on-slow", "3", "--"]
-    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "RANKWATCH_DIR": str(boxes), "STOP": str(stop), "OMP_NUM_THREADS": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANKWATCH_RUN": "job"}
+    command = [sys.executable, "-m", "rankwatch_cli", "run", "--profile-on-slow", "3", "--"]
+    command += [sys.executable, "-c", _TRAINER]
     conditions = RunConditions()
     ranks = RanksCollector(directory=boxes, conditions=conditions)
     incidents = IncidentsCollector(
@@ -163,12 +164,18 @@ def test_real_run(tmp_path: Path) -> None:
         incidents.collect()
         return sorted(each.parent.name for each in boxes.glob("*/*.profile/rank*"))
 
-    with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen([*command, str(tmp_path / "train.py")], env=env, stdout=log, stderr=log)
+    log = tmp_path / "log"
+    with reserved_port() as port, log.open("ab") as output:
+        env["MASTER_PORT"] = str(port)
+        fast, kept = shared_ranks(recorded=True), {"RANKWATCH_PROFILE_ON_SLOW": "3"}
+        (peer,) = fast.start_some(["-c", _TRAINER], env | kept, ranks=range(1), log=log)
+        placed = env | {"RANK": "1", "LOCAL_RANK": "1"}
+        slow = subprocess.Popen(command, env=placed, stdout=output, stderr=output)
         try:
-            until(lambda: len(recorded()) >= 3 or job.poll() is not None, "traces of the slow rank")
+            until(lambda: len(recorded()) >= 3 or slow.poll() is not None, "traces of the slow rank")
         finally:
             stop.touch()
-            job.wait(timeout=60)
-    assert recorded() == ["1.profile"] * 3, (tmp_path / "log").read_text()[-3000:]
-    assert job.returncode == 0
+            slow.wait(timeout=60)
+    until(lambda: fast.ended(peer) is not None, "the fast rank has ended")
+    assert recorded() == ["1.profile"] * 3, log.read_text()[-3000:]
+    assert (fast.ended(peer), slow.returncode) == (0, 0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,65 @@ from rankwatch.conventions import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
-from support.diagnosis.run_ranks import gloo_run
+from support.jobs.forked_ranks import shared_ranks
 
 pytestmark = pytest.mark.e2e
 
 DEADLINE_SECONDS = 120.0
-"""Three processes import torch at once."""
+_RANK = """
+import json, os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+import rankwatch
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+wrong, at, steps = json.loads(sys.argv[1]).get(str(rank), "well"), int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+run = rankwatch.start(target_steps=steps, coordinates={"dp": (rank, world)})
+dist.init_process_group("gloo")
+values = torch.ones(1000)
+for step in range(steps):
+    with run.step():
+        with run.phase("data_wait"):
+            time.sleep(0.001)
+            if step == at and wrong == "asleep":
+                time.sleep(1000)
+            if step == at and wrong == "late":
+                time.sleep(2.0)
+        if step == at and wrong == "stopped":  # while it waits in the collective for the one that is late
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        with run.phase("forward"):
+            time.sleep(0.04 if wrong == "slow" else 0.01)
+            if step == at and wrong == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == at and wrong == "raises":
+                raise ZeroDivisionError
+        with run.phase("backward"):
+            time.sleep(0.08 if wrong == "slow" else 0.02)
+        if step == at and wrong == "gathers":
+            dist.all_gather_into_tensor(torch.empty(1000 * world), values)
+        else:
+            dist.all_reduce(values)
+        if step == 2 and rank == 0:
+            with run.checkpoint("save"):
+                pass
+        run.scalar("loss", 3.0 - 0.01 * step)
+        run.work(tokens=64)
+if steps > at:
+    time.sleep(1000)  # one that others do not hold up
+run.finish()
+"""
+
+
+@contextmanager
+def gloo_run(directory: Path, wrong: Mapping[int, str], *, at: int = 6, steps: int = 12) -> Iterator[None]:
+    """Start three ranks; `wrong` says what a rank does at step `at`. All are killed at the end."""
+    environ = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job"}
+    job = ["-c", _RANK, json.dumps(wrong), str(at), str(steps)]
+    ranks = shared_ranks().start(job, environ, ranks=3, log=directory / "log")
+    try:
+        yield
+    finally:
+        shared_ranks().kill(ranks)
 
 
 def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerdict:

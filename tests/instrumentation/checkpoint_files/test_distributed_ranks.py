@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankwatch.checkpoint_files import Outcome, verify
 from support.checkpoints import flip
-from support.servers.prometheus import reserved_port
+from support.jobs.forked_ranks import shared_ranks
 
 pytestmark = pytest.mark.e2e
 
@@ -43,25 +41,9 @@ dist.destroy_process_group()
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """step-12 with common metadata, step-13 with that of each rank."""
     folder = tmp_path_factory.mktemp("dcp")
-    with reserved_port() as port:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(folder)],
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(RANKS),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "OMP_NUM_THREADS": "1",
-                },
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(RANKS)
-        ]
-        for each in ranks:
-            _, errors = each.communicate(timeout=200)
-            assert each.returncode == 0, errors.decode()
+    log = folder / "log"
+    codes = shared_ranks().run(["-c", PROGRAM, str(folder)], os.environ, ranks=RANKS, log=log)
+    assert codes == [0] * RANKS, log.read_text()
     return folder
 
 

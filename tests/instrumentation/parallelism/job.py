@@ -1,6 +1,6 @@
-"""A job of four ranks on gloo that trains the reference model in every parallel way, run as a program.
+"""A rank on gloo that trains the reference model in every parallel way, run as a program.
 
-Each rank writes a report as a JSON file. For each case it has the records of the black box and those of
+It writes a report as a JSON file. For each case it has the records of the black box and those of
 gloo's own flight recorder, which is independent of rankwatch.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,7 +25,6 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 
-RANKS = 4
 CASES = {**trainings.CASES, **ring.CASES}
 
 
@@ -80,7 +78,7 @@ class Observer:
             {
                 "operation": each["profiling_name"],
                 "group": each["process_group"][1],
-                "ranks": ranks.get(each["process_group"][0], list(range(RANKS))),
+                "ranks": ranks.get(each["process_group"][0], list(range(dist.get_world_size()))),
             }
             for each in sorted(new, key=lambda each: each["record_id"])
         ]
@@ -105,10 +103,10 @@ def count_calls(calls: Counter[str]) -> None:
         setattr(group, method, counted(operation, getattr(group, method)))
 
 
-def rank_of_job(rank: int, directory: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
-    run = rankwatch.start(flight_recorder=False, directory=directory)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
+def main(rank: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    run = rankwatch.start(flight_recorder=False)
+    dist.init_process_group("gloo")
     observer = Observer(directory / "job" / f"{rank}.blackbox")
     calls: Counter[str] = Counter()
     count_calls(calls)
@@ -134,19 +132,5 @@ def rank_of_job(rank: int, directory: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(directory: Path) -> int:
-    """Fork the ranks, so that PyTorch and its parallel parts are imported only once, which takes seconds."""
-    torch.set_num_threads(1)
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if not child:
-            rank_of_job(rank, directory)
-            return 0
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    return max(map(abs, codes))
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(os.environ["RANKWATCH_DIR"])))
+    main(int(os.environ["RANK"]), Path(os.environ["RANKWATCH_DIR"]))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -21,6 +19,7 @@ from rankwatch.members import members_text
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
 from rankwatch_agent.training.totals import RankTotals
+from support.jobs.forked_ranks import shared_ranks
 
 pytestmark = pytest.mark.e2e
 
@@ -38,32 +37,16 @@ Report = dict[str, Any]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
     """The report of each rank, after all cases have run in one job."""
-    if not _dumps_json():
+    c10d = pytest.importorskip("torch._C._distributed_c10d")
+    if not hasattr(c10d, "_dump_fr_trace_json"):
         pytest.skip("this torch has no flight recorder for gloo")
     directory = tmp_path_factory.mktemp("parallelism")
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")},
-        "RANKWATCH_DIR": str(directory),
-        "RANKWATCH_RUN": "job",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_FR_BUFFER_SIZE": "20000",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    command = [sys.executable, str(JOB)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "rankwatch could not" not in done.stderr, done.stderr
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
+    own = {"RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "TORCH_FR_BUFFER_SIZE": "20000"}
+    log = directory / "log"
+    assert shared_ranks().run([str(JOB)], kept | own, ranks=4, log=log) == [0] * 4, log.read_text()
+    assert "rankwatch could not" not in log.read_text(), log.read_text()
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in RANKS]
-
-
-def _dumps_json() -> bool:
-    """True if this torch dumps gloo's flight recorder. Skips if it lacks what the job imports."""
-    # Imported here: these modules take seconds, and the quick tests are collected without them.
-    pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
-    pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)
-    import torch._C._distributed_c10d as c10d
-
-    return hasattr(c10d, "_dump_fr_trace_json")
 
 
 def by_group(case: Report) -> dict[tuple[str, str], list[str]]:

@@ -83,7 +83,8 @@ class ForkedRanks:
         """Kill those of these ranks that still run."""
         for pid in pids:
             if self.ended(pid) is None:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _ask(self, request: Mapping[str, object]) -> Any:
         assert self._server.stdin is not None and self._server.stdout is not None

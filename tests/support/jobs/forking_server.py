@@ -10,6 +10,7 @@ its end. When standard input ends, the ranks are killed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import runpy
@@ -41,7 +42,8 @@ def serve(lines: Iterable[str]) -> None:
             print(ranks[-1], flush=True)
     for rank in ranks:
         if rank not in _codes:
-            os.kill(rank, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
 
 
 def _reap(*_: object) -> None:

@@ -51,10 +51,6 @@ def end(rank, attempt):
     if attempt == 1 and rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if attempt == 2 and rank == 1:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-    if attempt == 3 and rank == 0:
-        os.abort()
-    if attempt == 4 and rank == 1:
         os.kill(os.getppid(), signal.SIGTERM)  # the launcher ends all
         time.sleep(60)
 
@@ -63,14 +59,6 @@ main()
 ENDS = [
     ("failed", "exception", 1, "ValueError", "bad batch"),
     ("lost", "lost", 0, "", ""),
-    (
-        "failed",
-        "gpu_out_of_memory",
-        1,
-        "OutOfMemoryError",
-        "CUDA out of memory. Tried to allocate 20.00 GiB.",
-    ),
-    ("failed", "crash", 0, "SIGABRT", "Aborted"),
     ("terminated", None, None, "", ""),
 ]
 
@@ -99,12 +87,12 @@ def settled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attempts_of_torchrun(tmp_path: Path) -> None:
-    """Five attempts of two ranks, each ended by another cause: the rank and the cause are right each time."""
+    """Three attempts of two ranks, each ended by another cause: its rank and its cause are right."""
     (tmp_path / "train.py").write_text(TRAINER)
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path / "boxes"), "OMP_NUM_THREADS": "1"}
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *("--max-restarts=4", "--redirects=2", f"--log-dir={tmp_path}"),
+        *("--max-restarts=2", "--redirects=2", f"--log-dir={tmp_path}"),
         *(str(tmp_path / "train.py"), str(tmp_path / "store")),
     ]
     collector = RanksCollector(directory=tmp_path / "boxes")
@@ -113,11 +101,11 @@ def test_attempts_of_torchrun(tmp_path: Path) -> None:
         subprocess.Popen(command, env=env, stdout=log, stderr=log) as job,
     ):
         try:
-            found = followed(collector, lambda seen: len(seen) == 5 and seen[-1].end is not None)
+            found = followed(collector, lambda seen: len(seen) == 3 and seen[-1].end is not None)
         finally:
             job.kill()
     assert [shown(each) for each in found] == ENDS
-    assert [each.restarts for each in found] == [0, 1, 2, 3, 4]
+    assert [each.restarts for each in found] == [0, 1, 2]
     assert all(each.first_steps.keys() == {0, 1} for each in found)
 
 
