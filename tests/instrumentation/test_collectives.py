@@ -85,7 +85,8 @@ def test_exit_with_collective_in_flight(tmp_path: Path, environ: dict[str, str])
         peer = [*shared_ranks().start_some([LOOP, "exit"], job, ranks=range(1, 2), log=tmp_path / "log")]
         done = subprocess.run(
             [sys.executable, LOOP, "exit"],
-            env={**job, "RANK": "0", "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False,
+            env={**job, "RANK": "0", "LOCAL_RANK": "0"},
+            capture_output=True, text=True, check=False, timeout=100,
         )  # fmt: skip
         shared_ranks().kill(peer)
     assert done.returncode == 3, done.stderr
