@@ -1,33 +1,23 @@
-"""Game day: each injected fault raises its alert on a real system, and no other alert.
+"""Each injected fault raises its alert on a real system, and no other alert: a cluster of the game day.
 
-All jobs run at once, each under its own run id, so the file takes as long as its slowest alert. Stragglers
-need larger jobs: see the demo and `test_slowdowns`.
+Each job has its own run id. Stragglers need larger jobs: see the demo and `test_slowdowns`.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig
-from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
-from support.servers.prometheus import poll, query, require
-from support.training import ranks as rank_processes
+from rankwatch_alerts import Alert
+from support.e2e.game_day import CONFIG, GameDay
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.servers.prometheus import poll, query
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("game-day")]
 
 NODE, LOST_NODE, IDLE_NODE, FULL_NODE = "node-a", "node-b", "node-c", "node-d"
-CONFIG = replace(
-    RuleConfig.for_demo(),
-    checkpoint_age_budget_seconds=60.0,
-    loss_for_seconds=5.0,
-    data_skew_for_seconds=10.0,
-)
-"""As in the demo, but with short times for the loss: a tiny model recovers from a blow-up in seconds."""
 FAULTS: dict[str, tuple[str, ...]] = {
     "killed-rank": ("kill:rank=1,from=25",),
     "stalled-rank": ("stall:from=25",),
@@ -96,7 +86,7 @@ while True:
     scale /= 2
 """
 """As a gradient scaler whose gradients are infinite at every scale."""
-_SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '30'"
+_SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '15'"
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("killed-rank", Alert.RANK_LOST, {}),
     ("stalled-rank", Alert.RUN_STALLED, {}),
@@ -118,62 +108,64 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("large-saves", Alert.CHECKPOINT_SPACE_SHORT, {"severity": "critical"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
+OF_NO_RUN: tuple[tuple[str, Alert, dict[str, str]], ...] = (
+    ("", Alert.TELEMETRY_ABSENT, {"reason": "agent_down", "node": IDLE_NODE}),
+    ("", Alert.CHECKPOINT_DISK_FILLING, {"severity": "warning"}),
+)
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
-    """All jobs run. Faults that the trainer cannot inject are made from outside."""
-    require("prometheus", "prometheus-alertmanager")
-    directory = tmp_path_factory.mktemp("faults")
-    disk = ("--rootfs", "/", "--checkpoint-paths", str(directory))
+def play(day: GameDay) -> MonitoredSystem:
+    """All jobs run at once. Faults that the trainer cannot inject are made from outside."""
+    disk = ("--rootfs", "/", "--checkpoint-paths", str(day.directory))
     nodes = (NODE, LOST_NODE, IDLE_NODE, FULL_NODE)
-    with monitored_system(directory, CONFIG, nodes, agent_flags=disk) as system, ExitStack() as ranks:
-        for run, faults in FAULTS.items():
-            if run == "killed-rank":
-                system.train_under_torchrun(run, faults, node=NODE, ranks=2)
-            else:
-                system.train(run, faults, node=NODE, ranks=3 if run == "foreign-data" else 1)
-        plain = {
-            run: ranks.enter_context(
-                rank_processes.rank(
-                    system.directory / node / "blackboxes", _STEPS_FOREVER, run=run, before=_SAVES_OFTEN
-                )
-            )
-            for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
-        }
-        _save_in_bad_ways(system, ranks)
-        for run in plain:
-            poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
-            if run == "frozen":  # before it must have saved
-                plain[run].send_signal(signal.SIGSTOP)
-        poll(
-            lambda: _recorded_as_running(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node"
-        )
-        for node in (LOST_NODE, IDLE_NODE):
-            system.agents[node].process.kill()
-        plain["lost-node"].kill()
-        yield system
+    system = day.cluster("faults", nodes, disk)
+    system.rank(NODE, _WRITES.format(seconds=6.0, forward=0.05), run="blocking-saves")
+    system.stack.enter_context(day.room_for(sum(map(_ranks, FAULTS))))
+    for run, faults in FAULTS.items():
+        system.train(run, faults, node=NODE, ranks=_ranks(run))
+    plain = {
+        run: system.rank(node, _STEPS_FOREVER, run=run, before=_SAVES_OFTEN)
+        for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
+    }
+    _save_in_bad_ways(system)
+    for run in plain:
+        poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
+        if run == "frozen":  # before it must have saved
+            plain[run].send_signal(signal.SIGSTOP)
+    poll(lambda: _recorded_as_running(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node")
+    for node in (LOST_NODE, IDLE_NODE):
+        system.agents[node].process.kill()
+    plain["lost-node"].kill()
+    system.end_when_seen((*EXPECTED, *OF_NO_RUN), healthy="healthy")
+    return system
 
 
-def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
-    boxes = system.directory / NODE / "blackboxes"
-    ranks.enter_context(rank_processes.rank(boxes, _OVERLAPPING_SAVES, run="overlapping-saves"))
+def _ranks(run: str) -> int:
+    return {"killed-rank": 2, "foreign-data": 3}.get(run, 1)
+
+
+def _save_in_bad_ways(system: MonitoredSystem) -> None:
+    system.rank(NODE, _OVERLAPPING_SAVES, run="overlapping-saves")
     for number, seconds in enumerate((0.1, 0.1, 2.0)):
         code = _WRITES.format(seconds=seconds, forward=0.2)
-        ranks.enter_context(rank_processes.rank(boxes, code, run="slow-writer", number=number, world=3))
-    ranks.enter_context(rank_processes.rank(boxes, _CANNOT_LOAD, run="cannot-load"))
-    ranks.enter_context(rank_processes.rank(boxes, _SCALE_COLLAPSES, run="collapsed-scale"))
-    alone = system.directory / FULL_NODE / "blackboxes"  # space is judged for the newest run of a node
-    ranks.enter_context(rank_processes.rank(alone, _SAVES_MUCH, run="large-saves"))
-    code = _WRITES.format(seconds=6.0, forward=0.05)
-    ranks.enter_context(rank_processes.rank(boxes, code, run="blocking-saves"))
-    with rank_processes.rank(boxes, _TWO_SAVES, run="old-resume"):
-        poll(lambda: system.steps("old-resume") >= 21, SECONDS_TO_ALERT, "steps of old-resume")
-    ranks.enter_context(rank_processes.rank(boxes, _RESUMES, run="old-resume"))
+        system.rank(NODE, code, run="slow-writer", number=number, world=3)
+    system.rank(NODE, _CANNOT_LOAD, run="cannot-load")
+    system.rank(NODE, _SCALE_COLLAPSES, run="collapsed-scale")
+    system.rank(FULL_NODE, _SAVES_MUCH, run="large-saves")  # space is judged for the newest run of a node
+    first = system.rank(NODE, _TWO_SAVES, run="old-resume")
+    poll(lambda: system.steps("old-resume") >= 21, SECONDS_TO_ALERT, "steps of old-resume")
+    first.kill()
+    system.rank(NODE, _RESUMES, run="old-resume")
 
 
 def _recorded_as_running(system: MonitoredSystem, run: str) -> bool:
     return bool(query(system.prometheus_url, f'run:rankwatch_ranks_running:sum{{run="{run}"}} > 0'))
+
+
+@pytest.fixture(scope="module")
+def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
+    with game_day.shown(play) as system:
+        yield system
 
 
 @pytest.mark.parametrize(
@@ -201,14 +193,17 @@ def test_agent_down(system: MonitoredSystem) -> None:
     ]
 
 
+def test_disk(system: MonitoredSystem) -> None:
+    """One ticket for all nodes with the path of checkpoints, full for all that it takes."""
+    alert = system.alert("", Alert.CHECKPOINT_DISK_FILLING, severity="warning")
+    assert complete(alert, CONFIG), alert
+    assert f"Path {alert.labels['path']} on " in alert.annotations["description"]
+
+
 def test_no_other_alert(system: MonitoredSystem) -> None:
     """The healthy run raises none, and no fault raises a second one."""
-    for run, name, labels in EXPECTED:
-        system.alert(run, name, **labels)
-    expected = {(run, str(name)) for run, name, _ in EXPECTED} | {("", str(Alert.TELEMETRY_ABSENT))}
+    expected = {(run, str(name)) for run, name, _ in (*EXPECTED, *OF_NO_RUN)}
     delivered = {(each.labels.get("run", ""), each.name) for each in system.delivered()}
-    assert delivered - {("blown-up-loss", str(Alert.NORM_EXPLODING))} <= expected, "its norm explodes, too"
+    assert delivered - {("blown-up-loss", str(Alert.NORM_EXPLODING))} == expected, "its norm explodes, too"
     (lost,) = {each.annotations["description"] for each in system.delivered() if each.name == Alert.RANK_LOST}
-    assert f"Rank 1 (node {NODE})." in lost, "torchrun ended the other rank; it is not lost"
-    steps = system.steps("healthy")
-    poll(lambda: system.steps("healthy") > steps, SECONDS_TO_ALERT, "further steps of the healthy run")
+    assert f"Rank 1 (node {NODE})." in lost, "the other rank ended by an error; it is not lost"

@@ -1,19 +1,22 @@
 """Hangs of real jobs: one rank holds up all others, and the delivered alert names that rank.
 
-All jobs run at once, so the file takes as long as its slowest alert. `python -m tests.bench.live_hang`
-measures how long each takes.
+A cluster of the game day. `python -m tests.bench.live_hang` measures how long each takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_alerts import Alert
+from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
+from support.e2e.game_day import GameDay
 from support.e2e.hangs import (
     HANG_FAULTS,
+    RANKS,
     faulty_ranks,
     hang_alerts,
     hang_naming_a_rank,
@@ -22,11 +25,10 @@ from support.e2e.hangs import (
     start_waiting_job,
     stop_rank,
 )
-from support.e2e.monitored_system import MonitoredSystem, monitored_system
+from support.e2e.monitored_system import MonitoredSystem
 from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
-from support.servers.prometheus import require
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("game-day")]
 
 NODE = "node-a"
 SEED = 20
@@ -40,34 +42,49 @@ NEEDS_RECORDER = frozenset(
 
 
 class HungJobs(NamedTuple):
-    """The system, and the rank at fault in each run."""
+    """The system, the rank at fault in each run, and the first alert of each run that names a rank."""
 
     system: MonitoredSystem
     faulty: dict[str, int]
+    named: dict[str, DeliveredAlert]
+
+    def check(self, run: str, name: Alert) -> None:
+        """The alert of the run is this one, and names the rank at fault and its node."""
+        if run in NEEDS_RECORDER and not serves_gloo_recorder():
+            pytest.skip(NO_GLOO_RECORDER)
+        assert run in self.named, hang_alerts(self.system, run)
+        alert, rank = self.named[run], str(self.faulty[run])
+        assert (alert.name, named_rank(alert)) == (name, (rank, NODE))
+
+
+def play(day: GameDay) -> HungJobs:
+    """All jobs run, and the process of one rank is stopped."""
+    faulty, named = {**faulty_ranks(SEED), STOPPED: STOPPED_RANK}, {}
+    system = day.cluster("hangs", (NODE,))
+    system.stack.enter_context(day.room_for(len(faulty) * RANKS))
+    start_hanging_jobs(system, NODE, faulty_ranks(SEED))
+    start_waiting_job(system, NODE, STOPPED, late_rank=0)
+    stop_rank(system, STOPPED, STOPPED_RANK)
+    for run in faulty.keys() - (frozenset() if serves_gloo_recorder() else NEEDS_RECORDER):
+        with suppress(pytest.fail.Exception):  # the test of each run tells which is missing
+            named[run] = hang_naming_a_rank(system, run).alert
+    system.end()
+    return HungJobs(system, faulty, named)
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HungJobs]:
-    """All jobs run, and the process of one rank is stopped."""
-    require("prometheus", "prometheus-alertmanager")
-    faulty = faulty_ranks(SEED)
-    with monitored_system(tmp_path_factory.mktemp("hangs"), RuleConfig.for_demo(), (NODE,)) as system:
-        start_hanging_jobs(system, NODE, faulty)
-        start_waiting_job(system, NODE, STOPPED, late_rank=0)
-        stop_rank(system, STOPPED, STOPPED_RANK)
-        yield HungJobs(system, faulty)
+def jobs(game_day: GameDay) -> Iterator[HungJobs]:
+    with game_day.shown(play) as jobs:
+        yield jobs
 
 
 @pytest.mark.parametrize("run", HANG_FAULTS)
 def test_rank_at_fault_is_named(run: str, jobs: HungJobs) -> None:
     """The alert for this kind of hang names the rank and its node."""
-    if run in NEEDS_RECORDER and not serves_gloo_recorder():
-        pytest.skip(NO_GLOO_RECORDER)
-    alert = hang_naming_a_rank(jobs.system, run).alert
-    rank = str(jobs.faulty[run])
-    assert (alert.name, named_rank(alert)) == (HANG_FAULTS[run].alert, (rank, NODE))
-    assert f"rank {rank} " in alert.annotations["description"].lower()
-    assert "not known" not in alert.annotations["description"]
+    jobs.check(run, HANG_FAULTS[run].alert)
+    text = jobs.named[run].annotations["description"]
+    assert f"rank {jobs.faulty[run]} " in text.lower()
+    assert "not known" not in text
 
 
 def test_stopped_rank(jobs: HungJobs) -> None:
@@ -75,16 +92,11 @@ def test_stopped_rank(jobs: HungJobs) -> None:
 
     All ranks wait in the same collective, so only its missing answers show which one it is.
     """
-    alert = hang_naming_a_rank(jobs.system, STOPPED).alert
-    rank = str(STOPPED_RANK)
-    assert (alert.name, named_rank(alert)) == (Alert.RUN_STALLED, (rank, NODE))
+    jobs.check(STOPPED, Alert.RUN_STALLED)
 
 
 def test_no_other_rank_is_named(jobs: HungJobs) -> None:
     """No waiting rank is named, and no second alert comes for the same hang."""
-    runs = HANG_FAULTS.keys() - (frozenset() if serves_gloo_recorder() else NEEDS_RECORDER)
-    for run in runs:
-        hang_naming_a_rank(jobs.system, run)
-    for run in runs:
+    for run in jobs.named.keys() & HANG_FAULTS.keys():
         named = {(each.name, named_rank(each)) for each in hang_alerts(jobs.system, run)}
         assert named == {(HANG_FAULTS[run].alert, (str(jobs.faulty[run]), NODE))}

@@ -1,36 +1,34 @@
 """Hardware breaks below real agents, and a real Prometheus raises the alert of each fault, with its rank.
 
-All faults happen at once, on one node each: on `n` a GPU, a port or an interface for each fault, on `hung` a
-driver that does not return, on `short` a GPU that never answered. Times are a sixtieth of the usual.
+A cluster of the game day. All faults happen at once, on one node each: on `n` a GPU, a port or an interface
+for each fault, on `hung` a driver that does not return, on `short` a GPU that never answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig, prometheus_config, write_rules
+from rankwatch_alerts import Alert
 from rankwatch_alerts.rules import HARDWARE_ALERTS
+from support.e2e.game_day import GameDay
+from support.e2e.monitored_system import MonitoredSystem
 from support.gpu.node import GpuNode, gpu_node
-from support.gpu.nvml import FakeDriver, nvml_library
+from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node, running
-from support.servers.prometheus import get_json, poll, prometheus, query, require
+from support.servers.prometheus import get_json, poll, query
 from support.sources.node_tree import add_interface, add_pci, write
-from support.training.ranks import rank
 
-__all__ = ["nvml_library"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("game-day")]
 
 SECONDS = 180.0
+CLUSTER = "hardware"
 COLLECTORS = "ranks,host,network,rdma,gpu,gpu_driver,xid,kernel_log"
-CONFIG = replace(RuleConfig().scaled(60), disk_free_share=0.999, ticket_hours="")
-"""No file system on which this test runs is that empty, so the one of the checkpoint path counts as full."""
 RUN = "job"
 IDLE_GPU = 7
 """The GPU of node n that no rank works on; the rank on GPU i is rank i."""
@@ -82,7 +80,6 @@ EXPECTED = (
     Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "errors"}),
     Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "flapping"}),
     Expected(Alert.OOM_KILL, TICKET),
-    Expected(Alert.CHECKPOINT_DISK_FILLING, TICKET, node="", run=None),
     Expected(Alert.GPU_DRIVER_UNRESPONSIVE, PAGE, node="hung"),
     Expected(Alert.GPUS_MISSING, TICKET, node="short", run=None),
 )
@@ -98,12 +95,11 @@ class Seen(NamedTuple):
 
     def find(self, expected: Expected) -> dict[str, Any] | None:
         """The alert as Prometheus shows it."""
-        wanted = {"alertname": str(expected.alert), "severity": expected.severity, **expected.more}
+        wanted = {"alertname": str(expected.alert), "severity": expected.severity, "node": expected.node}
+        wanted |= expected.more
         absent = set()
         if expected.gpu is not None:
             wanted["gpu"] = self.uuids[expected.gpu]
-        if expected.node:
-            wanted["node"] = expected.node
         if expected.run is None:
             absent |= {"run", "rank"}
         else:
@@ -120,58 +116,51 @@ class Seen(NamedTuple):
         )
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Seen]:
+def play(day: GameDay) -> Seen:
     """Healthy first, then everything breaks; ends when each alert has fired, or after a while."""
-    require("prometheus")
-    directory = tmp_path_factory.mktemp("hardware")
-    with ExitStack() as stack:
-        nodes = {
-            name: _node(stack, directory / name, nvml_library, name, gpus)
-            for name, gpus in {"n": 8, "hung": 8, "short": 7}.items()
-        }
-        _add_interface(nodes["n"])
-        _start_ranks(stack, nodes)
-        rules = write_rules(CONFIG, directory / "rules")
-        content = prometheus_config(
-            CONFIG, rule_files=rules, agent_targets=[each.agent.address for each in nodes.values()]
-        )
-        url = stack.enter_context(prometheus(content, directory))
-        poll(lambda: _attributed(url) == IDLE_GPU, SECONDS, "a rank for each GPU but one")
-        uuids = [gpu["uuid"] for gpu in nodes["n"].driver.node["gpus"]]
-        assert not [each for each in _firing(url) if each["labels"].get("node") in ("n", "hung")]
-        _break(nodes["n"])
-        nodes["hung"].driver.hang("nvmlDeviceGetPowerUsage")
-        found = Seen([], uuids)
+    system = day.cluster(CLUSTER)
+    library = build_library(system.directory)
+    nodes = {
+        name: _node(system, library, name, gpus) for name, gpus in {"n": 8, "hung": 8, "short": 7}.items()
+    }
+    day.watch(system, *(each.agent for each in nodes.values()))
+    _add_interface(nodes["n"])
+    _start_ranks(system, nodes)
+    url = system.prometheus_url
+    poll(lambda: _attributed(url) == IDLE_GPU, SECONDS, "a rank for each GPU but one")
+    uuids = [gpu["uuid"] for gpu in nodes["n"].driver.node["gpus"]]
+    assert not [each for each in _firing(url) if each["labels"].get("node") in ("n", "hung")]
+    _break(nodes["n"])
+    nodes["hung"].driver.hang("nvmlDeviceGetPowerUsage")
+    found = Seen([], uuids)
 
-        def all_seen() -> bool:
-            known = [each["labels"] for each in found.alerts]
-            found.alerts.extend(each for each in _firing(url) if each["labels"] not in known)
-            return all(found.find(each) for each in EXPECTED)
+    def all_seen() -> bool:
+        known = [each["labels"] for each in found.alerts]
+        found.alerts.extend(each for each in _firing(url) if each["labels"] not in known)
+        return all(found.find(each) for each in EXPECTED)
 
-        with suppress(pytest.fail.Exception):  # the test of each alert tells which is missing
-            poll(all_seen, SECONDS, "alert of each fault")
-        yield found
+    with suppress(pytest.fail.Exception):  # the test of each alert tells which is missing
+        poll(all_seen, SECONDS, "alert of each fault")
+    system.end()
+    return found
 
 
-def _node(stack: ExitStack, directory: Path, library: Path, name: str, gpus: int) -> GpuNode:
+def _node(system: MonitoredSystem, library: Path, name: str, gpus: int) -> GpuNode:
     """An agent on a tree of 8 GPUs of which the driver shows some."""
+    directory = system.directory / name
     directory.mkdir()
     driver = FakeDriver(directory, library, hopper_node(gpus))
     driver.update(running)
-    flags, collectors = ["--node", name], COLLECTORS
-    if name == "n":
-        flags += ["--rootfs", "/", "--checkpoint-paths", str(directory)]
-        collectors += ",disk"
-    return stack.enter_context(gpu_node(directory, driver, *flags, interval=0.5, collectors=collectors))
+    flags = ("--node", name, "--cluster", CLUSTER)
+    node = gpu_node(directory, driver, *flags, interval=0.5, collectors=COLLECTORS)
+    return system.stack.enter_context(node)
 
 
-def _start_ranks(stack: ExitStack, nodes: dict[str, GpuNode]) -> None:
+def _start_ranks(system: MonitoredSystem, nodes: dict[str, GpuNode]) -> None:
     """One rank for each GPU of n but the last, and one on the node whose driver will hang."""
     places = [("n", gpu["uuid"]) for gpu in nodes["n"].driver.node["gpus"][:IDLE_GPU]] + [("hung", "")]
     for number, (name, gpu) in enumerate(places):
-        boxes = nodes[name].kernel_log.parent / "blackboxes"
-        stack.enter_context(rank(boxes, _AS_RANK, run=RUN, number=number, world=len(places), gpu=gpu))
+        system.rank(name, _AS_RANK, run=RUN, number=number, world=len(places), gpu=gpu)
 
 
 def _attributed(url: str) -> int:
@@ -180,12 +169,14 @@ def _attributed(url: str) -> int:
 
 
 def _firing(url: str) -> list[dict[str, Any]]:
-    """Firing alerts on hardware."""
+    """Firing alerts on hardware of this cluster."""
     found = get_json(f"{url}/api/v1/alerts")["data"]["alerts"]
     return [
         each
         for each in found
-        if each["state"] == "firing" and each["labels"]["alertname"] in set(map(str, HARDWARE_ALERTS))
+        if each["state"] == "firing"
+        and each["labels"].get("cluster") == CLUSTER
+        and each["labels"]["alertname"] in set(map(str, HARDWARE_ALERTS))
     ]
 
 
@@ -249,6 +240,12 @@ def _write_errors(node: GpuNode, errors: int) -> None:
     others = [line for line in path.read_text().splitlines() if "eth1" not in line]
     counters = [1000, 10, errors, 0, 0, 0, 0, 0, 1000, 10, 0, 0, 0, 0, 0, 0]
     path.write_text("\n".join([*others, "  eth1: " + " ".join(map(str, counters))]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def seen(game_day: GameDay) -> Iterator[Seen]:
+    with game_day.shown(play) as seen:
+        yield seen
 
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=[each.name for each in EXPECTED])

@@ -1,77 +1,96 @@
-"""A flipped bit in a parameter of one of four replicas: a job under torchrun, an agent, real servers, and the
-boxes alone."""
+"""A flipped bit in a parameter of one of four replicas, in the black boxes and as an alert: a cluster of the
+game day. Replicas that are equal raise no alert."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_alerts import Alert
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.replicas import Replicas, judge_replicas
 from rankwatch_diagnosis.run.report import lines
-from support.e2e.monitored_system import complete, monitored_system
-from support.servers.prometheus import poll, query, require
+from support.e2e.game_day import CONFIG, GameDay
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.servers.prometheus import poll, query
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("game-day")]
+
 NODE = "n0"
-CONFIG = RuleConfig.for_demo()
-RANKS, ODD = 4, 2
+RANKS, EQUAL_RANKS, ODD = 4, 2, 2
 EVERY, FLIPPED_AT = 20, 45
 NEXT_STEP = 60
 SETTINGS = {"RANKWATCH_FINGERPRINT_STEPS": str(EVERY)}
+TOO_LATE = f'max_over_time(run:rankwatch_replicas_equal:step{{run="flipped"}}[10m]) >= {FLIPPED_AT}'
+TOO_EARLY = f'min_over_time(rank:rankwatch_replica_differs:step{{run="flipped"}}[10m]) < {NEXT_STEP}'
+DEVIATION = 'max(rank:rankwatch_gradient_norm_deviation:ratio{run="flipped"})'
 
 
-def test_flipped_bit_is_named(tmp_path: Path) -> None:
-    """The boxes name the rank at the next aligned step, the alert names it, too, and no step before the flip.
+class Flipped(NamedTuple):
+    """The system, the boxes as soon as they showed the flip, and what Prometheus answered after the alert."""
 
-    Replicas that are equal raise no alert.
-    """
-    require("prometheus", "prometheus-alertmanager")
-    with monitored_system(tmp_path, CONFIG, (NODE,)) as system:
-        system.train_under_torchrun(
-            "flipped",
-            (f"flip-bit:rank={ODD},from={FLIPPED_AT}",),
-            node=NODE,
-            ranks=RANKS,
-            settings=SETTINGS,
-        )
-        named_in_boxes(tmp_path, tmp_path / NODE / "blackboxes" / "flipped")
-        system.train_under_torchrun("equal", (), node=NODE, ranks=2, settings=SETTINGS)
-        alert = system.alert("flipped", Alert.REPLICAS_DISAGREE, rank=str(ODD), node=NODE)
-        assert complete(alert, CONFIG), alert
-        equal = 'max_over_time(run:rankwatch_replicas_equal:step{run="flipped"}[10m]) >= %d'
-        assert not query(system.prometheus_url, equal % FLIPPED_AT)
-        differ = 'min_over_time(rank:rankwatch_replica_differs:step{run="flipped"}[10m]) < %d'
-        assert not query(system.prometheus_url, differ % NEXT_STEP)
-        expression = 'run:rankwatch_replicas_equal:step{run="equal"} >= 100'
-        poll(lambda: bool(query(system.prometheus_url, expression)), 120.0, "equal replicas at step 100")
-        named = [each.labels for each in system.delivered() if each.name == Alert.REPLICAS_DISAGREE]
-        # A flipped parameter changes the gradient of one rank, but not their sum: the norms stay equal.
-        assert {(each["rank"], each.get("name")) for each in named} == {(str(ODD), None)}
-        deviation = 'max(rank:rankwatch_gradient_norm_deviation:ratio{run="flipped"})'
-        assert [each["value"][1] for each in query(system.prometheus_url, deviation)] == ["0"]
+    system: MonitoredSystem
+    boxes: Path
+    answers: dict[str, list[dict[str, Any]]]
 
 
-def named_in_boxes(directory: Path, run: Path) -> None:
+def play(day: GameDay) -> Flipped:
     """The rings forget the step of the flip after a while, so they are copied as soon as they show it."""
+    system = day.cluster("replicas", (NODE,))
+    system.stack.enter_context(day.room_for(RANKS + EQUAL_RANKS))
+    fault = f"flip-bit:rank={ODD},from={FLIPPED_AT}"
+    system.train("flipped", (fault,), node=NODE, ranks=RANKS, settings=SETTINGS)
+    system.train("equal", (), node=NODE, ranks=EQUAL_RANKS, settings=SETTINGS)
+    run = system.boxes(NODE) / "flipped"
 
     def differing() -> bool:
-        return run.is_dir() and len(list(run.glob("*.blackbox"))) == RANKS and bool(_judged(run).differing)
+        return len(list(run.glob("*.blackbox"))) == RANKS and bool(_judged(run).differing)
 
-    poll(differing, 120.0, "replicas that differ in the boxes")
-    copies = shutil.copytree(run, directory / "copies", ignore=shutil.ignore_patterns("*.sock"))
-    (found,) = _judged(copies).differing
-    assert (found.newest_equal_step, found.differing_step) == (NEXT_STEP - EVERY, NEXT_STEP)
-    assert (found.odd_ranks, found.ranks) == ((ODD,), tuple(range(RANKS)))
-    assert len(found.parameters) == 1
-    line = f"replicas:    rank {ODD} differs from the majority of ranks 0-3 at step {NEXT_STEP}, equal at"
-    assert any(each.startswith(line) for each in lines(diagnose_run(copies)))
+    poll(differing, SECONDS_TO_ALERT, "replicas that differ in the boxes")
+    boxes = shutil.copytree(run, system.directory / "copies", ignore=shutil.ignore_patterns("*.sock"))
+    equal = 'run:rankwatch_replicas_equal:step{run="equal"} >= 100'
+    poll(lambda: query(system.prometheus_url, equal), SECONDS_TO_ALERT, "equal replicas at step 100")
+    system.alert("flipped", Alert.REPLICAS_DISAGREE)
+    answers = {asked: query(system.prometheus_url, asked) for asked in (TOO_LATE, TOO_EARLY, DEVIATION)}
+    system.end()
+    return Flipped(system, boxes, answers)
 
 
 def _judged(run: Path) -> Replicas:
     return judge_replicas(read_boxes(find_run(run).boxes, copied=None), {})
+
+
+@pytest.fixture(scope="module")
+def flipped(game_day: GameDay) -> Iterator[Flipped]:
+    with game_day.shown(play) as flipped:
+        yield flipped
+
+
+def test_boxes(flipped: Flipped) -> None:
+    """They name the rank at the next aligned step, and no step before the flip."""
+    (found,) = _judged(flipped.boxes).differing
+    assert (found.newest_equal_step, found.differing_step) == (NEXT_STEP - EVERY, NEXT_STEP)
+    assert (found.odd_ranks, found.ranks) == ((ODD,), tuple(range(RANKS)))
+    assert len(found.parameters) == 1
+    line = f"replicas:    rank {ODD} differs from the majority of ranks 0-3 at step {NEXT_STEP}, equal at"
+    assert any(each.startswith(line) for each in lines(diagnose_run(flipped.boxes)))
+
+
+def test_alert(flipped: Flipped) -> None:
+    """It names the rank, too, and there is no other.
+
+    A flipped parameter changes the gradient of one rank, but not their sum: the norms stay equal.
+    """
+    (alert,) = flipped.system.delivered()
+    assert complete(alert, CONFIG), alert
+    named = {each: alert.labels.get(each) for each in ("alertname", "run", "rank", "node", "name")}
+    of_rank = {"run": "flipped", "rank": str(ODD), "node": NODE, "name": None}
+    assert named == {"alertname": str(Alert.REPLICAS_DISAGREE), **of_rank}
+    assert not flipped.answers[TOO_LATE] and not flipped.answers[TOO_EARLY]
+    assert [each["value"][1] for each in flipped.answers[DEVIATION]] == ["0"]

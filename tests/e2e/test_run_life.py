@@ -1,36 +1,27 @@
-"""Game day of the life of runs: a failure, a loop of crashes, a class of runs that fails and restarts too
-often, one that is preempted, one that makes no progress, a slow start, a deadline that will be missed, and
-files that are no black boxes.
+"""The life of runs: a failure, a loop of crashes, a class of runs that fails and restarts too often, one that
+is preempted, one that makes no progress, a slow start, a deadline that will be missed, and files that are no
+black boxes.
 
-Each raises its alert on a real system, and none that it does not explain.
+Each raises its alert on a real system, and none that it does not explain: a cluster of the game day.
 """
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig
-from support.e2e.monitored_system import MonitoredSystem, complete, monitored_system
-from support.servers.prometheus import poll, query, require
-from support.training import ranks as rank_processes
+from rankwatch_alerts import Alert
+from support.e2e.game_day import CONFIG, GameDay
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.servers.prometheus import poll, query
+from support.training.ranks import go_on
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("game-day")]
 
 NODE = "node-a"
-CONFIG = replace(
-    RuleConfig.for_demo(),
-    startup_budget_seconds=20.0,
-    success_least_attempts=4.0,
-    goodput_fast_window_seconds=60.0,
-    goodput_slow_window_seconds=720.0,
-    slo_period_seconds=6720.0,
-)
-"""Windows and period of goodput are in the same proportions as in production."""
 FAILS = """
 steps(5)
 print("ready", flush=True)
@@ -73,47 +64,52 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
-    """All runs are started; those that fail have failed."""
-    require("prometheus", "prometheus-alertmanager")
-    with monitored_system(tmp_path_factory.mktemp("life"), CONFIG, (NODE,)) as system, ExitStack() as ranks:
-        boxes = system.directory / NODE / "blackboxes"
-        ranks.enter_context(rank_processes.rank(boxes, STARTS, run="slow-start"))
-        ranks.enter_context(rank_processes.rank(boxes, STANDS, run="stands", before=IN_EXPERIMENT))
-        ranks.enter_context(rank_processes.rank(boxes, CRAWLS, run="late", before=DUE_SOON))
-        (boxes / "copied").mkdir(parents=True)
-        (boxes / "copied" / "0.blackbox").write_bytes(b"rankwatch")
-        _end_attempt(system, ("fails-once",), FAILS)
-        for number in range(ATTEMPTS):
-            _end_attempt(system, ("loops",), FAILS, number=number)
-        _end_attempt(system, RECLAIMED, IS_PREEMPTED, run_class="spot")
-        yield system
+def play(day: GameDay) -> MonitoredSystem:
+    """An agent counts what ends a minute after it has first seen a run of the class."""
+    system = day.cluster("life", (NODE,))
+    system.rank(NODE, STARTS, run="slow-start")
+    system.rank(NODE, STANDS, run="stands", before=IN_EXPERIMENT)
+    system.rank(NODE, CRAWLS, run="late", before=DUE_SOON)
+    copied = system.boxes(NODE) / "copied"
+    copied.mkdir()
+    (copied / "0.blackbox").write_bytes(b"rankwatch")
+    reclaimed = _started(system, RECLAIMED, IS_PREEMPTED, "spot")
+    failing = _started(system, ("fails-once", "loops"), FAILS, "production")
+    _end(system, RECLAIMED, reclaimed)
+    _end(system, ("fails-once", "loops"), failing)
+    for number in range(1, ATTEMPTS):
+        _end(system, ("loops",), _started(system, ("loops",), FAILS, "production", number))
+    system.end_when_seen(EXPECTED)
+    return system
 
 
-def _end_attempt(
-    system: MonitoredSystem, runs: Sequence[str], code: str, *, number: int = 0, run_class: str = "production"
-) -> None:
-    """Let an attempt of each run be seen while it goes on, and when it has ended."""
-    boxes = system.directory / NODE / "blackboxes"
+def _started(
+    system: MonitoredSystem, runs: Sequence[str], code: str, run_class: str, number: int = 0
+) -> list[subprocess.Popen[str]]:
+    """An attempt of each run, which has been seen while it goes on."""
     before = time.time() - 0.5  # start times of processes are rounded to ticks
     restarted = RESTARTED.format(run_class=run_class, restarts=number)
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(rank_processes.rank(boxes, code, run=each, before=restarted)) for each in runs
-        ]
-        for moment in ("start", "end"):
-            for run in runs:
-                series = f'rankwatch_run_attempt_{moment}_timestamp_seconds{{run="{run}"}} >= {before}'
-                what = f"{moment} of attempt {number} of {run}"
-                poll(lambda asked=series: _holds(system, asked), 60.0, what)
-            if moment == "start":
-                for process in processes:
-                    rank_processes.go_on(process)
+    processes = [system.rank(NODE, code, run=each, before=restarted) for each in runs]
+    _poll_all(system, runs, "rankwatch_run_attempt_start_timestamp_seconds{%s} >= " + str(before))
+    return processes
 
 
-def _holds(system: MonitoredSystem, expression: str) -> bool:
-    return bool(query(system.prometheus_url, expression))
+def _end(system: MonitoredSystem, runs: Sequence[str], processes: Sequence[subprocess.Popen[str]]) -> None:
+    """End the attempt of each run, and wait until that has been seen, too."""
+    for process in processes:
+        go_on(process)
+    _poll_all(system, runs, 'rankwatch_rank_state{%s, state!~"starting|running"} == 1')
+
+
+def _poll_all(system: MonitoredSystem, runs: Sequence[str], condition: str) -> None:
+    found = f"count({condition})" % f'run=~"{"|".join(runs)}"' + f" == {len(runs)}"
+    poll(lambda: query(system.prometheus_url, found), SECONDS_TO_ALERT, found)
+
+
+@pytest.fixture(scope="module")
+def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
+    with game_day.shown(play) as system:
+        yield system
 
 
 @pytest.mark.parametrize(
@@ -136,8 +132,6 @@ def test_message_of_the_failure(system: MonitoredSystem) -> None:
 
 def test_no_other_alert(system: MonitoredSystem) -> None:
     """A run that only starts also stands still, and the first failures of a loop are not yet known as one."""
-    for run, name, labels in EXPECTED:
-        system.alert(run, name, **labels)
     delivered = {(each.labels.get("run", ""), each.name) for each in system.delivered()}
     also = {("slow-start", str(Alert.RUN_STALLED)), ("loops", str(Alert.RUN_FAILED))}
     assert delivered <= {(run, str(name)) for run, name, _ in EXPECTED} | also

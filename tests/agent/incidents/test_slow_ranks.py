@@ -176,6 +176,6 @@ def test_real_run(tmp_path: Path) -> None:
         finally:
             stop.touch()
             slow.wait(timeout=60)
-    until(lambda: fast.ended(peer) is not None, "the fast rank has ended")
+    until(lambda: fast.status(peer) is not None, "the fast rank has ended")
     assert recorded() == ["1.profile"] * 3, log.read_text()[-3000:]
-    assert (fast.ended(peer), slow.returncode) == (0, 0)
+    assert (fast.status(peer), slow.returncode) == (0, 0)

@@ -161,9 +161,9 @@ def test_end_of_a_rank(end: str, why: str, tmp_path: Path) -> None:
     server, environ = shared_ranks(recorded=True), {**os.environ, "END": end}
     environ |= {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
     ranks = server.start([str(tmp_path / "train.py")], environ, ranks=2, log=tmp_path / "log")
-    until(lambda: server.ended(ranks[1]) is not None, "rank 1 has ended", seconds=100.0)
+    until(lambda: server.status(ranks[1]) is not None, "rank 1 has ended", seconds=100.0)
     os.kill(ranks[0], signal.SIGTERM)
-    until(lambda: server.ended(ranks[0]) is not None, "rank 0 was terminated", seconds=100.0)
+    until(lambda: server.status(ranks[0]) is not None, "rank 0 was terminated", seconds=100.0)
     verdict = diagnose_run(tmp_path / "job")
     assert verdict.why.startswith(why), verdict.why
     assert {each["rank"]: each["state"] for each in verdict.ranks_seen}[0] == "terminated"

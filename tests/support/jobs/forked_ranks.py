@@ -11,24 +11,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rankwatch.automatic.launching import recording_environment
-from support.servers.prometheus import reserved_port
+from support.servers.prometheus import poll, reserved_port
 
+SECONDS_TO_END = 300.0
+"""Longest wait for the end of a job."""
 _SERVER = Path(__file__).with_name("forking_server.py")
 _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_SHARDED = ("torch.distributed.fsdp", "torch.distributed.checkpoint")
 
 
 class ForkedRanks:
-    """Starts the ranks of jobs, through the server that forks them."""
+    """Starts the ranks of jobs, through the server that forks them. Threads may share it."""
 
     def __init__(self, server: subprocess.Popen[str], ports: contextlib.ExitStack) -> None:
         self._server = server
         self._ports = ports
+        self._lock = threading.Lock()
 
     def start(
         self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: int, log: Path
@@ -43,63 +46,57 @@ class ForkedRanks:
         self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: range, log: Path
     ) -> list[int]:
         """Start these ranks of a job; `environ` holds its rendezvous. Returns their process ids."""
-        return [
-            self._ask(
-                {
-                    "arguments": [*arguments],
-                    "environ": {**environ, "RANK": str(rank), "LOCAL_RANK": str(local)},
-                    "log": str(log),
-                }
-            )
-            for local, rank in enumerate(ranks)
-        ]
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(local)} for local, rank in enumerate(ranks)]
+        return [self.fork(arguments, {**environ, **place}, log=log) for place in places]
+
+    def fork(self, arguments: Sequence[str], environ: Mapping[str, str], *, log: Path) -> int:
+        """Start one process with all that it needs in `environ`. Returns its id."""
+        pid = self._ask({"arguments": [*arguments], "environ": {**environ}, "log": str(log)})
+        assert pid is not None
+        return pid
 
     def run(
-        self,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        ranks: int,
-        log: Path,
-        seconds: float = 150.0,
+        self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: int, log: Path
     ) -> list[int]:
-        """Run a job to its end, which it must reach in time. Returns the exit code of each rank."""
+        """Run a job to its end. Returns the exit status of each rank."""
         pids = self.start(arguments, environ, ranks=ranks, log=log)
-        deadline = time.monotonic() + seconds
         try:
-            while None in (codes := [self.ended(pid) for pid in pids]):
-                assert time.monotonic() < deadline, f"{codes} after {seconds} s: {log.read_text()}"
-                time.sleep(0.02)
+            poll(lambda: None not in map(self.status, pids), SECONDS_TO_END, f"end of {arguments}, see {log}")
         finally:
             self.kill(pids)
-        return [code for code in codes if code is not None]
+        return [status for status in map(self.status, pids) if status is not None]
 
-    def ended(self, pid: int) -> int | None:
-        """Exit code of a rank; None before its end."""
-        code: int | None = self._ask({"ended": pid})
-        return code
+    def status(self, pid: int) -> int | None:
+        """The exit status of a process, negative if a signal ended it; None while it runs."""
+        return self._ask({"status": pid})
 
-    def kill(self, pids: Sequence[int]) -> None:
-        """Kill those of these ranks that still run."""
+    def kill(self, pids: Iterable[int]) -> None:
+        """SIGKILL for those of these ranks that still run."""
         for pid in pids:
-            if self.ended(pid) is None:
+            if self.status(pid) is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _ask(self, request: Mapping[str, object]) -> Any:
+    def _ask(self, request: Mapping[str, object]) -> int | None:
         assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(f"{json.dumps(request)}\n")
-        self._server.stdin.flush()
-        reply = self._server.stdout.readline()
+        with self._lock:
+            self._server.stdin.write(f"{json.dumps(request)}\n")
+            self._server.stdin.flush()
+            reply = self._server.stdout.readline()
         assert reply, "the process that forks ranks has ended"
-        return json.loads(reply)
+        answer: int | None = json.loads(reply)
+        return answer
 
 
 @contextlib.contextmanager
-def forked_ranks(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> Iterator[ForkedRanks]:
-    """Run the server that forks ranks; its ranks end with it. `prefix`: a command that runs another
-    command."""
-    command = [*prefix, sys.executable, str(_SERVER)]
+def forked_ranks(
+    environ: Mapping[str, str], *, prefix: Sequence[str] = (), modules: Sequence[str] = ()
+) -> Iterator[ForkedRanks]:
+    """Run the server that forks ranks; its ranks end with it.
+
+    prefix: a command that runs another command. modules: what it imports beside torch.
+    """
+    command = [*prefix, sys.executable, str(_SERVER), *modules]
     server = subprocess.Popen(
         command, env={**environ, **_QUIET}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -118,6 +115,7 @@ def shared_ranks(*, recorded: bool = False) -> ForkedRanks:
     It has none of the variables by which a test sets rankwatch, because all ranks would inherit them.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
+    environ = recording_environment(environ) if recorded else environ
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(forked_ranks(recording_environment(environ) if recorded else environ))
+    return stack.enter_context(forked_ranks(environ, modules=_SHARDED))

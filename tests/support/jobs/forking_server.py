@@ -1,58 +1,52 @@
 """A process that imports torch once and then forks ranks, which start in a moment instead of seconds.
 
-Run as a script. Each line on standard input is a JSON object. `arguments` are those of `python` (`-m` and a
-module, `-c` and code, or a script, and further arguments), `environ` is set on top of this process's
-environment, and standard output and error are appended to the file `log`. The reply on standard output is a
-line with the process id. A line with `ended`, a process id, is answered with its exit code, or null before
-its end. When standard input ends, the ranks are killed.
+Run as a script, with the names of further modules to import. Each line on standard input is a JSON object.
+`arguments` are those of `python` (`-m` and a module, `-c` and code, or a script, and further arguments),
+`environ` is set on top of this process's environment, and standard output and error are appended to the file
+`log`. The reply on standard output is a line with the process id. A line with `status` and a process id asks
+for its exit status, null while it runs. When standard input ends, the ranks are killed.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import gc
+import importlib
 import json
 import os
 import runpy
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import torch._dynamo
-import torch.distributed.checkpoint
-import torch.distributed.fsdp  # noqa: F401 - imported before the forks, because each takes seconds
+import torch._dynamo  # noqa: F401 - DistributedDataParallel imports it, which takes seconds
 
 import rankwatch_trainer.cli  # noqa: F401 - imported before the forks, because all ranks need it
 
-_codes: dict[int, int] = {}
-"""Exit codes of the ranks that have ended."""
-
 
 def serve(lines: Iterable[str]) -> None:
-    """Fork a rank for each line, or answer with the exit code of one."""
-    ranks = []
+    """Fork a rank, or give its status, for each line."""
+    ranks: list[int] = []
+    statuses: dict[int, int] = {}
+
+    def reap(*_: object) -> None:
+        """At once: to an agent, a rank that nobody has waited for would still be there."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+
+    signal.signal(signal.SIGCHLD, reap)
     for line in lines:
         request = json.loads(line)
-        if "ended" in request:
-            print(json.dumps(_codes.get(request["ended"])), flush=True)
-        else:
-            ranks.append(_fork(request["arguments"], request["environ"], request["log"]))
-            print(ranks[-1], flush=True)
-    for rank in ranks:
-        if rank not in _codes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGKILL)
-
-
-def _reap(*_: object) -> None:
-    """Collect the ranks that have ended, so that none looks alive."""
-    try:
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
-    except ChildProcessError:
-        return
+        if "status" in request:
+            print(json.dumps(statuses.get(request["status"])), flush=True)
+            continue
+        ranks.append(_fork(request["arguments"], request["environ"], request["log"]))
+        print(ranks[-1], flush=True)
+    for rank in set(ranks) - statuses.keys():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
 
 
 def _fork(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> int:
@@ -60,14 +54,11 @@ def _fork(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> int
     child = os.fork()
     if child:
         return child
-    status = 70
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ.update(environ)
-        _write_to(log)
-        status = _run(arguments)
-    finally:
-        os._exit(status)  # a rank must not continue with the server's code
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(environ)
+    _write_to(log)
+    _run(arguments)
+    raise SystemExit  # a rank ends as Python does, with all that is registered for its end
 
 
 def _write_to(log: str) -> None:
@@ -77,34 +68,23 @@ def _write_to(log: str) -> None:
         os.dup2(source, target)
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """Run a module, code or script as the interpreter does, also at its end; its exit status."""
+def _run(arguments: Sequence[str]) -> None:
+    """Run a module, code or script as the interpreter does."""
     kind, *others = arguments
-    status: object = None
-    try:
-        if kind == "-m":
-            sys.argv = others
-            runpy.run_module(others[0], run_name="__main__", alter_sys=True)
-        elif kind == "-c":
-            sys.argv = [kind, *others[1:]]
-            exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
-        else:
-            sys.argv = list(arguments)
-            sys.path[0] = str(Path(kind).parent)
-            runpy.run_path(kind, run_name="__main__")
-    except SystemExit as end:
-        status = end.code
-    except BaseException as error:  # noqa: BLE001 - the process ends here and reports it as Python does
-        sys.last_value = error
-        sys.excepthook(type(error), error, error.__traceback__)
-        status = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return status if isinstance(status, int) else int(status is not None)
+    if kind == "-m":
+        sys.argv = others
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = [kind, *others[1:]]
+        exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [kind, *others]
+        sys.path[0] = str(Path(kind).parent)
+        runpy.run_path(kind, run_name="__main__")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, _reap)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    gc.freeze()  # else each rank takes a second at its end to visit, and so to copy, all that it shares
     serve(sys.stdin)

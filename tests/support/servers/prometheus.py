@@ -35,13 +35,14 @@ def require(*programs: str) -> None:
 
 
 def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
-    """Ask until an answer is truthy, and return it. Fail the test after `seconds`."""
-    deadline = time.monotonic() + seconds
+    """Ask until an answer is truthy, and return it, ever less often. Fail the test after `seconds`."""
+    deadline, pause = time.monotonic() + seconds, 0.05
     while time.monotonic() < deadline:
         answer = question()
         if answer:
             return answer
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.5)
     pytest.fail(f"no {what} within {seconds:g} s")
 
 

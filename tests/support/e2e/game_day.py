@@ -1,0 +1,121 @@
+"""A game day: many faults at once, below one Prometheus and one Alertmanager.
+
+Each file of tests that takes part has a function `play`, which makes its faults in a cluster of its own and
+waits for their alerts. All of them are played side by side, because each one mostly waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rankwatch_alerts import RuleConfig
+from rankwatch_cli.demo.receiver import Alert
+from support.agent.process import AgentProcess, clean_environment
+from support.e2e.monitored_system import MonitoredSystem, node_agents, servers, write_targets
+from support.jobs.forked_ranks import forked_ranks
+
+CONFIG = replace(
+    RuleConfig.for_demo(),
+    checkpoint_age_budget_seconds=60.0,
+    checkpoint_blocking_share=0.6,
+    loss_for_seconds=5.0,
+    data_skew_for_seconds=10.0,
+    gpu_idle_for_seconds=5.0,
+    cost_for_seconds=5.0,
+    success_least_attempts=4.0,
+    goodput_fast_window_seconds=60.0,
+    goodput_slow_window_seconds=720.0,
+    slo_period_seconds=6720.0,
+    disk_free_share=0.999,
+    step_regression=100.0,
+)
+"""As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds. Windows and period
+of goodput are in the same proportions as in production. No disk on which this runs is so empty. All steps
+become slower, indeed, when further jobs start on the same cores."""
+MOST_RANKS = 50
+"""Of torch, at once: two cores run no more of them at their pace."""
+
+Shown = TypeVar("Shown")
+Play = Callable[["GameDay"], Shown]
+
+
+class GameDay:
+    """Servers that watch several clusters, and the plays that go on below them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = ExitStack()
+        self._alerts: list[Alert] = []
+        self._room = threading.Condition()
+        self._free = MOST_RANKS
+        self._over = False
+        self._systems: list[MonitoredSystem] = []
+        self._playing: dict[Play[Any], Future[Any]] = {}
+
+    def begin(self, plays: Sequence[Play[Any]]) -> None:
+        """Start the servers, and all plays."""
+        pool = self._stack.enter_context(ThreadPoolExecutor(len(plays)))  # ends last: plays may still ask
+        self._forked = self._stack.enter_context(forked_ranks(clean_environment()))
+        self._url, self._receiver = self._stack.enter_context(servers(self.directory, CONFIG))
+        self._playing = {each: pool.submit(each, self) for each in plays}
+
+    @contextmanager
+    def shown(self, play: Play[Shown]) -> Iterator[Shown]:
+        """What the play returns. The day ends when nobody looks at its last play any more."""
+        try:
+            yield self._playing[play].result()
+        finally:
+            del self._playing[play]
+            if not self._playing:
+                self.end()
+
+    def cluster(
+        self, name: str, nodes: Sequence[str] = (), agent_flags: Sequence[str] = ()
+    ) -> MonitoredSystem:
+        """A cluster with an agent on each of these nodes."""
+        directory = self.directory / name
+        directory.mkdir()
+        stack = ExitStack()
+        agents = stack.enter_context(node_agents(directory, CONFIG, nodes, ("--cluster", name, *agent_flags)))
+        system = MonitoredSystem(
+            directory, self._url, agents, self._receiver, self._alerts, name, stack, self._forked
+        )
+        self._systems.append(system)
+        self.watch(system)
+        return system
+
+    def watch(self, system: MonitoredSystem, *more: AgentProcess) -> None:
+        """Scrape the agents of the system, and more that others have started."""
+        write_targets(self.directory, system.cluster, (*system.agents.values(), *more))
+
+    @contextmanager
+    def room_for(self, ranks: int) -> Iterator[None]:
+        """Wait until so many ranks of torch may start; they end with the block."""
+        with self._room:
+            self._room.wait_for(lambda: self._over or ranks <= self._free)
+            if self._over:
+                pytest.fail("the game day was over before all of its plays")
+            self._free -= ranks
+        try:
+            yield
+        finally:
+            with self._room:
+                self._free += ranks
+                self._room.notify_all()
+
+    def end(self) -> None:
+        """End every process. Plays that go on fail."""
+        with self._room:
+            self._over = True
+            self._room.notify_all()
+        for system in self._systems:
+            system.end()
+        self._stack.close()
