@@ -27,17 +27,18 @@ pytestmark = pytest.mark.e2e
 
 A, B, C = NODES = ("node-a", "node-b", "node-c")
 CLOCK_AHEAD_SECONDS = {B: 500_000}
-TIME_SCALE = 30.0
+TIME_SCALE = 60.0
 CONFIG = replace(
     RuleConfig().scaled(TIME_SCALE),
     network_min_baseline_seconds=15.0,
     tcp_least_segments=1000.0,
     cause_for_seconds=12.0,
+    absence_for_seconds=5.0,
     page_least_ranks={DEFAULT_CLASS: 1.0},
     ticket_hours="",
 )
-"""The times of a slow network are shorter, because everything else waits for it. Small runs page, and tickets
-are delivered at all hours."""
+"""The times of a slow network and of unseen nodes are shorter, because everything else waits for them. Small
+runs page, and tickets are delivered at all hours."""
 SLOW, STOPPED, KILLED, SPREAD = "slow-rank", "stopped-rank", "killed-rank", "spread"
 SPREAD_FLAGS = ("--width", "64", "--layer-forward-seconds", "0.08", "--layer-backward-seconds", "0.16")
 SLOW_BITS_PER_SECOND = 10_000_000

@@ -1,7 +1,8 @@
 """Game day of the telemetry itself: rules that Prometheus cannot evaluate, records that an agent misses, and
 a node whose clock is ahead.
 
-Each raises its alert on a real system, and no other.
+Each raises its alert on a real system, and no other. The system is of this file alone: in it, rules of all
+clusters fail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from support.training.ranks import rank
 pytestmark = pytest.mark.e2e
 
 NODE, FLOODED_NODE, EARLY_NODE = "node-a", "node-b", "node-c"
-CONFIG = replace(RuleConfig.for_demo(), clock_error_seconds=2.0)
+CONFIG = replace(RuleConfig.for_demo(), clock_error_seconds=2.0, collector_for_seconds=8.0)
 AHEAD = "import time; real = time.time; time.time = lambda: real() + 5.0\n"
 """As sitecustomize, the first code that the agent of this node runs."""
 PRICE = """

@@ -52,7 +52,6 @@ class MonitoredSystem:
     shared: ForkedRanks | None = None
     """A server of ranks for several systems."""
     _family: ProcessFamily = field(default_factory=ProcessFamily)
-    _jobs: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _ranks: list[int] = field(default_factory=list)
     """Process ids of what the shared server has forked."""
     _final: list[Alert] | None = None
@@ -117,8 +116,6 @@ class MonitoredSystem:
         self._family.kill()
         if self.shared:
             self.shared.kill(self._ranks)
-        for job in self._jobs:
-            job.wait()
         self.stack.close()
 
     def end_when_seen(

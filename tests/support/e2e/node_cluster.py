@@ -6,7 +6,6 @@ Prometheus, Alertmanager and the test are at the hub of the switch that joins th
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ _FIRST_MASTER_PORT = 29500
 _TORCHRUN = ("-m", "torch.distributed.run", "--max-restarts=0")
 _OWN_NETWORK = ("sh", "-c", 'mount --bind /proc/$$/net /proc/1/net && exec "$@"', "sh")
 """Prefix of a command that sees the network of its namespace as that of the node's first process."""
-_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 @dataclass
@@ -46,7 +44,7 @@ class NodeCluster(MonitoredSystem):
     def prepare(self, node: str) -> None:
         """Import torch once for all ranks of the node, while other things start."""
         server = forked_ranks(self._family.environ, prefix=self._inside(node))
-        self._servers[node] = self._stack.enter_context(server)
+        self._servers[node] = self.stack.enter_context(server)
 
     def start_agent(self, node: str) -> None:
         """Start the agent of a node, at the same address each time."""
@@ -83,7 +81,7 @@ class NodeCluster(MonitoredSystem):
         return pids
 
     def torchrun_across(self, run: str, nodes: Sequence[str], *, ranks: int, faults: Sequence[str]) -> None:
-        """Start the trainer with so many ranks on each node, under one torchrun for each node."""
+        """The same under one torchrun for each node, whose ranks import torch themselves."""
         rendezvous = self._rendezvous(dict.fromkeys(nodes, ranks))
         for number, node in enumerate(nodes):
             flags = (f"--nnodes={len(nodes)}", f"--node-rank={number}", f"--nproc-per-node={ranks}")
@@ -91,13 +89,9 @@ class NodeCluster(MonitoredSystem):
                 f"--master-addr={rendezvous['MASTER_ADDR']}",
                 f"--master-port={rendezvous['MASTER_PORT']}",
             )
-            command = [*self._inside(node), sys.executable, *_TORCHRUN, *flags, *master]
-            environ = {**self._family.environ, **_QUIET, **self._environment(run, node)}
-            with (self.directory / f"{run}-{node}.log").open("wb") as log:
-                command += self._trainer(run, faults)
-                self._jobs.append(
-                    subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
-                )
+            launcher = [*_TORCHRUN, *flags, *master, *self._trainer(run, faults)]
+            log = self.directory / f"{run}-{node}.log"
+            self._servers[node].start_some(launcher, self._environment(run, node), ranks=range(1), log=log)
 
     def end_agents(self) -> None:
         """Kill the agents that still run."""
