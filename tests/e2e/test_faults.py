@@ -31,6 +31,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
 """Faults by run; steps 20, 40, 60, ... save a checkpoint. The blow-up is short but large: the tiny
 model recovers at once from a smaller one, and is NaN under a longer one."""
 _STEPS_FOREVER = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
+PLAIN = {"frozen": (NODE, 30), "never-saves": (NODE, 15), "lost-node": (LOST_NODE, 30)}
+"""Node of each run without a trainer, and the seconds between the saves that it declares and never makes."""
 _OVERLAPPING_SAVES = """
 print("ready", flush=True)
 while True:
@@ -63,11 +65,14 @@ while True:
 """
 """Saves after half a minute: in time to keep the checkpoint from being stale, and after the alert."""
 _CANNOT_LOAD = """
+print("ready", flush=True)
+steps(20, forward=0.2)
 try:
     with run.checkpoint("load"): raise OSError("shard 3 is missing")
-except OSError: print("ready", flush=True)
+except OSError: pass
 steps(10**6, forward=0.2)
 """
+"""After some seconds the cost of the run is known."""
 _SAVES_MUCH = """
 print("ready", flush=True)
 while True:
@@ -86,7 +91,7 @@ while True:
     scale /= 2
 """
 """As a gradient scaler whose gradients are infinite at every scale."""
-_SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '15'"
+_MUST_SAVE = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '{seconds}'"
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("killed-rank", Alert.RANK_LOST, {}),
     ("stalled-rank", Alert.RUN_STALLED, {}),
@@ -124,8 +129,8 @@ def play(day: GameDay) -> MonitoredSystem:
     for run, faults in FAULTS.items():
         system.train(run, faults, node=NODE, ranks=_ranks(run))
     plain = {
-        run: system.rank(node, _STEPS_FOREVER, run=run, before=_SAVES_OFTEN)
-        for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
+        run: system.rank(node, _STEPS_FOREVER, run=run, before=_MUST_SAVE.format(seconds=seconds))
+        for run, (node, seconds) in PLAIN.items()
     }
     _save_in_bad_ways(system)
     for run in plain:

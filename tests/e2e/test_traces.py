@@ -73,9 +73,7 @@ def test_two_nodes_and_three_attempts(tmp_path: Path) -> None:
                 for job in jobs:
                     assert job.wait(timeout=180) == 0, (tmp_path / "node-a.log").read_text()[-3000:]
                 until(lambda: bool(receiver.named("run")), "the span of the run has arrived")
-                until(
-                    lambda: len(_last_steps(receiver)) == RANKS * STEPS, "the last steps of each rank are here"
-                )
+                until(lambda: len(_last_steps(receiver)) == RANKS * STEPS, "all last steps are here")
     spans = receiver.spans
     check_traces(spans)
     counts = Counter(each.name for each in spans)

@@ -19,8 +19,15 @@ import pytest
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo.receiver import Alert
 from support.agent.process import AgentProcess, clean_environment
-from support.e2e.monitored_system import MonitoredSystem, node_agents, servers, write_targets
+from support.e2e.monitored_system import (
+    SECONDS_TO_ALERT,
+    MonitoredSystem,
+    node_agents,
+    servers,
+    write_targets,
+)
 from support.jobs.forked_ranks import forked_ranks
+from support.servers.prometheus import poll, query
 
 CONFIG = replace(
     RuleConfig.for_demo(),
@@ -30,6 +37,7 @@ CONFIG = replace(
     data_skew_for_seconds=10.0,
     gpu_idle_for_seconds=5.0,
     cost_for_seconds=5.0,
+    startup_budget_seconds=40.0,
     success_least_attempts=4.0,
     goodput_fast_window_seconds=60.0,
     goodput_slow_window_seconds=720.0,
@@ -37,9 +45,10 @@ CONFIG = replace(
     disk_free_share=0.999,
     step_regression=100.0,
 )
-"""As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds. Windows and period
-of goodput are in the same proportions as in production. No disk on which this runs is so empty. All steps
-become slower, indeed, when further jobs start on the same cores."""
+"""As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds, and a run that
+does not start must be slow before it stands still. Windows and period of goodput are in the same proportions
+as in production. No disk on which this runs is so empty. All steps become slower, indeed, when further jobs
+start on the same cores."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
 
@@ -93,8 +102,11 @@ class GameDay:
         return system
 
     def watch(self, system: MonitoredSystem, *more: AgentProcess) -> None:
-        """Scrape the agents of the system, and more that others have started."""
-        write_targets(self.directory, system.cluster, (*system.agents.values(), *more))
+        """Scrape the agents of the system from now on, and more that others have started."""
+        agents = (*system.agents.values(), *more)
+        write_targets(self.directory, system.cluster, agents)
+        seen = f'count(rankwatch_agent_info{{cluster="{system.cluster}"}}) == {len(agents)}'
+        poll(lambda: not agents or query(self._url, seen), SECONDS_TO_ALERT, f"agents of {system.cluster}")
 
     @contextmanager
     def room_for(self, ranks: int) -> Iterator[None]:
