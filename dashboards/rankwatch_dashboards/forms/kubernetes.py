@@ -21,14 +21,18 @@ def prometheus_rules(
     Raises ValueError for a group that is too large for an object of its own.
     """
     parts: list[list[dict[str, Any]]] = [[]]
+    filled = 0
     for group in groups:
-        if parts[-1] and _size([*parts[-1], group]) > MOST_BYTES:
-            parts.append([])
-        parts[-1].append(group)
-        if _size(parts[-1]) > MOST_BYTES:
+        size = len(to_yaml({"groups": [group]}).encode())
+        if size > MOST_BYTES:
             raise ValueError(
                 f"could not write a PrometheusRule of group {group['name']}: over {MOST_BYTES} bytes"
             )
+        if filled + size > MOST_BYTES:
+            parts.append([])
+            filled = 0
+        parts[-1].append(group)
+        filled += size
     for number, part in enumerate(parts, start=1):
         suffix = f"-{number}" if len(parts) > 1 else ""
         yield {
@@ -72,7 +76,3 @@ def grafana_dashboard(config: RuleConfig, dashboard: dict[str, Any]) -> dict[str
 
 def _compact(dashboard: dict[str, Any]) -> str:
     return json.dumps(dashboard, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
-
-def _size(groups: list[dict[str, Any]]) -> int:
-    return len(to_yaml({"groups": groups}).encode())

@@ -38,11 +38,18 @@ groups:
 """
 
 
-def _generate(directory: Path, *arguments: str) -> Path:
-    settings = directory / "rankwatch.toml"
-    settings.write_text(SETTINGS)
-    folder = directory / "folder"
-    assert main(["generate", "--config", str(settings), "--output", str(folder), *arguments]) == 0
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command writes for these settings and own rules."""
+    directory = tmp_path_factory.mktemp("generated")
+    (directory / "rankwatch.toml").write_text(SETTINGS)
+    (directory / "own.rules.yml").write_text(OWN_RULES)
+    return _generate(directory / "folder", directory / "rankwatch.toml", directory / "own.rules.yml")
+
+
+def _generate(folder: Path, settings: Path, own_rules: Path, *arguments: str) -> Path:
+    given = ["--config", str(settings), "--own-rules", str(own_rules), "--output", str(folder)]
+    assert main(["generate", *given, *arguments]) == 0
     return folder
 
 
@@ -50,9 +57,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_settings_reach_everything(tmp_path: Path) -> None:
+def test_settings_reach_everything(folder: Path) -> None:
     """Rules, routes, runbooks and reference come out of the same file."""
-    folder = _generate(tmp_path)
     rules = yaml.safe_load((folder / "prometheus" / "alerts.rules.yml").read_text())
     alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
     assert alerts["RankwatchRunBehindPlan"]["labels"]["severity"] == "critical"
@@ -72,18 +78,21 @@ def test_settings_reach_everything(tmp_path: Path) -> None:
     )
 
 
-def test_settings_in_force_give_the_same_folder(tmp_path: Path) -> None:
-    """The folder holds its own settings, and they are all that it takes."""
-    folder = _generate(tmp_path)
-    first = _files(folder)
-    assert load_config(folder / "rankwatch.toml") == load_config(tmp_path / "rankwatch.toml")
-    assert main(["generate", "--config", str(folder / "rankwatch.toml"), "--output", str(folder)]) == 0
-    assert _files(folder) == first
+def test_settings_in_force_give_the_same_folder(folder: Path, tmp_path: Path) -> None:
+    """The folder holds its own settings, and they are all that it takes. Wherever it is written, Grafana is
+    told where it sees it. The page that somebody wrote stays."""
+    own_page = "runbooks/QueueFull.md"
+    (tmp_path / "runbooks").mkdir()
+    (tmp_path / own_page).write_text("mine")
+    settings, own_rules = folder / "rankwatch.toml", folder.parent / "own.rules.yml"
+    again = _generate(tmp_path, settings, own_rules, "--mounted-at", str(folder))
+    assert load_config(settings) == load_config(folder.parent / "rankwatch.toml")
+    assert _files(again) == {**_files(folder), own_page: b"mine"}
 
 
-def test_dashboards_have_the_names(tmp_path: Path) -> None:
+def test_dashboards_have_the_names(folder: Path) -> None:
     """In queries, variables, legends and links; thresholds follow the settings, too."""
-    for path in (_generate(tmp_path) / "grafana" / "dashboards").glob("*.json"):
+    for path in (folder / "grafana" / "dashboards").glob("*.json"):
         board = json.loads(path.read_text())
         for target in targets(board):
             matched = {
@@ -97,20 +106,22 @@ def test_dashboards_have_the_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_prometheus(tmp_path: Path) -> None:
-    """Loads every rule of the folder, and evaluates all whose group comes round within a minute."""
+def test_prometheus(folder: Path, tmp_path: Path) -> None:
+    """Loads every rule of the folder, and evaluates it: here every second, whatever its group says."""
     require("promtool", "prometheus")
-    folder = _generate(tmp_path)
-    rules = sorted(map(str, (folder / "prometheus").glob("*.rules.yml")))
-    lint = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", *rules]
+    rules = sorted((folder / "prometheus").glob("*.rules.yml"))
+    lint = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", *map(str, rules)]
     done = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    config = {"global": {"evaluation_interval": "1s"}, "rule_files": [f"{folder}/prometheus/*.rules.yml"]}
+    for file in rules:
+        hurried = re.sub(r"^  interval: .*\n", "", file.read_text(), flags=re.MULTILINE)
+        (tmp_path / file.name).write_text(hurried)
+    config = {"global": {"evaluation_interval": "1s"}, "rule_files": [f"{tmp_path}/*.rules.yml"]}
     with prometheus(config, tmp_path) as url:
 
         def evaluated() -> list[dict[str, Any]]:
             groups = get_json(f"{url}/api/v1/rules")["data"]["groups"]
-            found = [rule for group in groups if group["interval"] <= 60 for rule in group["rules"]]
+            found = [rule for group in groups for rule in group["rules"]]
             return found if found and all(rule["health"] != "unknown" for rule in found) else []
 
         found = poll(evaluated, 90, "evaluation of the rules")
@@ -119,16 +130,16 @@ def test_prometheus(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_alertmanager(tmp_path: Path) -> None:
+def test_alertmanager(folder: Path, tmp_path: Path) -> None:
     """Takes the folder's file, and inhibits and groups by the names that the alerts have."""
     require("amtool", "prometheus-alertmanager")
-    file = _generate(tmp_path) / "alertmanager" / "alertmanager.yml"
+    file = folder / "alertmanager" / "alertmanager.yml"
     subprocess.run(["amtool", "check-config", str(file)], check=True, stdout=subprocess.DEVNULL)
     of_run = {"k8s_cluster": "eu1", "run": "llama"}
     stall = {"alertname": "RankwatchRunStalled", "severity": "critical", "reason": "rank_known", **of_run}
     slow = {"alertname": "RankwatchStraggler", "severity": "warning", "rank": "5", **of_run}
     other = {**slow, "k8s_cluster": "us2"}
-    with alertmanager(yaml.safe_load(file.read_text()), file.parent) as url:
+    with alertmanager(yaml.safe_load(file.read_text()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", [{"labels": each} for each in (stall, slow, other)])
 
         def states() -> dict[tuple[str, str], str]:
@@ -146,26 +157,19 @@ def test_alertmanager(tmp_path: Path) -> None:
         assert all("k8s_cluster" in each["labels"] for each in groups)
 
 
-def test_grafana_finds_the_dashboards(tmp_path: Path) -> None:
+def test_grafana_finds_the_dashboards(folder: Path) -> None:
     """The provider names a folder with dashboards; the data source is the Prometheus of the settings."""
-    folder = _generate(tmp_path)
     provisioning = folder / "grafana" / "provisioning"
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "rankwatch.yml").read_text())["providers"]
     assert list(Path(provider["options"]["path"]).glob("*.json"))
     (source,) = yaml.safe_load((provisioning / "datasources" / "rankwatch.yml").read_text())["datasources"]
     assert source["type"] == "prometheus"
     assert source["url"] == RuleConfig().prometheus_url
-    _generate(tmp_path, "--mounted-at", "/etc/rankwatch")
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "rankwatch.yml").read_text())["providers"]
-    assert provider["options"]["path"] == "/etc/rankwatch/grafana/dashboards"
 
 
-def test_page_for_an_own_alert(tmp_path: Path) -> None:
-    """It quotes the rule, its command survives a shell, and what somebody wrote into it stays."""
-    own = tmp_path / "own.rules.yml"
-    own.write_text(OWN_RULES)
-    page = _generate(tmp_path, "--own-rules", str(own)) / "runbooks" / "QueueFull.md"
-    text = page.read_text()
+def test_page_for_an_own_alert(folder: Path) -> None:
+    """It quotes the rule, and its command survives a shell."""
+    text = (folder / "runbooks" / "QueueFull.md").read_text()
     assert text.startswith("# QueueFull\n")
     assert "The queue is full." in text
     (command,) = re.findall(r"```sh\n(.*?)\n```", text, flags=re.DOTALL)
@@ -176,9 +180,6 @@ def test_page_for_an_own_alert(tmp_path: Path) -> None:
         check=True,
     )
     assert shown.stdout == "query=queue_length{queue='x'} > 5"
-    page.write_text("mine")
-    _generate(tmp_path, "--own-rules", str(own))
-    assert page.read_text() == "mine"
 
 
 def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
