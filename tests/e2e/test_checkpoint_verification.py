@@ -4,6 +4,7 @@ tensor."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from rankwatch_alerts import Alert, RuleConfig
 from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.checkpoints import flip
 from support.e2e.monitored_system import complete, monitored_system
-from support.jobs.trainer import DEADLINE_SECONDS, TINY, started_ranks
+from support.jobs.forked_ranks import forked_ranks
+from support.jobs.trainer import TINY, started_ranks
 
 pytestmark = pytest.mark.e2e
 
@@ -23,27 +25,18 @@ STEPS = (10, 20, 30)
 def trained(directory: Path) -> Path:
     """The folder of the checkpoints of a run of two ranks that has ended."""
     folder = directory / "checkpoints"
-    arguments = (
-        *TINY,
-        *(
-            "--steps",
-            "30",
-            "--checkpoint-dir",
-            str(folder),
-            "--checkpoint-every",
-            "10",
-            "--keep-checkpoints",
-            "3",
-        ),
-    )
+    saved = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10", "--keep-checkpoints", "3")
     environment = {
         "RANKWATCH_DISABLE": "",
         "RANKWATCH_DIR": str(directory / "blackboxes"),
         "RANKWATCH_RUN": "job",
     }
-    with started_ranks(2, arguments, environment) as ranks:
+    with (
+        forked_ranks(os.environ) as server,
+        started_ranks(server, directory, (*TINY, "--steps", "30", *saved), environment) as ranks,
+    ):
         for each in ranks:
-            assert each.wait(DEADLINE_SECONDS) == 0, each.stderr and each.stderr.read()
+            assert each.wait() == 0, each.printed
     assert len(list(folder.iterdir())) == len(STEPS)
     return folder
 

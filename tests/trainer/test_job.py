@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_store, started_ranks
+from support.servers.prometheus import poll
 
 pytestmark = pytest.mark.e2e
 
@@ -36,37 +38,37 @@ def test_torchrun(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*.blackbox")) == ["0.blackbox", "1.blackbox"]
 
 
-def test_preemption(tmp_path: Path) -> None:
+def test_preemption(forked: ForkedRanks, tmp_path: Path) -> None:
     """After SIGTERM on one rank all ranks stop after the same step, save it and exit with status 0."""
-    flags = (*EMULATED, "--steps", "100000", "--log-every", "5", "--checkpoint-dir", str(tmp_path))
-    with started_ranks(2, (*flags, "--checkpoint-every", "100000", "--preempt-on-sigterm")) as ranks:
-        assert ranks[0].stderr is not None
-        assert any("step 5/" in line for line in ranks[0].stderr)
-        ranks[1].send_signal(signal.SIGTERM)
-        output, errors = ranks[0].communicate(timeout=DEADLINE_SECONDS)
-        ranks[1].wait(timeout=DEADLINE_SECONDS)
-    assert [process.returncode for process in ranks] == [0, 0], errors
-    record = end_record(output)
+    checkpoints = tmp_path / "checkpoints"
+    flags = (*EMULATED, "--steps", "100000", "--log-every", "5", "--checkpoint-dir", str(checkpoints))
+    flags = (*flags, "--checkpoint-every", "100000", "--preempt-on-sigterm")
+    with started_ranks(forked, tmp_path, flags) as ranks:
+        poll(lambda: "step 5/" in ranks[0].printed, DEADLINE_SECONDS, "step of the trainer")
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        assert [each.wait() for each in ranks] == [0, 0], ranks[0].printed
+    record = end_record(ranks[0].printed)
     assert record["outcome"] == "preempted"
-    assert plain_store(tmp_path).newest_good() == record["last_step"]
+    assert plain_store(checkpoints).newest_good() == record["last_step"]
 
 
 @pytest.mark.parametrize(
     ("fault", "last_step"),
     [("skip-collective", 3), ("mismatched-collective", 2), ("stuck-data", 2)],
 )
-def test_hang(fault: str, last_step: int, tmp_path: Path) -> None:
+def test_hang(fault: str, last_step: int, forked: ForkedRanks, tmp_path: Path) -> None:
     """The job hangs until the timeout of its collectives, in the step of the fault. After a skipped
     collective it hangs only at the next checkpoint, because rank 0 is one step behind."""
-    flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "4")
-    # Long enough for the first step, in which a rank on a busy machine comes seconds after the other.
-    hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "12")
-    with started_ranks(2, (*flags, *hang)) as ranks:
+    checkpoints = str(tmp_path / "checkpoints")
+    flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", checkpoints, "--checkpoint-every", "4")
+    hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "5")
+    with started_ranks(forked, tmp_path, (*flags, *hang)) as ranks:
         ending = ranks[:1] if fault == "stuck-data" else ranks  # a rank that waits for its data never ends
-        printed = [process.communicate(timeout=DEADLINE_SECONDS) for process in ending]
-    assert [process.returncode for process in ending] == [1] * len(ending), printed
+        statuses = [each.wait() for each in ending]
+    printed = [each.printed for each in ending]
+    assert statuses == [1] * len(ending), printed
     # The first wait that times out closes its connections, which ends the other waits, also on the same rank.
-    timed_out = ("Timed out waiting 12000ms", "Application timeout caused pair closure")
-    assert any(each in errors for _, errors in printed for each in timed_out), printed
-    record = end_record(printed[0][0])
+    timed_out = ("Timed out waiting 5000ms", "Application timeout caused pair closure")
+    assert any(each in output for output in printed for each in timed_out), printed
+    record = end_record(printed[0])
     assert (record["outcome"], record["last_step"]) == ("failed", last_step)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import rankwatch
 from rankwatch_trainer.checkpoints.store import CheckpointStore
-from support.servers.prometheus import reserved_port
+from support.jobs.forked_ranks import ForkedRanks
+from support.servers.prometheus import poll, reserved_port
 
 TINY = ("--layers", "2", "--width", "32", "--context", "32", "--corpus-bytes", "200000")
 """A model on the CPU that takes a few milliseconds per step."""
@@ -21,43 +22,60 @@ EMULATED = (
     *("--device", "emulated", "--layers", "2", "--corpus-bytes", "200000"),
     *("--layer-forward-seconds", "0.001", "--layer-backward-seconds", "0.001"),
 )
+RANKS = 2
 DEADLINE_SECONDS = 240
 """Longest time that a job of these tests may take on a busy machine."""
 
 
+@dataclass(frozen=True)
+class StartedRank:
+    """One rank of a job, forked from a process that has imported torch."""
+
+    pid: int
+    _log: Path
+    _server: ForkedRanks
+
+    @property
+    def printed(self) -> str:
+        """Everything on stdout and stderr so far."""
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit status."""
+        poll(lambda: self._status() is not None, DEADLINE_SECONDS, "end of a rank")
+        status = self._status()
+        assert status is not None
+        return status
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        if self._status() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _status(self) -> int | None:
+        return self._server.status(self.pid)
+
+
 @contextmanager
 def started_ranks(
-    count: int, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start the processes of a job as torchrun does, but without its start-up time. At the end of the block
-    those that still run are killed."""
-    with ExitStack() as stack:
-        port = stack.enter_context(reserved_port())
-        yield [
-            stack.enter_context(_started_rank(rank, count, port, arguments, environment or {}))
-            for rank in range(count)
-        ]
-
-
-@contextmanager
-def _started_rank(
-    rank: int, count: int, port: int, arguments: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    quiet = {"RANKWATCH_DISABLE": "1", "PYTHONWARNINGS": "error"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rankwatch_trainer", *arguments],
-        env={**os.environ, **place, **rendezvous, **quiet, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    server: ForkedRanks, directory: Path, arguments: Sequence[str], environment: Mapping[str, str] = {}
+) -> Iterator[list[StartedRank]]:
+    """Start the two ranks of a job as torchrun does, but without their start-up time. Their logs go to the
+    directory. At the end of the block those that still run are killed."""
+    ranks = []
+    with reserved_port() as port:
+        for rank in range(RANKS):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+            rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environ = {"RANKWATCH_DISABLE": "1", **place, **rendezvous, **environment}
+            log = directory / f"{port}-{rank}.log"
+            pid = server.fork(("-m", "rankwatch_trainer", *arguments), environ, log=log)
+            ranks.append(StartedRank(pid, log, server))
+        try:
+            yield ranks
+        finally:
+            for each in ranks:
+                each.end()
 
 
 def end_record(output: str) -> dict[str, Any]:
