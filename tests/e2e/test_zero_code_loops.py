@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.loops.comparison import Losses, count, losses, misplaced_steps, same_bits
-from support.loops.running import LOOPS, Loop, Way, run_loop
+from support.loops.running import HERE, LOOPS, Loop, Way, run_loop, without_settings, zero_code
 
 pytestmark = pytest.mark.e2e
 
@@ -27,13 +29,30 @@ def _case(loop: Loop) -> object:
     return pytest.param(loop, id=loop.name, marks=marks)
 
 
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Mapping[Way, ForkedRanks]]:
+    """Import torch once for all loops without rankwatch, and once for all below `rankwatch run`."""
+    environ = {**without_settings(), "PYTHONPATH": str(HERE)}
+    with forked_ranks(environ) as bare, forked_ranks(environ, prefix=zero_code(())) as zero:
+        yield {Way.BARE: bare, Way.ZERO_CODE: zero}
+
+
 @pytest.mark.parametrize("loop", [_case(each) for each in LOOPS.values()])
-def test_loop(loop: Loop, tmp_path: Path) -> None:
-    """Training is the same bit for bit. Every step, loss, checkpoint and evaluation is recorded, no more."""
+def test_loop(loop: Loop, servers: Mapping[Way, ForkedRanks], tmp_path: Path) -> None:
+    """Training is the same bit for bit. Every step, loss, checkpoint and evaluation is recorded, no more.
+
+    The first loop and those of frameworks run under torchrun, the others fork from where torch is imported.
+    """
     ways = (Way.BARE, Way.ZERO_CODE)
+    started = {} if loop.package else {**servers}
+    if loop is LOOPS["nanogpt"]:
+        del started[Way.ZERO_CODE]
     with ThreadPoolExecutor(2) as pool:
         bare, zero = pool.map(
-            lambda way: run_loop(loop, way, tmp_path / way, steps=STEPS, pause_ms=0.0), ways
+            lambda way: run_loop(
+                loop, way, tmp_path / way, steps=STEPS, pause_ms=0.0, server=started.get(way)
+            ),
+            ways,
         )
     assert (bare.status, zero.status) == (0, 0), bare.stderr + zero.stderr
     assert same_bits(bare, zero)

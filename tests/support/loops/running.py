@@ -11,11 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.torchrun import CRASH_OF_GLOO
+from support.servers.prometheus import poll
 
 from .recorded import Recorded, recorded
 
-_HERE = Path(__file__).parent
+HERE = Path(__file__).parent
 _SECONDS = 300.0
 
 
@@ -76,19 +78,32 @@ class Outcome(NamedTuple):
     """By rank; empty where nothing was recorded."""
 
 
-def run_loop(loop: Loop, way: Way, directory: Path, *, steps: int = 24, pause_ms: float = 8.0) -> Outcome:
+def run_loop(
+    loop: Loop,
+    way: Way,
+    directory: Path,
+    *,
+    steps: int = 24,
+    pause_ms: float = 8.0,
+    server: ForkedRanks | None = None,
+) -> Outcome:
     """Run it to its end, with everything that it writes below `directory`.
 
     Once more if a thread of gloo crashes the process at its exit: that happens without rankwatch, too.
+    server: forks the ranks instead of torchrun, and runs in this way itself.
     """
-    found = _run(loop, way, directory, steps, pause_ms)
-    return _run(loop, way, directory / "again", steps, pause_ms) if CRASH_OF_GLOO in found.stderr else found
+    found = _run(loop, way, directory, steps, pause_ms, server)
+    if CRASH_OF_GLOO in found.stderr:
+        return _run(loop, way, directory / "again", steps, pause_ms, server)
+    return found
 
 
-def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> Outcome:
+def _run(
+    loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float, server: ForkedRanks | None
+) -> Outcome:
     results, boxes = directory / "results", directory / "boxes"
     results.mkdir(parents=True)
-    command = torchrun(str(_HERE / f"{loop.name}.py"), ranks=loop.ranks)
+    script = str(HERE / f"{loop.name}.py")
     variables = {
         "LOOP_RESULTS": str(results),
         "LOOP_STEPS": str(steps),
@@ -98,7 +113,11 @@ def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> 
         "RANKWATCH_RUN": "run",
         "RANKWATCH_SUMMARY": "0",
     }
-    done = run_command(zero_code(command) if way is Way.ZERO_CODE else command, variables)
+    if server:
+        done = _fork(server, script, variables, loop.ranks, directory / "log")
+    else:
+        command = torchrun(script, ranks=loop.ranks)
+        done = run_command(zero_code(command) if way is Way.ZERO_CODE else command, variables)
     files = sorted(results.glob("rank*.json"))
     return Outcome(
         done.returncode,
@@ -107,6 +126,16 @@ def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> 
         [_witnessed(json.loads(each.read_text())) for each in files],
         [recorded(each) for each in sorted(boxes.glob("*/*.blackbox"))],
     )
+
+
+def _fork(
+    server: ForkedRanks, script: str, variables: Mapping[str, str], ranks: int, log: Path
+) -> subprocess.CompletedProcess[str]:
+    """The status is that of the first rank that fails; all output is in `stderr`."""
+    pids = server.start([script], variables, ranks=ranks, log=log)
+    poll(lambda: None not in map(server.status, pids), _SECONDS, f"end of {script}")
+    status = next(filter(None, map(server.status, pids)), 0)
+    return subprocess.CompletedProcess([script], status, "", log.read_text())
 
 
 def torchrun(*arguments: str, ranks: int = 1) -> list[str]:
@@ -124,11 +153,15 @@ def run_command(
     command: Sequence[str], variables: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run it without settings of rankwatch but these, each rank with one thread."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
-    env = {**kept, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **(variables or {})}
+    env = {**without_settings(), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **(variables or {})}
     return subprocess.run(
         command, env=env, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
+
+
+def without_settings() -> dict[str, str]:
+    """The environment without settings of rankwatch."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
 
 
 def _witnessed(document: dict[str, object]) -> Witnessed:
