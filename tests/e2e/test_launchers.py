@@ -30,12 +30,12 @@ LOOP_OF_ACCELERATE = SCRIPTS / "accelerate_loop.py"
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
 
 
-def assert_recorded(ended: subprocess.CompletedProcess[str], directory: Path) -> str:
+def assert_recorded(ended: subprocess.CompletedProcess[str], directory: Path, attempt: int = 0) -> str:
     """Both ranks of a node have trained to the end in one run, and one card was printed. Returns the run."""
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = ranks(directory)
     (run,) = {each.run for each in found}
-    assert found == [Rank(run, 0, 2, 0, STEPS), Rank(run, 1, 2, 1, STEPS)]
+    assert found == [Rank(run, 0, 2, 0, STEPS, attempt), Rank(run, 1, 2, 1, STEPS, attempt)]
     assert ended.stderr.count(f"rankwatch: run {run} finished, {STEPS} steps") == 1, ended.stderr
     assert ended.stderr.count("1 x save") == 1
     return run
@@ -70,29 +70,21 @@ def test_two_agents(tmp_path: Path) -> None:
     assert said.count(f"rankwatch: run two finished, {STEPS} steps") == 1
 
 
-def test_shell_and_log_files(tmp_path: Path) -> None:
-    """By its old name, torchrun starts shells instead of Python, and keeps what the ranks print in files."""
-    launcher = [PYTHON, "-W", "ignore", "-m", "torch.distributed.launch", "--use-env"]
+def test_shells_that_start_again(tmp_path: Path) -> None:
+    """By its old name, torchrun starts shells instead of Python, and keeps what the ranks print in files. It
+    starts the ranks again after one has failed: the boxes are those of the second attempt."""
+    launcher = [PYTHON, "-W", "ignore", "-m", "torch.distributed.launch", "--use-env", "--standalone"]
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3", "--tee", "3"]
     shell = ["--no-python", "bash", "-c", f"{PYTHON} {LOOP}"]
-    ended = launch([*launcher, "--nproc-per-node", "2", *logs, *shell], tmp_path)
-    run = assert_recorded(ended, tmp_path)
-    (written,) = (tmp_path / "logs").rglob("0/stderr.log")
-    assert f"rankwatch: run {run} finished" in written.read_text()
-
-
-def test_restart(tmp_path: Path) -> None:
-    """torchrun starts the ranks again after one has failed: the boxes are those of the second attempt."""
     ended = launch(
-        [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(LOOP)],
+        [*launcher, "--nproc-per-node", "2", "--max-restarts", "1", *logs, *shell],
         tmp_path,
         FAIL="1:0",
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # torch 2.13: gloo would look for the addresses of before
     )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    found = ranks(tmp_path)
-    assert [each[1:] for each in found] == [(0, 2, 0, STEPS, 1), (1, 2, 1, STEPS, 1)]
-    assert len({each.run for each in found}) == 1
+    run = assert_recorded(ended, tmp_path, attempt=1)
+    (written,) = (tmp_path / "logs").rglob("attempt_1/0/stderr.log")
+    assert f"rankwatch: run {run} finished" in written.read_text()
 
 
 @pytest.mark.frameworks

@@ -1,4 +1,7 @@
-"""Loops that do what an ordinary loop does not, below `rankwatch run`: they cannot notice it."""
+"""Loops that do what an ordinary loop does not, below `rankwatch run`: they cannot notice it.
+
+`test_zero_code_loops.py` runs some of them beside the ordinary loops.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from support.loops.recorded import Recorded, recorded
 from support.loops.running import run_command, zero_code
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "loops" / "hostile.py"
 STEPS = {

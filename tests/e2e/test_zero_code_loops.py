@@ -1,4 +1,4 @@
-"""Seven training loops below `rankwatch run`, each beside the loop's own stopwatch and the bare loop."""
+"""Training loops below `rankwatch run`, ordinary ones and hostile ones, each beside the bare loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import pytest
 
 from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.loops.comparison import Losses, count, losses, misplaced_steps, same_bits
-from support.loops.running import HERE, LOOPS, Loop, Way, run_loop, without_settings, zero_code
+from support.loops.recorded import recorded
+from support.loops.running import (
+    HERE,
+    LOOPS,
+    Loop,
+    Way,
+    run_forked,
+    run_loop,
+    without_settings,
+    zero_code,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +49,8 @@ def servers() -> Iterator[Mapping[Way, ForkedRanks]]:
 
 @pytest.mark.parametrize("loop", [_case(each) for each in LOOPS.values()])
 def test_loop(loop: Loop, servers: Mapping[Way, ForkedRanks], tmp_path: Path) -> None:
-    """Training is the same bit for bit. Every step, loss, checkpoint and evaluation is recorded, no more.
+    """Training is the same bit for bit. The recorded steps, losses, checkpoints and evaluations are those of
+    the loop's own stopwatch.
 
     The first loop and those of frameworks run under torchrun, the others fork from where torch is imported.
     """
@@ -64,3 +75,28 @@ def test_loop(loop: Loop, servers: Mapping[Way, ForkedRanks], tmp_path: Path) ->
     box, true = zero.boxes[0], zero.witnessed[0]
     assert len(box.checkpoints) == count(true.intervals, "checkpoint")
     assert count(box.intervals, "evaluation") == count(true.intervals, "evaluation")
+
+
+@pytest.mark.parametrize(
+    ("case", "steps", "ended_by"),
+    [
+        ("trains_in_a_thread", 6, "finished"),
+        ("failing_user_code", 6, "finished"),
+        ("replaced_by_others", 24, "finished"),
+        ("ends_by_exception", 6, "failed"),
+    ],
+)
+def test_hostile_loop(
+    case: str, steps: int, ended_by: str, servers: Mapping[Way, ForkedRanks], tmp_path: Path
+) -> None:
+    """Losses, exceptions and status are those of the bare loop. Steps are exact, nothing of ours fails."""
+    variables = {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": case, "RANKWATCH_SUMMARY": "0"}
+    command = [str(HERE / "hostile.py"), case]
+    bare, zero = (
+        run_forked(server, command, variables, tmp_path / f"{way}.log") for way, server in servers.items()
+    )
+    said = [line for line in zero.stderr.splitlines() if not line.startswith("rankwatch: ")]
+    assert said == bare.stderr.splitlines()
+    assert zero.returncode == bare.returncode
+    (box,) = map(recorded, tmp_path.glob("*/*.blackbox"))
+    assert (box.steps_completed, box.ended_by, box.errors) == (steps, ended_by, 0)

@@ -114,7 +114,7 @@ def _run(
         "RANKWATCH_SUMMARY": "0",
     }
     if server:
-        done = _fork(server, script, variables, loop.ranks, directory / "log")
+        done = run_forked(server, [script], variables, directory / "log", ranks=loop.ranks)
     else:
         command = torchrun(script, ranks=loop.ranks)
         done = run_command(zero_code(command) if way is Way.ZERO_CODE else command, variables)
@@ -128,14 +128,14 @@ def _run(
     )
 
 
-def _fork(
-    server: ForkedRanks, script: str, variables: Mapping[str, str], ranks: int, log: Path
+def run_forked(
+    server: ForkedRanks, arguments: Sequence[str], variables: Mapping[str, str], log: Path, *, ranks: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """The status is that of the first rank that fails; all output is in `stderr`."""
-    pids = server.start([script], variables, ranks=ranks, log=log)
-    poll(lambda: None not in map(server.status, pids), _SECONDS, f"end of {script}")
+    """Fork the ranks. The status is that of the first that fails; all output is in `stderr`."""
+    pids = server.start(arguments, variables, ranks=ranks, log=log)
+    poll(lambda: None not in map(server.status, pids), _SECONDS, f"end of {arguments}")
     status = next(filter(None, map(server.status, pids)), 0)
-    return subprocess.CompletedProcess([script], status, "", log.read_text())
+    return subprocess.CompletedProcess(arguments, status, "", log.read_text())
 
 
 def torchrun(*arguments: str, ranks: int = 1) -> list[str]:
