@@ -14,7 +14,7 @@ import pytest
 
 from rankwatch_alerts import ALERT_NAMES
 from rankwatch_cli.main import COMMANDS
-from support.jobs.torchrun import torchrun
+from support.jobs.forked_ranks import forked_ranks
 from support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("runbooks/*.md")])
@@ -43,13 +43,14 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_python(code: str, tmp_path: Path) -> None:
-    """Every printed program runs, a distributed one under torchrun, and each rank leaves a black box."""
-    program = tmp_path / "train.py"
-    program.write_text(code)
+    """Every printed program runs, a distributed one on two ranks, and each rank leaves a black box."""
+    program, log = tmp_path / "train.py", tmp_path / "log"
+    program.write_text(code.replace("200", "20"))  # steps
     if "init_process_group" in code:
-        ended = torchrun(str(program), ranks=2, directory=tmp_path)
-        assert ended.returncode == 0, ended.stderr
-        assert len(list(tmp_path.glob("*/*.blackbox"))) == 2
+        recorded = {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
+        with forked_ranks(os.environ) as server:
+            assert server.run((str(program),), recorded, ranks=2, log=log) == [0, 0], log.read_text()
+        assert len(list(tmp_path.glob("job/*.blackbox"))) == 2
     else:
         env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
         subprocess.run([sys.executable, "-W", "error", program], env=env, check=True)

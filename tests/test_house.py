@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,10 +77,16 @@ def names(package: str) -> list[str]:
     ]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names that a module imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -161,7 +168,7 @@ def _imported_at_top(name: str) -> set[str]:
     base = folder.joinpath(*name.split("."))
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankwatch.blackbox.reader import Reader
-from support.agent.process import AgentProcess, agent_process, fetch
-from support.processes.family import ProcessFamily
+from support.agent.process import AgentProcess, agent_process, clean_environment, fetch
+from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.servers.prometheus import poll
 
 pytestmark = pytest.mark.e2e
@@ -25,30 +23,20 @@ RANKS = ("0", "1")
 SECONDS_TO_START = 240.0
 """Longest wait for the first steps of a job. Importing torch takes most of it on a busy machine."""
 _JOB = (
-    *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "rankwatch_trainer"),
-    *("--device", "emulated", "--steps", "100000", "--layers", "2", "--corpus-bytes", "200000"),
+    *("-m", "rankwatch_trainer", "--device", "emulated", "--steps", "100000"),
+    *("--layers", "2", "--corpus-bytes", "200000"),
 )
 """Steps of about 30 ms."""
 
 
 class Job:
-    """Two ranks of the trainer under torchrun."""
+    """Two ranks of the trainer."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, server: ForkedRanks) -> None:
         self.directory = directory
         self._boxes = directory / "blackboxes"
-        self._family = ProcessFamily()
-        environ = {
-            **self._family.environ,
-            "RANKWATCH_DIR": str(self._boxes),
-            "RANKWATCH_RUN": RUN,
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        with (directory / "job.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *_JOB], env=environ, stdout=log, stderr=subprocess.STDOUT
-            )
+        environ = {"RANKWATCH_DIR": str(self._boxes), "RANKWATCH_RUN": RUN}
+        self._pids = server.start(_JOB, environ, ranks=len(RANKS), log=directory / "job.log")
 
     def steps(self, rank: str) -> int:
         """Completed steps of a rank, from its black box; 0 if there is none yet."""
@@ -87,20 +75,25 @@ class Job:
             os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL for torchrun and both ranks."""
-        self._family.kill()
-        self._process.wait()
+        """SIGKILL for both ranks. Stopped first, neither ends with an error because the other has gone."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self._pids:
+                os.kill(pid, number)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def server() -> Iterator[ForkedRanks]:
+    """Its ranks end with it."""
+    with forked_ranks(clean_environment()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, server: ForkedRanks) -> Job:
     """A job that trains."""
-    job = Job(tmp_path_factory.mktemp("job"))
-    try:
-        job.wait_for_steps(10)
-        yield job
-    finally:
-        job.kill()
+    job = Job(tmp_path_factory.mktemp("job"), server)
+    job.wait_for_steps(10)
+    return job
 
 
 @contextmanager
@@ -178,19 +171,16 @@ def test_agent_is_killed(job: Job) -> None:
         )
 
 
-def test_job_is_killed(tmp_path: Path) -> None:
+def test_job_is_killed(server: ForkedRanks, tmp_path: Path) -> None:
     """The agent exports both ranks as lost, with their last step, and stays ready."""
-    job = Job(tmp_path)
-    try:
-        with _agent(job) as agent:
-            poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
-            job.kill()
-            lost = {(rank, "lost") for rank in RANKS}
-            poll(lambda: _states(agent) == lost, SECONDS_TO_START, "both ranks in state lost")
-            assert all(step > 0 for step in _scrape(agent, "rankwatch_step").values())
-            assert fetch(agent.address, "/readyz").status == 200
-            status, log = agent.stop()
-            assert status == 0, log
-            assert "Traceback" not in log
-    finally:
+    job = Job(tmp_path, server)
+    with _agent(job) as agent:
+        poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         job.kill()
+        lost = {(rank, "lost") for rank in RANKS}
+        poll(lambda: _states(agent) == lost, SECONDS_TO_START, "both ranks in state lost")
+        assert all(step > 0 for step in _scrape(agent, "rankwatch_step").values())
+        assert fetch(agent.address, "/readyz").status == 200
+        status, log = agent.stop()
+        assert status == 0, log
+        assert "Traceback" not in log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
+from support.jobs.forked_ranks import forked_ranks
 from support.jobs.torchrun import torchrun
 from support.paths import SUPPORT
 
@@ -29,8 +31,10 @@ MOST_BY_THE_MACHINE = 1.08
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("traces")
-    ended = torchrun(str(JOB), str(directory), str(SLOW_RANK), ranks=RANKS, directory=directory / "boxes")
-    assert ended.returncode == 0, ended.stderr
+    log = directory / "log"
+    with forked_ranks(os.environ) as server:
+        statuses = server.run((str(JOB), str(directory), str(SLOW_RANK)), {}, ranks=RANKS, log=log)
+    assert statuses == [0] * RANKS, log.read_text()
     return directory
 
 

@@ -1,4 +1,4 @@
-"""A DDP job under PyTorch's profiler, run by torchrun with the arguments `DIRECTORY SLOW_RANK`.
+"""A DDP job under PyTorch's profiler, with the arguments `DIRECTORY SLOW_RANK`.
 
 It trains four times, each with a trace per rank in a folder of its own: `healthy`, `compute` (the slow rank's
 layers take longer), `loading` (its batches do) and `unshaped` (as `compute`, without shapes and steps).

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.torchrun import CRASH_OF_GLOO
-from support.servers.prometheus import poll
 
 from .recorded import Recorded, recorded
 
@@ -132,10 +131,8 @@ def run_forked(
     server: ForkedRanks, arguments: Sequence[str], variables: Mapping[str, str], log: Path, *, ranks: int = 1
 ) -> subprocess.CompletedProcess[str]:
     """Fork the ranks. The status is that of the first that fails; all output is in `stderr`."""
-    pids = server.start(arguments, variables, ranks=ranks, log=log)
-    poll(lambda: None not in map(server.status, pids), _SECONDS, f"end of {arguments}")
-    status = next(filter(None, map(server.status, pids)), 0)
-    return subprocess.CompletedProcess(arguments, status, "", log.read_text())
+    statuses = server.run(arguments, variables, ranks=ranks, log=log)
+    return subprocess.CompletedProcess(arguments, next(filter(None, statuses), 0), "", log.read_text())
 
 
 def torchrun(*arguments: str, ranks: int = 1) -> list[str]:
