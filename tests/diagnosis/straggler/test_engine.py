@@ -367,11 +367,11 @@ def test_no_noise() -> None:
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(8, 1), (4, 4)])
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_few_steps(dp: int, pp: int, steps: int) -> None:
     """The microbatches of one step are repeats, with the rate of false alarms that whole steps have."""
     named = 0
-    for seed in range(20):
+    for seed in range(12):
         job = SmallJob(dp=dp, pp=pp, microbatches=8, steps=steps, seed=seed, noise=0.02)
         named += bool(diagnose(job.table()).ranks)
         verdict = diagnose(job.slow_rank(5, 1.08).table())

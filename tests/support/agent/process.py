@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool], what: str, *, seconds: float = DEADLINE
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain until {what}"
-        time.sleep(0.005)
+        time.sleep(0.03)  # a scrape costs the agent some milliseconds
 
 
 @dataclass
