@@ -4,6 +4,7 @@ its own with the name as that of its run. A single one runs in this process."""
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import io
 import os
@@ -353,7 +354,7 @@ def _choose(cases: list[str]) -> list[str]:
     if len(cases) == 1:
         return cases
     importlib.import_module("torch._dynamo")  # once for all children
-
+    gc.freeze()  # else each child takes a second at its end to visit, and so to copy, all that it shares
     for case in cases:
         print(case, flush=True)
         child = os.fork()
