@@ -1,4 +1,4 @@
-"""What holds for every test: limits, the order of files, which files share a worker, and who starts processes.
+"""What holds for every test: limits, the order of files, who shares a worker, and who starts processes.
 
 A test that runs away fails alone and does not take the machine with it.
 """

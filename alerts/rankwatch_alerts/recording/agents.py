@@ -1,4 +1,4 @@
-"""Who watches: the server that evaluates the rules, the agents and the node of each, and collectors that fail."""
+"""Who watches: the server that evaluates the rules, the agent of each node, and its collectors that fail."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _EVALUATED = "server:rankwatch_rules_evaluated:bool"
 
 
 def evaluated_rule() -> RecordingRule:
-    """That the rules were evaluated at this moment. It stands beside the memories of runs, in one group: where
-    one of them has a gap, so has the other."""
+    """That the rules were evaluated at this moment.
+
+    It stands in the group of what is remembered of runs: where one has a gap, so has the other.
+    """
     return recorded(_EVALUATED, "vector(1)")
 
 
