@@ -52,7 +52,7 @@ def _refuse_processes(event: str, _: tuple[Any, ...]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Keep the test in mind, with its fixtures."""
     global _unmarked
-    _unmarked = None if item.get_closest_marker("process") or item.get_closest_marker("e2e") else item
+    _unmarked = None if item.get_closest_marker("process") else item
     try:
         return (yield)
     finally:

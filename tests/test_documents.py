@@ -31,7 +31,10 @@ FRAMEWORKS = {"structlog", "loguru"}
 def marks(code: str) -> list[pytest.MarkDecorator]:
     needed = FRAMEWORKS & set(re.findall(r"^import (\w+)", code, flags=re.MULTILINE))
     skipped = [pytest.mark.skipif(find_spec(each) is None, reason=f"needs {each}") for each in needed]
-    return [*skipped, *([pytest.mark.frameworks] if needed else [pytest.mark.e2e] if "torch" in code else [])]
+    return [
+        *skipped,
+        *([pytest.mark.frameworks] if needed else [pytest.mark.process] if "torch" in code else []),
+    ]
 
 
 PROGRAMS = [
@@ -41,6 +44,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_python(code: str, tmp_path: Path) -> None:
     """Every printed program runs, a distributed one on two ranks, and each rank leaves a black box."""
@@ -107,6 +111,7 @@ def test_the_readme_shows_a_command_its_output_and_a_picture_within_thirty_lines
     assert "](docs/images/" in head
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("subject", ["metrics", "slis", "settings", "rules"])
 def test_the_references_are_what_the_declarations_say(subject: str) -> None:
     """`make generate` rewrites them."""
@@ -119,6 +124,7 @@ def test_the_references_are_what_the_declarations_say(subject: str) -> None:
     assert printed.stdout == (ROOT / "docs" / f"{subject}.md").read_text()
 
 
+@pytest.mark.process
 def test_no_path_of_a_machine_and_no_registry_is_written_down() -> None:
     """What is committed works elsewhere."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout

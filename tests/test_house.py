@@ -123,6 +123,7 @@ def test_floors(package: str) -> None:
         assert ours <= ALLOWED[package], f"{path} imports {ours - ALLOWED[package]}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", sorted(FOLDERS))
 def test_loaded_modules(package: str, tmp_path: Path) -> None:
     """Importing a package loads only what lies below it, starts no thread and touches no file."""
@@ -176,6 +177,7 @@ def _imported_at_top(name: str) -> set[str]:
     return {each for each in found if not name.startswith(f"{each}.")}
 
 
+@pytest.mark.process
 def test_metric_names() -> None:
     """Code, rules, dashboards, runbooks and documents speak only names of rankwatch.conventions."""
     declared = {each.name for each in METRICS}

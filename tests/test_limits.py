@@ -10,6 +10,7 @@ import pytest
 from conftest import MEMORY_BYTES
 
 
+@pytest.mark.process
 def test_memory_limit() -> None:
     """A test that takes too much memory gets a MemoryError, and so do the programs it starts."""
     with pytest.raises(MemoryError):

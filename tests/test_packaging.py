@@ -12,7 +12,7 @@ import pytest
 
 import rankwatch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {

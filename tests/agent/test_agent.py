@@ -137,6 +137,7 @@ def test_slow_receiver_of_traces(mode: Mode) -> None:
         assert (len(traces.queue), traces.queue.dropped) == (MAX_BATCH, 2 * MAX_BATCH)
 
 
+@pytest.mark.process
 def test_no_otlp_endpoint() -> None:
     """Nothing of OpenTelemetry is imported: its modules take 15 MB."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT_OTLP], capture_output=True, text=True, check=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.collectors.shared import build_shared
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
@@ -36,6 +38,7 @@ def test_disabled_collectors() -> None:
     assert [collector.name for collector in build_collectors(config, build_shared(config))] == ["host"]
 
 
+@pytest.mark.process
 def test_processes_of_ranks(tmp_path: Path) -> None:
     """Threads and mounts are those of the process that writes the black box, whatever its header says."""
     config = AgentConfig(directory=tmp_path, collectors=("ranks", "processes", "mounts"), state_directory="")
@@ -52,6 +55,7 @@ def test_processes_of_ranks(tmp_path: Path) -> None:
     assert "rankwatch_rank_uninterruptible_threads" not in left
 
 
+@pytest.mark.process
 def test_cycles_of_ranks(tmp_path: Path) -> None:
     """What the launcher reports of a job reaches the series of the run whose ranks it has started."""
     reports = tmp_path / "nvrx"

@@ -18,7 +18,7 @@ from support.sources.node_tree import build_node
 
 __all__ = ["nvml_library"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

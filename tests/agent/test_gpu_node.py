@@ -19,7 +19,7 @@ from support.gpu.nvml import FakeDriver, fake_driver, nvml_library
 
 __all__ = ["fake_driver", "nvml_library"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 OF_EACH = {
     "host": "rankwatch_host_cpus",

@@ -17,7 +17,7 @@ from support.sources.whole_node import DCGM_WATTS, WholeNode, whole_node
 
 __all__ = ["nvml_library"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 Break = Callable[[WholeNode], AbstractContextManager[None]]
 

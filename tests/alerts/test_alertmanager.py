@@ -38,12 +38,14 @@ def _amtool(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_amtool(tmp_path: Path) -> None:
     """With the placeholder receivers as shipped."""
     result = _amtool(tmp_path, "check-config", "CONFIG")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("severity", "labels", "receiver"),
     [
@@ -103,7 +105,7 @@ _HELD_BACK = {
 """Name, severity, run and rank of those of `_alerts` that another one explains."""
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_inhibition(tmp_path: Path) -> None:
     """A stall holds back the straggler of its own run; other runs, and alerts without a run, stay active."""
     alerts = _alerts()
@@ -113,7 +115,7 @@ def test_inhibition(tmp_path: Path) -> None:
         poll(lambda: _states(url, len(alerts)) == _HELD_BACK, 60, "inhibition of the explained alerts")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("sharded", [False, True])
 def test_boards_hold_back_the_same(sharded: bool, tmp_path: Path) -> None:
     """The rule that boards read finds what Alertmanager holds back, also for alerts of another server."""
@@ -198,7 +200,7 @@ def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
     return labels["alertname"], labels["severity"], labels.get("run", ""), labels.get("rank", "")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_second_cause_is_not_held_behind_the_first(tmp_path: Path) -> None:
     """A page of another alert of the same run is a group of its own: it waits `group_wait`, as the first did.
 
@@ -214,7 +216,7 @@ def test_second_cause_is_not_held_behind_the_first(tmp_path: Path) -> None:
             poll(lambda name=name: name in received, 60, f"page of {name}")  # type: ignore[misc]
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_further_rank_of_an_open_page(tmp_path: Path) -> None:
     """One more alert of the same name waits for the page's own `group_interval`, not for that of tickets."""
     config = replace(RuleConfig.for_demo(), group_interval_seconds=600.0)

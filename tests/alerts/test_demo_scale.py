@@ -10,7 +10,7 @@ import pytest
 from rankwatch_alerts import RuleConfig
 from support.alerts.rule_test import check, groups_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 STEP_SECONDS = 0.25
 SECONDS = 180

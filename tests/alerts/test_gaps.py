@@ -26,7 +26,7 @@ from support.alerts.scenarios import (
     without,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 WATCHED_STEPS = 30
 """Longer than an alert goes on without its condition, after the gap."""

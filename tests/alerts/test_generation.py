@@ -30,6 +30,7 @@ def test_committed_files(tmp_path: Path) -> None:
         assert each.read_bytes() == (GENERATED / each.name).read_bytes(), each.name
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("time_scale", [1, 60, 1000])
 def test_promtool_check(tmp_path: Path, time_scale: float) -> None:
     """At every time scale promtool finds no fault and no duplicate in rules or configuration."""
@@ -92,6 +93,7 @@ def test_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "absent", "extra"),
     [
@@ -139,6 +141,7 @@ def test_public_names() -> None:
     )
 
 
+@pytest.mark.process
 def test_no_promql_parser() -> None:
     """Lints need promql-parser; generating rules does not."""
     code = "import sys, rankwatch_alerts; sys.exit('promql_parser' in sys.modules)"
@@ -170,6 +173,7 @@ def test_page_config_loads(block: str, tmp_path: Path) -> None:
         assert loaded[name] == value
 
 
+@pytest.mark.process
 def test_page_prometheus_config(tmp_path: Path) -> None:
     """As it is printed, beside the rules it names."""
     require("promtool")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from rankwatch.conventions import metric
 from support.alerts.rule_test import check
 from support.paths import ROOT
+
+pytestmark = pytest.mark.process
 
 PAGE = ROOT / "docs" / "hardware.md"
 

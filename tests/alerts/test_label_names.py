@@ -75,7 +75,7 @@ def test_annotations(rule: AlertRule) -> None:
     assert not re.search(r"[{,] ?(?:cluster|node) ?=", texts)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["RankwatchNicDown", "RankwatchPriceUnknown", "RankwatchRunFailed"])
 def test_same_alerts(name: str, tmp_path: Path) -> None:
     """Series with other labels raise the same alerts, with the same texts, at the same times."""
@@ -107,6 +107,7 @@ def test_routes() -> None:
     }
 
 
+@pytest.mark.process
 def test_texts_of_notifications(tmp_path: Path) -> None:
     """The file beside the configuration names the labels that alerts have."""
     config, texts = write_alertmanager(RuleConfig(label_names=NAMES), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config
 from support.servers.prometheus import alertmanager, get_json, poll, post_json
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 LOST, ABSENT = Alert.NODE_LOST, Alert.TELEMETRY_ABSENT
 

@@ -14,7 +14,7 @@ RANKS = 1001
 """One more than a group once let pass: Prometheus drops all alerts of a rule that exceeds a `limit`."""
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_lost_ranks(tmp_path: Path) -> None:
     """One alert for the run, whose text has the number of its ranks and names 16 of them."""
     lost = 'rankwatch_rank_state{cluster="c", run="r", rank="%d", node="n%d", state="lost"}'

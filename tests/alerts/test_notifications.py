@@ -60,7 +60,7 @@ Since: 2026-11-23 09:30:00 UTC
 {DESCRIPTION}"""
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_texts(tmp_path: Path) -> None:
     """Rank, node, cause, cost, runbook and dashboard stand on top, in all three forms, to the letter."""
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def _check_pagerduty(event: dict[str, Any]) -> None:
     assert event["client_url"] == DASHBOARD
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_texts_of_a_group(tmp_path: Path) -> None:
     """A group of tickets is named by its run; an alert without rank, cause and slowdown is whole."""
     labels = {"alertname": "RankwatchPriceUnknown", "severity": "warning", "cluster": "eu1", "run": "llama"}
@@ -151,7 +151,7 @@ def test_texts_of_a_group(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("open_now", [True, False])
 def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
     """A page goes out at any hour. A ticket that is older than two pages has had its turn before them."""
@@ -182,7 +182,7 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
             assert "/ticket" not in posted
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_dead_man(tmp_path: Path) -> None:
     """The service is called again and again while the alert fires, and hears nothing of its end."""
     watchdog = {"alertname": "RankwatchWatchdog", "severity": "info", "cluster": "c"}

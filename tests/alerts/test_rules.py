@@ -66,7 +66,7 @@ def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, 
     }
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("cases", sorted(TESTS.glob("*.yml")), ids=lambda path: path.stem)
 def test_cases(cases: Path, tmp_path: Path) -> None:
     """Labels and annotations are compared to the letter.

@@ -51,6 +51,7 @@ def test_pictures_of_faults(each: Recorded) -> None:
     assert f"](../docs/images/dashboard-run-debug-{each.run}.png)\n\nWhat you see" in page
 
 
+@pytest.mark.process
 def test_pid_command(tmp_path: Path) -> None:
     """Read from the rank's black box by the command as it is printed; there is no other way to it."""
     taken = {line for page in PAGES for line in _TAKES_PID.findall(page.read_text())}

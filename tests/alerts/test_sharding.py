@@ -36,6 +36,7 @@ def test_only_runs_are_federated() -> None:
         assert {name.partition(":")[0] for name in names} <= {"run", "run_state", "run_path"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("names", [{}, {"run": "job_id", "cluster": "site"}])
 def test_promtool_check(names: dict[str, str], tmp_path: Path) -> None:
     """Prometheus takes each configuration, and runs are divided by the labels as the user calls them."""

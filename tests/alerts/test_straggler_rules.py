@@ -14,7 +14,7 @@ from rankwatch.conventions import Cause
 from rankwatch_alerts import RuleConfig
 from support.alerts.steady_run import Labels, SteadyRank, recorded_by
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 CONFIG = RuleConfig()
 STRAGGLER = "rank:rankwatch_straggler:slowdown"

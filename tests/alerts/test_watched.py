@@ -16,7 +16,7 @@ from rankwatch_alerts import Alert, RuleConfig, prometheus_config
 from support.alerts.rule_test import groups_of, needed
 from support.servers.prometheus import backfill, get_json, poll, prometheus, query, require
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 CONFIG = replace(RuleConfig(), scrape_interval_seconds=1.0, ticket_interval_seconds=1.0)
 """Evaluated each second; the memories and windows are those of production."""

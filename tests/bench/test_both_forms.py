@@ -53,7 +53,7 @@ def _is_part_of_a_run(number: int) -> bool:
     )
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_one_job() -> None:
     """A slow rank of a job as in production is named by both forms."""
     number = next(each for each in range(400) if _is_slow_enough(each))

@@ -6,7 +6,7 @@ import pytest
 
 from .traces import diagnose
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 
 def test_short_form() -> None:

@@ -16,6 +16,7 @@ from rankwatch_cli.main import COMMANDS, main
 from support.agent.process import agent_process, clean_environment, fetch, rankwatch
 
 
+@pytest.mark.process
 def test_invalid_environment() -> None:
     """The error is one sentence that names the variable. There is no traceback, and the exit status is 2."""
     done = rankwatch("agent", environ={"RANKWATCH_AGENT_MAX_RUNS": "many"})
@@ -51,7 +52,7 @@ def test_invalid_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_port_in_use() -> None:
     """One sentence names the address, and the exit status is 2."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -61,7 +62,7 @@ def test_port_in_use() -> None:
     assert done.stderr == f"rankwatch agent: could not listen on {address}: Address already in use\n"
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_unwritable_address_file(tmp_path: Path) -> None:
     """One sentence names the file, and the agent exits with status 2 instead of running on."""
     path = tmp_path / "missing" / "address"
@@ -70,7 +71,7 @@ def test_unwritable_address_file(tmp_path: Path) -> None:
     assert done.stderr == f"rankwatch agent: could not write address_file {path}: No such file or directory\n"
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_agent_stops_on_signal(tmp_path: Path, how: signal.Signals) -> None:
     """The exit status is 0. Every log line is a JSON object, and no temporary file is left."""
@@ -103,6 +104,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["SIGUSR1", "SIGUSR2"])
 def test_driver_signal_during_import(how: str) -> None:
     """SIGUSR1 and SIGUSR2 must not kill an agent that is still importing its modules."""
@@ -140,6 +142,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rankwatch ")
 
 
+@pytest.mark.process
 def test_missing_extra() -> None:
     """Without prometheus_client the error says what to install."""
     code = (
@@ -154,6 +157,7 @@ def test_missing_extra() -> None:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["a\nb.csv", "a\x1b[31mb.csv"])
 def test_control_characters_in_file_name(name: str) -> None:
     """Line breaks and escape sequences are escaped, so that the error stays one line."""
@@ -165,6 +169,7 @@ def test_control_characters_in_file_name(name: str) -> None:
     assert rankwatch("diagnose", "straggler", "x", name).stderr.count("\n") == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("buffered", [True, False])
 def test_closed_pipe(buffered: bool) -> None:
     """The command ends silently, as in `rankwatch reference metrics | head -1`. The exit status is that of
@@ -176,6 +181,7 @@ def test_closed_pipe(buffered: bool) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("buffered", [True, False])
 def test_full_disk(buffered: bool) -> None:
     """One sentence and no traceback, whether the first print or the last flush fails. The exit status is
@@ -200,6 +206,7 @@ def written_to(output: int, *, buffered: bool) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.process
 def test_light_start() -> None:
     """`rankwatch --help` needs no extra, and little is imported before signals are blocked."""
     code = (

@@ -41,6 +41,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 def test_listing(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs stand newest first, with state, step, age, ranks and verdict. What is no run is left out."""
     with rank(node, "steps(2)\nready()", run="living"):
@@ -150,6 +151,7 @@ def test_missing_rank(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no black box of rank 3, but of 0-1" in capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "absent", "extra"),
     [
@@ -177,6 +179,7 @@ def test_extra(node: Path, arguments: list[str], absent: str, extra: str) -> Non
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["ls"], ["blackbox"]])
 def test_without_extras(node: Path, arguments: list[str]) -> None:
     """What needs no extra works where none is installed, as in a training image."""

@@ -45,6 +45,7 @@ def _plain_groups(folder: Path, name: str) -> list[dict[str, Any]]:
     return groups
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["recording", "alerts"])
 def test_prometheus_rules(made: Path, name: str) -> None:
     """Group for group those of the rule file, with the label of the operator, and promtool reads them."""

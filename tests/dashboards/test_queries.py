@@ -207,7 +207,7 @@ def prometheus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_every_query_returns_series(prometheus_url: str) -> None:
     """A misspelt name is a success with no series, so emptiness is the error."""
     asked = [
@@ -227,7 +227,7 @@ def test_every_query_returns_series(prometheus_url: str) -> None:
         )
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_slow_rank_stands_out(prometheus_url: str) -> None:
     """The rules on a live Prometheus suspect the rank that works longer, and no other."""
 

@@ -9,6 +9,8 @@ import pytest
 from rankwatch_agent.runtime.config import load_config
 from support.deploy.chart import MUTUAL_TLS, TLS, TOKEN, container, endpoint, environment, one, pod, render
 
+pytestmark = pytest.mark.process
+
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 

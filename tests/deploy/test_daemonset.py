@@ -21,6 +21,8 @@ from support.deploy.chart import (
     render,
 )
 
+pytestmark = pytest.mark.process
+
 DIGEST = "sha256:" + "0" * 64
 HOST_NETWORK = {"privileges": {"hostNetwork": True}}
 

@@ -15,6 +15,8 @@ from rankwatch_alerts import RuleConfig
 from support.deploy.chart import CHART, MONITORING, NAME, ROOT, TLS, endpoint, helm, merged, one, render
 from support.servers.prometheus import require
 
+pytestmark = pytest.mark.process
+
 RULES = ROOT / "alerts" / "generated"
 DASHBOARDS = ROOT / "dashboards" / "generated"
 POD_MONITOR = {"monitor": {"enabled": True}}

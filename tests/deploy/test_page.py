@@ -66,6 +66,7 @@ def test_values_on_the_page_exist() -> None:
             node = node.get("properties", {}).get(part, {})
 
 
+@pytest.mark.process
 def test_helm_commands() -> None:
     """Helm takes the flags of each, on a cluster that is not asked."""
     found = [each for each in commands("helm") if each[0] in ("install", "upgrade")]
@@ -78,6 +79,7 @@ def test_helm_commands() -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 def test_sample_values() -> None:
     """They go together, and bring what they say."""
     values = yaml.safe_load(block(PAGE, "yaml", "image: "))
@@ -85,6 +87,7 @@ def test_sample_values() -> None:
     assert kinds >= {"DaemonSet", "PodMonitor", "PrometheusRule", "ConfigMap", "NetworkPolicy"}
 
 
+@pytest.mark.process
 def test_printed_refusal() -> None:
     """It is what helm prints."""
     printed = block(PAGE, "console", "$ helm template").split("\n", 1)[1].strip()
@@ -102,6 +105,7 @@ def test_versions() -> None:
     assert re.search(rf"Kubernetes 1\.27 and {re.escape(newest)}\b", PAGE)
 
 
+@pytest.mark.process
 def test_scrape_without_an_operator(tmp_path: Path) -> None:
     """Prometheus takes it. Debian's build knows no Kubernetes, so it is given a target instead."""
     require("promtool")
@@ -139,6 +143,7 @@ def test_claim_for_guarded_namespaces() -> None:
         assert claim["spec"][name] == volume["spec"][name]
 
 
+@pytest.mark.process
 def test_certificates_go_into_the_secrets_that_are_used() -> None:
     """Under the name that Prometheus checks."""
     served, shown = yaml.safe_load_all(block(PAGE, "yaml", "apiVersion: cert-manager.io/v1"))
@@ -160,6 +165,7 @@ def test_runbooks_find_the_pods() -> None:
     assert commands("helm")[0][1] == NAME
 
 
+@pytest.mark.process
 def test_systemd_takes_the_drop_ins_of_its_page(tmp_path: Path) -> None:
     """Together with the unit."""
     if shutil.which("systemd-analyze") is None:

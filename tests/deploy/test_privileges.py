@@ -9,6 +9,8 @@ import pytest
 
 from support.deploy.chart import MUTUAL_TLS, TLS, TOKEN, container, merged, pod, render
 
+pytestmark = pytest.mark.process
+
 BASE = {
     "user 65532",
     "group 65532",

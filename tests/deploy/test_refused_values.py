@@ -13,6 +13,8 @@ import pytest
 from rankwatch_agent.runtime.config import AgentConfig, load_config
 from support.deploy.chart import CHART, environment, refusal, render
 
+pytestmark = pytest.mark.process
+
 SETTINGS = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
 FOLLOWING = {
     "listen",

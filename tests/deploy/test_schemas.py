@@ -13,6 +13,8 @@ import yaml
 
 from support.deploy.chart import MONITORING, MUTUAL_TLS, TLS, TOKEN, merged, one, render, tool
 
+pytestmark = pytest.mark.process
+
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 OPERATOR_KINDS = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 PRIVILEGES = ("root", "pods", "processes", "kernelLog", "privileged", "hostNetwork")

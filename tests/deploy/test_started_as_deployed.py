@@ -13,7 +13,7 @@ import trustme
 from support.agent.process import DEADLINE_SECONDS, agent_process, fetch, until
 from support.deploy.chart import MUTUAL_TLS, NAME, TOKEN, endpoint, environment
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 PRIVILEGES = ("hostNetwork", "pods", "processes", "kernelLog")
 

@@ -11,6 +11,8 @@ import pytest
 
 from support.deploy.chart import ROOT
 
+pytestmark = pytest.mark.process
+
 
 def test_without_npm(tmp_path: Path) -> None:
     """One sentence, and no failure: the rest of the project needs no helm."""

@@ -138,7 +138,7 @@ CASES = {
 }
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_one_verdict(case: Case, tmp_path: Path) -> None:
     """Cause, ranks and stages agree; where the alerts have too little to go on they are silent, not wrong."""

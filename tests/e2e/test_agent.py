@@ -16,7 +16,7 @@ from support.agent.process import AgentProcess, agent_process, clean_environment
 from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.servers.prometheus import poll
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 RUN = "job"
 RANKS = ("0", "1")

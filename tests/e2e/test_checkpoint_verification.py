@@ -17,7 +17,7 @@ from support.e2e.monitored_system import complete, monitored_system
 from support.jobs.forked_ranks import forked_ranks
 from support.jobs.trainer import TINY, started_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 STEPS = (10, 20, 30)
 

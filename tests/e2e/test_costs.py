@@ -11,7 +11,7 @@ import pytest
 from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.training.ranks import go_on, rank
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 PRICE = """
 [[price]]

@@ -16,7 +16,7 @@ from support.agent.process import rankwatch
 from support.cli.demo import RunningDemo, demo
 from support.servers.prometheus import require
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 FEWEST_RANKS = ("--ranks", "3")
 SERVERS = ("prometheus", "prometheus-alertmanager")

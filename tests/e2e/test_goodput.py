@@ -12,7 +12,7 @@ from support.agent.process import agent_process, rankwatch, until
 from support.goodput_series import exported
 from support.interrupted_run import RUN, STEPS, Stopwatch, run_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:

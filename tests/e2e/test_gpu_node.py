@@ -20,7 +20,7 @@ from support.sources.node_tree import build_node
 from support.training.ranks import rank
 
 __all__ = ["fake_driver", "nvml_library"]
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 PAGE = ROOT / "docs" / "hardware.md"
 SECONDS = 120.0

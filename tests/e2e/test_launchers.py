@@ -23,7 +23,7 @@ from support.jobs.launching import (
 )
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 PYTHON = sys.executable
 LOOP_OF_ACCELERATE = SCRIPTS / "accelerate_loop.py"

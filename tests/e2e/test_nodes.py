@@ -23,7 +23,7 @@ from support.e2e.monitored_system import SECONDS_TO_ALERT, complete
 from support.e2e.node_cluster import NodeCluster, node_cluster
 from support.servers.prometheus import get_json, poll, query, require
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 A, B, C = NODES = ("node-a", "node-b", "node-c")
 CLOCK_AHEAD_SECONDS = {B: 500_000}

@@ -13,7 +13,7 @@ from support.browser import CHROMIUM, visit
 from support.diagnosis.operations import SmallJob
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.process,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
 HOSTILE = "</script><img src=x onerror=document.title='owned'>"

@@ -18,7 +18,7 @@ from support.jobs.forked_ranks import forked_ranks
 from support.jobs.torchrun import torchrun
 from support.paths import SUPPORT
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 JOB = SUPPORT / "jobs" / "profiled_ddp.py"
 NCCL_JOB = SUPPORT / "jobs" / "profiled_nccl.py"

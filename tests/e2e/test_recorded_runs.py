@@ -23,7 +23,7 @@ from support.recorded.preview import pictures, view
 from support.recorded.runs import CONFIG, CRASHING, FILE, HEALTHY, NODE, RUNS, Recorded
 from support.servers.prometheus import get_json, require
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 LARGEST_BYTES = 5_000_000

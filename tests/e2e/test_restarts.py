@@ -25,7 +25,7 @@ from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, se
 from support.alerts.scenarios import CASES, STEP_SECONDS, Key, TimeSeries, continued, key_of, scenarios
 from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 STEPS = 1500
 LONGEST_LEAD = 50

@@ -21,7 +21,7 @@ from support.agent.process import agent_process
 from support.servers.prometheus import poll, prometheus_at, query, require, reserved_port
 from support.training.ranks import rank
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SHARDS = 2
 RUNS = ("job-1", "job-2")

@@ -15,7 +15,7 @@ from support.servers.prometheus import poll
 from support.servers.slurm import Slurm, cluster
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 PYTHON = sys.executable
 LIMIT_SECONDS = 180.0

@@ -19,7 +19,7 @@ from support.e2e.monitored_system import MonitoredSystem, complete, monitored_sy
 from support.servers.prometheus import require
 from support.training.ranks import rank
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 NODE, FLOODED_NODE, EARLY_NODE = "node-a", "node-b", "node-c"
 CONFIG = replace(RuleConfig.for_demo(), clock_error_seconds=2.0, collector_for_seconds=8.0)

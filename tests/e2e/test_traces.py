@@ -21,7 +21,7 @@ from support.servers.prometheus import get_json, prometheus, require
 from support.servers.spans import Received, SpanReceiver, check_traces, span_receiver
 from support.training.traced import train
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 NODES = {"node-a": 2, "node-b": 1}
 """Ranks of each node."""

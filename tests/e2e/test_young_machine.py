@@ -15,7 +15,7 @@ import pytest
 
 from support.paths import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 _UPTIME_SECONDS = 30
 _READ_CLOCKS = ("tests/agent/training", "tests/diagnosis/run", "tests/instrumentation/test_start.py")

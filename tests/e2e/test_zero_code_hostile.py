@@ -17,7 +17,7 @@ from support.loops.recorded import Recorded, recorded
 from support.loops.running import run_command, zero_code
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "loops" / "hostile.py"
 STEPS = {

@@ -23,7 +23,7 @@ from support.loops.running import (
     zero_code,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 STEPS = 12
 

@@ -86,6 +86,7 @@ def _attempt(directory: Path, **variables: str) -> int:
     return int(json.loads(done.stdout))
 
 
+@pytest.mark.process
 def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
     """torchrun does not count a restart on a node on which no rank failed. The boxes there do."""
     node_that_failed, other_node = tmp_path / "a", tmp_path / "b"
@@ -94,6 +95,7 @@ def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
     assert failed == other == [0, 1, 2]
 
 
+@pytest.mark.process
 def test_living_ranks_are_of_the_present_attempt(tmp_path: Path) -> None:
     """A rank that starts after its peers is of the same attempt."""
     with Peer(tmp_path, 1):

@@ -144,6 +144,7 @@ def test_names(tmp_path: Path) -> None:
     assert reader.name(10**6) == ""
 
 
+@pytest.mark.process
 def test_dead_writer(tmp_path: Path) -> None:
     """The kernel drops the writer's lock when it dies, so readers notice the death."""
     pid = os.fork()

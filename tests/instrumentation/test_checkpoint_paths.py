@@ -115,6 +115,7 @@ def test_unwritable_note(run: rankwatch.Run, tmp_path: Path) -> None:
     assert errors(box(tmp_path)) == 1
 
 
+@pytest.mark.process
 def test_forked_child(run: rankwatch.Run, tmp_path: Path) -> None:
     """A forked child is not the rank: it writes no note."""
     child = os.fork()

@@ -18,7 +18,7 @@ from support.paths import SUPPORT
 from support.servers.prometheus import reserved_port
 from support.training.blackbox import of_kind
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 pytest.importorskip("torch")
 LOOP = str(SUPPORT / "jobs" / "ddp_loop.py")

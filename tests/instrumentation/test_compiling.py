@@ -96,7 +96,7 @@ def forked(code: str, environ: Mapping[str, str], directory: Path) -> None:
     assert shared_ranks().run(["-c", code], environ, ranks=1, log=log) == [0], log.read_text()
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["start", "compiler"])
 def test_compiled_calls(tmp_path: Path, first: str) -> None:
     """No public call breaks a graph, whether the compiler is loaded before or after the start of the run. The
@@ -115,7 +115,7 @@ def test_compiled_calls(tmp_path: Path, first: str) -> None:
     ]
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_second_run(tmp_path: Path) -> None:
     """Each run of a process stays out of graphs, and the compiler keeps no black box of an ended one."""
     code = """

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 START = (
     "import os, signal, sys, rankwatch\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it

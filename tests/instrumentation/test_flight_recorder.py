@@ -45,7 +45,7 @@ def test_timing_is_enabled(found: dict[str, str]) -> None:
     assert env == {**found, "TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_no_timing_without_gpu(tmp_path: Path) -> None:
     """NCCL's variable stays unset in a trainer on CPUs."""
     code = (
@@ -65,7 +65,7 @@ def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_run_that_ends_at_once(tmp_path: Path) -> None:
     """Twenty short runs in a row all end, although torch loses a shutdown before its server accepts. torch's
     lines about its server are not printed."""
@@ -78,7 +78,7 @@ def test_run_that_ends_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*.sock"))
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_exit_of_forked_child(tmp_path: Path) -> None:
     """A forked child exits normally. It has no server thread, and the server's destructor would abort it."""
     code = (
@@ -140,7 +140,7 @@ def _holds(library: Path, text: bytes) -> bool:
         return content.find(text) >= 0
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.skipif(not serves_gloo_recorder(), reason=NO_GLOO_RECORDER)
 def test_real_rank(tmp_path: Path) -> None:
     """The agent's client reads the last enqueued and completed collective of a gloo group, and its name."""
@@ -168,7 +168,7 @@ def test_real_rank(tmp_path: Path) -> None:
     assert {entry.process_group for entry in dump.entries} == {("0", "default_pg")}
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_log_lines(tmp_path: Path) -> None:
     """torch's lines about its worker server are printed if the user asks for its log."""
     code = "import torch, rankwatch\nrankwatch.start(run='r', rank=0).finish()\n"

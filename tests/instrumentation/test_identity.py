@@ -43,6 +43,7 @@ TORCHRUN = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 def test_torchrun_without_id() -> None:
     """All ranks of one torchrun have the same name, and another torchrun at the same address has another."""
     code = (

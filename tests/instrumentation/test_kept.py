@@ -15,6 +15,8 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.sweep import sweep
 
+pytestmark = pytest.mark.process
+
 CODE = """
 import os, rankwatch
 with rankwatch.start(run="job") as run:

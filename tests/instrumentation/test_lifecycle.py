@@ -20,6 +20,8 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from support.training.blackbox import box, of_kind, read
 
+pytestmark = pytest.mark.process
+
 START = (
     "import os, signal, sys, time, rankwatch\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it

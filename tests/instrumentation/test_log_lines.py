@@ -14,6 +14,8 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.logs import lines
 from rankwatch.logs.lines import Line, LineWriter, Source, read_lines_at
 
+pytestmark = pytest.mark.process
+
 START = "import logging, os, sys, threading, rankwatch\nrun = rankwatch.start(run='job')\n"
 
 

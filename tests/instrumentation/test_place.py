@@ -19,6 +19,8 @@ from support.processes.users import node_directory
 
 __all__ = ["node_directory"]
 
+pytestmark = pytest.mark.process
+
 START = """
 import os, rankwatch
 run = rankwatch.start(run="job")

@@ -155,6 +155,7 @@ def test_number_of_requests(profiled: rankwatch.Run, tmp_path: Path, monkeypatch
     assert len(served) == profiling.MOST_REQUESTS
 
 
+@pytest.mark.process
 def test_same_result(tmp_path: Path) -> None:
     """Losses and weights are bit for bit those without the profiler."""
     code = (

@@ -56,7 +56,7 @@ def assert_two_ranks_of_one_run(found: list[Header]) -> None:
     assert len({each.identity.run for each in found}) == 1
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["spawn", "lightning"])
 def test_ranks_without_variables(tmp_path: Path, way: str) -> None:
     """Only torch.distributed tells them apart, before or after `start`, and its store names the run."""
@@ -71,7 +71,7 @@ def test_ranks_without_variables(tmp_path: Path, way: str) -> None:
     assert [each.identity.local_rank for each in found] == [0, 1]
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     """Without an id, the ranks of both nodes agree through torchrun's store on a name with the start time."""
     pytest.importorskip("torch")
@@ -103,13 +103,14 @@ def assert_only_the_trainer(done: subprocess.CompletedProcess[str], directory: P
     assert [each.payload[0] for each in of_kind(path, RecordKind.STEP)] == list(range(6))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_helpers(tmp_path: Path, method: str) -> None:
     """Children that import the script again record nothing. The box of the trainer stays as it is."""
     assert_only_the_trainer(python(tmp_path, HELPERS, method), tmp_path)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_data_loader(tmp_path: Path) -> None:
     """The same with the workers of a real data loader."""
     pytest.importorskip("torch")

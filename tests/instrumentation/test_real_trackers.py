@@ -25,7 +25,7 @@ from support.agent.process import until
 from support.trackers.mlflow import Mlflow, mlflow_server
 from support.training.ranks import rank
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 
 START = (
     "import os, sys, time, rankwatch\n"

@@ -258,6 +258,7 @@ def test_printable() -> None:
     assert printable("a\nb\x1b", keep="\n") == "a\nb?"
 
 
+@pytest.mark.process
 def test_training_does_not_import_it() -> None:
     """The module imports argparse, ast and tomllib, which a rank does not need."""
     code = "import rankwatch, sys; print('rankwatch.settings' in sys.modules, 'argparse' in sys.modules)"

@@ -13,6 +13,8 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.reader import Reader
 
+pytestmark = pytest.mark.process
+
 LOOP = """
 import rankwatch
 run = rankwatch.start(run="r", target_steps=3)

@@ -15,6 +15,8 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.sweep import sweep
 
+pytestmark = pytest.mark.process
+
 
 def leave_a_box(directory: Path, run: str) -> Path:
     """Create a box whose process has ended."""

@@ -6,9 +6,12 @@ import itertools
 import subprocess
 import sys
 
+import pytest
+
 from rankwatch.trace_ids import rank_step_span, run_trace, span, span_text, step_trace, trace_text
 
 
+@pytest.mark.process
 def test_same_in_every_process() -> None:
     """Nodes agree without talking: the id depends on nothing but the fields."""
     code = "from rankwatch.trace_ids import *; print(step_trace('c', 'run', 2, 100), run_trace('c', 'run'))"

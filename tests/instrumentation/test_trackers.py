@@ -72,6 +72,7 @@ class Answers:
         request.wfile.write(b"{}")
 
 
+@pytest.mark.process
 def test_mlflow_by_its_variables(tmp_path: Path) -> None:
     """MLFLOW_RUN_ID is enough, without MLflow in the process: one request at the exit, with credentials."""
     answers = Answers()
@@ -107,6 +108,7 @@ def redirect(request: BaseHTTPRequestHandler) -> None:
     request.end_headers()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("answer", [dribble, redirect])
 def test_odd_servers(tmp_path: Path, answer: Any) -> None:
     """One that never ends its answer, and one that sends us elsewhere: the exit goes on, with one line."""
@@ -116,6 +118,7 @@ def test_odd_servers(tmp_path: Path, answer: Any) -> None:
     assert "rankwatch could not tell " in done.stderr
 
 
+@pytest.mark.process
 def test_dead_servers(tmp_path: Path) -> None:
     """Nobody listens; or somebody does and never takes the connection."""
     with socket.socket() as listening:
@@ -172,6 +175,7 @@ WANDB = (
 )
 
 
+@pytest.mark.process
 def test_wandb(tmp_path: Path) -> None:
     """Its run gets tags as config and metrics as summary, before its own exit handler ends it."""
     done = ran(tmp_path, WANDB + NOTED, RANKWATCH_DASHBOARD_URL="https://grafana.example/")
@@ -184,6 +188,7 @@ def test_wandb(tmp_path: Path) -> None:
     assert noted(tmp_path) == (Tracker(TrackerKind.WANDB, "abc", "https://wandb.ai/me/p/runs/abc"),)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("harm", ["raise RuntimeError('wandb is broken')", "time.sleep(1000)"])
 def test_broken_library(tmp_path: Path, harm: str) -> None:
     """A tracker's library that raises or hangs costs a line and a few seconds at the exit."""
@@ -193,6 +198,7 @@ def test_broken_library(tmp_path: Path, harm: str) -> None:
     assert done.stderr.count("rankwatch could not tell ") == 1
 
 
+@pytest.mark.process
 def test_forked_child(tmp_path: Path) -> None:
     """A child that leaves by the same handlers tells nobody anything."""
     answers = Answers()
@@ -202,6 +208,7 @@ def test_forked_child(tmp_path: Path) -> None:
     assert len(answers.posted) == 1
 
 
+@pytest.mark.process
 def test_other_ranks_and_switch(tmp_path: Path) -> None:
     """Only rank 0 looks for trackers, and nobody does where it is turned off."""
     answers = Answers()
@@ -213,6 +220,7 @@ def test_other_ranks_and_switch(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/job/*.trackers"))
 
 
+@pytest.mark.process
 def test_second_run_of_a_process(tmp_path: Path) -> None:
     """Only the run that was started last is told."""
     answers = Answers()

@@ -14,7 +14,7 @@ from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_store, started_ranks
 from support.servers.prometheus import poll
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 
 def test_torchrun(tmp_path: Path) -> None:

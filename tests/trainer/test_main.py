@@ -15,6 +15,7 @@ from rankwatch_trainer.__main__ import main
 from support.jobs.trainer import DEADLINE_SECONDS
 
 
+@pytest.mark.process
 def test_missing_torch() -> None:
     """One sentence says what to install, and the exit status is 2. `python -S` hides the installed torch."""
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (rankwatch, rankwatch_trainer)]

@@ -13,7 +13,7 @@ from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import EMULATED, flip_a_byte, started_ranks
 from support.training.ranks import values
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 EACH_RANK = (("job", "0"), ("job", "1"))
 RANK_0 = ("job", "0")

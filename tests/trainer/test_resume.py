@@ -10,7 +10,7 @@ import torch
 from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import TINY, end_record, plain_store, read_history, started_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 
 def assert_equal(one: object, other: object) -> None:

@@ -11,7 +11,7 @@ from rankwatch_trainer.world import rendezvous
 from support.jobs.trainer import DEADLINE_SECONDS
 from support.servers.prometheus import poll, reserved_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 
 def test_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def test_nothing_is_written_after_the_deadline(tmp_path: Path) -> None:
     assert fault(folder, "late", b"x") is EvidenceFault.WRITE
 
 
+@pytest.mark.process
 def test_free_space_of_a_small_disk(tmp_path: Path) -> None:
     """A twentieth stays free, however large a bundle may be."""
     with small_disk(tmp_path / "disk", "1m") as disk:

@@ -16,6 +16,8 @@ from rankwatch_agent.incidents.store import BundleStore
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident, writer
 
+pytestmark = pytest.mark.process
+
 
 class Kept:
     """A registry, and a keeper with a store below a folder."""

@@ -88,7 +88,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
         yield first, second
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_stalled_run_gets_a_bundle(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -112,7 +112,7 @@ def test_stalled_run_gets_a_bundle(
     assert (manifest["run"], manifest["kind"], manifest["node"]) == ("job", "stall", "n1")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_killed_rank_is_the_root_cause(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -128,7 +128,7 @@ def test_killed_rank_is_the_root_cause(
     assert bundle(tmp_path).name.endswith("-job-lost_rank")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_stopped_rank(tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]) -> None:
     """Ranks stopped by SIGSTOP do not hang the agent, and the bundle shows their state."""
     for process in pair:
@@ -140,6 +140,7 @@ def test_stopped_rank(tmp_path: Path, pair: tuple[subprocess.Popen[str], subproc
     assert "State:\tT" in (bundle(tmp_path) / "stacks" / "0.process.txt").read_text()
 
 
+@pytest.mark.process
 def test_working_ranks(tmp_path: Path) -> None:
     """Ranks cause no incident while they work, after their end, or after the machine was suspended."""
     with rank(tmp_path / "boxes", WORK) as process, watching(config(tmp_path)) as agent:
@@ -156,6 +157,7 @@ def test_working_ranks(tmp_path: Path) -> None:
         assert float((tmp_path / "longest_pause").read_text()) > STALL_SECONDS / 2
 
 
+@pytest.mark.process
 def test_read_only_disk(tmp_path: Path) -> None:
     """The error names the directory, whether it exists or not."""
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -178,6 +180,7 @@ def test_no_evidence_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
     """Its bundle is written once the directory is usable."""
     place = tmp_path / "evidence"
@@ -194,7 +197,7 @@ def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
     assert bundle(tmp_path).name.endswith("-job-stall")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_killed_agent(tmp_path: Path) -> None:
     """The next agent removes partial bundles and keeps complete ones."""
     place = tmp_path / "evidence"
@@ -236,6 +239,7 @@ def test_no_root_cause_after_the_stall() -> None:
     assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]
 
 
+@pytest.mark.process
 def test_stopped_rank_without_evidence(tmp_path: Path) -> None:
     """Where no bundle is kept, a rank whose process a signal stopped is named by that alone."""
     moment, conditions = 200.0, RunConditions()

@@ -13,6 +13,8 @@ import pytest
 from rankwatch_agent.incidents.limited_process import NICE, Limits, ProcessResult, run_limited
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 
+pytestmark = pytest.mark.process
+
 PATIENT = Limits(seconds=DEADLINE_SECONDS, output_bytes=1000, memory_bytes=1 << 30)
 _LEAST_PRIORITY = 19
 """The kernel raises no niceness beyond it."""

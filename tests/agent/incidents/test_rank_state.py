@@ -16,6 +16,8 @@ from support.incidents.incidents import boxed
 from support.training.blackbox import box
 from support.training.ranks import rank
 
+pytestmark = pytest.mark.process
+
 
 def test_final_state(tmp_path: Path) -> None:
     """Groups, open phase and last records, with their ages."""

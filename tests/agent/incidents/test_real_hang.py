@@ -22,7 +22,7 @@ from rankwatch_agent.runtime.config import AgentConfig
 from support.agent.process import fetch, until
 from support.paths import SUPPORT
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 RANKS = 3
 STANDS = 'rankwatch_incident_open{kind="stall",node="n1",run="job"} 1.0'

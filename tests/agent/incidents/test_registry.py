@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rankwatch_agent.incidents.collector import IncidentsCollector
 from rankwatch_agent.incidents.registry import MAX_PENDING, IncidentRegistry
 from rankwatch_agent.runtime.collector import Schedule
@@ -31,6 +33,7 @@ def test_turns_of_owners() -> None:
     assert registry.next_pending() == honest
 
 
+@pytest.mark.process
 def test_fake_lost_runs(node_directory: Path) -> None:
     """A hundred fake lost runs of one user do not keep the agent from the evidence of another user's run."""
     conditions, registry = RunConditions(), IncidentRegistry()

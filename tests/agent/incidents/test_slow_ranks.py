@@ -140,7 +140,7 @@ while not os.path.exists(os.environ["STOP"]):
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_real_run(tmp_path: Path) -> None:
     """Two ranks that keep three traces, of which one works longer: it records its three slowest steps, and
     the other none. The slow one runs below `rankwatch run --profile-on-slow 3`."""

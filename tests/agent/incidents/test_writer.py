@@ -33,6 +33,8 @@ from support.incidents.incidents import boxed, condition, incident, py_spy, writ
 from support.training.ranks import go_on, rank
 from support.training.recorder import entry, reply, worker_server
 
+pytestmark = pytest.mark.process
+
 STAND = "steps(3)\nwith run.phase('data_wait'):\n    ready()\n    time.sleep(1000)"
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.agent.process import AgentProcess, clean_environment, fetch, until
 from support.paths import ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 FIXTURES = ROOT / "tests" / "agent" / "fixtures"
 LATE = 'rankwatch_collector_runs_total{collector="host",node="n",outcome="deadline"} 1.0\n'

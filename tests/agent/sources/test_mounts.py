@@ -199,6 +199,7 @@ def test_broken_mountstats(text: str) -> None:
     assert list(parse_mountstats(text)) == []
 
 
+@pytest.mark.process
 def test_mount_namespace_of_a_container(tmp_path: Path) -> None:
     """The process sees another /tmp than the host. Its own is the one that it can fill."""
     unshare = shutil.which("unshare")
@@ -224,6 +225,7 @@ def test_mount_namespace_of_a_container(tmp_path: Path) -> None:
     assert found["rankwatch_run_mount_info", "gpt", "/tmp", "none", "tmpfs"] == 1
 
 
+@pytest.mark.process
 def test_agent_of_another_user(tmp_path: Path) -> None:
     """It may not enter the rank's namespace, nor read the counters of NFS. That is no failure."""
     if os.geteuid() != 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from rankwatch.conventions import LOSS, METRICS, Capability, Label, SlowPhase, Unseen
 from rankwatch.conventions.recent import RECENT, TOGETHER
 from rankwatch_agent.runtime.collector import Collection
@@ -85,6 +87,7 @@ def test_capabilities() -> None:
     assert len(list(capability_series("run", reasons))) == len(Capability)
 
 
+@pytest.mark.process
 def test_series_of_a_rank(tmp_path: Path) -> None:
     """A rank has no more series than the formula says.
 

@@ -24,6 +24,8 @@ from rankwatch_agent.training.checkpoint_verification.collector import (
 from rankwatch_agent.training.checkpoint_verification.process import LONGEST_SECONDS, VerifyingProcess
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 
+pytestmark = pytest.mark.process
+
 NOW = 1_800_000_000.0
 
 

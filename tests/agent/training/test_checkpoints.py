@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 import rankwatch
 from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch_agent.runtime.collector import Collection
@@ -75,6 +77,7 @@ ready()
 """
 
 
+@pytest.mark.process
 def test_uploads(tmp_path: Path) -> None:
     """An upload apart from the save is no save: what is newest on the disk stays what it was."""
     collector = RanksCollector(directory=tmp_path)
@@ -114,6 +117,7 @@ ready()
 """
 
 
+@pytest.mark.process
 def test_error_of_a_failure(tmp_path: Path) -> None:
     """The newest failure of each operation says why, and where it is known, at which path; also to an agent
     that starts after it."""
@@ -177,6 +181,7 @@ def test_failures_by_stage(tmp_path: Path) -> None:
     assert failures == {(*SAVE, stage): 1.0 for stage in ("write", "fsync", "other")}
 
 
+@pytest.mark.process
 def test_save_beside_training(tmp_path: Path) -> None:
     """A save that goes on beside training is pending until it ends. If it fails then, that is said."""
     code = """
@@ -214,6 +219,7 @@ def test_overlap(tmp_path: Path) -> None:
     assert overlapped == {("job",): 1.0}
 
 
+@pytest.mark.process
 def test_end_in_the_middle(tmp_path: Path) -> None:
     """A rank that is killed in the middle of a save leaves one unfinished, and the one before is the last."""
     code = """

@@ -21,6 +21,8 @@ from support.training.ranks import faults, rank, state, values
 
 __all__ = ["node_directory"]
 
+pytestmark = pytest.mark.process
+
 
 def test_ended_run_is_removed(tmp_path: Path) -> None:
     """An ended run is forgotten and its files removed.

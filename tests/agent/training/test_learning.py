@@ -177,6 +177,7 @@ def test_first_non_finite_step() -> None:
     assert learning.resets[RelearnReason.RESTART] == 1
 
 
+@pytest.mark.process
 def test_series_of_a_real_rank(tmp_path: Path) -> None:
     """The agent reads all of it from a black box, with the step at which the norm was first infinite."""
     code = """
@@ -213,6 +214,7 @@ ready()
     }
 
 
+@pytest.mark.process
 def test_real_gradient_scaler(tmp_path: Path) -> None:
     """A scaler of PyTorch collapses once gradients stay infinite, and learns through single overflows."""
     pytest.importorskip("torch")

@@ -20,6 +20,7 @@ GPU = [
 ]
 
 
+@pytest.mark.process
 def test_resident_memory(tmp_path: Path) -> None:
     """It is that of the process that writes the box, and goes with it."""
     with rank(tmp_path, "held = bytearray(64 << 20)\nready()") as process:
@@ -35,6 +36,7 @@ def test_resident_memory(tmp_path: Path) -> None:
         assert values(collector.collect(), RESIDENT) == {}
 
 
+@pytest.mark.process
 def test_hidden_process(tmp_path: Path) -> None:
     """A process that the agent cannot see has no figure, not a wrong one: its own number may be another's."""
     with rank(tmp_path, "ready()"):

@@ -11,6 +11,8 @@ from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from support.training.ranks import go_on, rank, state, values
 
+pytestmark = pytest.mark.process
+
 
 def _one(collection: Collection, name: str) -> float:
     """The value of a metric of the only run."""

@@ -24,6 +24,8 @@ from support.training.recorder import completed, reply, worker_server
 
 __all__ = ["node_directory"]
 
+pytestmark = pytest.mark.process
+
 
 def test_sparse_boxes(node_directory: Path) -> None:
     """A thousand sparse boxes of two users take neither all descriptors nor an honest run's place."""

@@ -13,6 +13,8 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
 from support.training.ranks import go_on, rank, state, values
 
+pytestmark = pytest.mark.process
+
 COLLECTIVES = """
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind

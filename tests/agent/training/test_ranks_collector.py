@@ -16,6 +16,8 @@ from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from support.training.ranks import faults, go_on, rank, state, values
 
+pytestmark = pytest.mark.process
+
 
 def test_every_rank_metric(tmp_path: Path) -> None:
     """Every declared metric of a rank can be exported.

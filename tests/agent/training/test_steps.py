@@ -59,6 +59,7 @@ def test_phases_of_next_step() -> None:
     assert steps.section_seconds == {}
 
 
+@pytest.mark.process
 def test_pipeline_of_simulated_ranks(tmp_path: Path) -> None:
     """The agent knows the replica of each rank, and how long its sends and receives blocked it."""
     shape = JobShape(data_parallel=2, pipeline_parallel=2)
@@ -253,6 +254,7 @@ ready()
 """
 
 
+@pytest.mark.process
 def test_work_of_counted_steps(tmp_path: Path) -> None:
     """At every moment, the work is that of the steps counted.
 

@@ -176,6 +176,7 @@ def _settled(collector: RanksCollector, steps: int) -> Collection:
     return found[-1]
 
 
+@pytest.mark.process
 def test_real_long_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -209,6 +210,7 @@ ready()
         assert afterwards < while_saving
 
 
+@pytest.mark.process
 def test_real_restart(tmp_path: Path) -> None:
     """A real rank that restarts is allowed its start and not its steps.
 
@@ -232,6 +234,7 @@ def test_real_restart(tmp_path: Path) -> None:
     assert again < of_start
 
 
+@pytest.mark.process
 def test_real_failed_step(tmp_path: Path) -> None:
     """A real step that an exception ended teaches nothing.
 

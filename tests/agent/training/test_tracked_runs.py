@@ -15,6 +15,8 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 from support.training.ranks import rank, values
 
+pytestmark = pytest.mark.process
+
 PAGE = "https://wandb.ai/me/p/runs/abc"
 WANDB = Tracker(TrackerKind.WANDB, "abc", PAGE)
 MLFLOW = Tracker(TrackerKind.MLFLOW, "0" * 32, "", "http://mlflow:5000")

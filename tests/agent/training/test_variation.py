@@ -215,6 +215,7 @@ def _series(tmp_path: Path, code: str) -> Collection:
         return collector.collect()
 
 
+@pytest.mark.process
 def test_variation_series(tmp_path: Path) -> None:
     """Unequal microbatches covary and the late step is counted.
 
@@ -230,6 +231,7 @@ def test_variation_series(tmp_path: Path) -> None:
     assert (terms["forward"], terms["backward"], shared) == pytest.approx((0.5, 0.5, 0.5))
 
 
+@pytest.mark.process
 def test_variation_series_without_terms(tmp_path: Path) -> None:
     """A rank with one microbatch and no work has no terms. What cannot be told has no series."""
     found = _series(tmp_path, "for _ in range(12):\n    with run.step(): pass\nready()")

@@ -70,7 +70,7 @@ def test_prefix() -> None:
     assert first.operations == table.operations
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_command(tmp_path: Path) -> None:
     """It prints its table and writes every trial, as `make bench-detection` runs it."""
     done = subprocess.run(

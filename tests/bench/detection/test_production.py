@@ -122,7 +122,7 @@ def test_report() -> None:
     assert "1 innocents" in rows["class: slow rank"]
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_command(tmp_path: Path) -> None:
     """One job alone is judged and written, so that anybody can look at it."""
     written = tmp_path / "job.csv"

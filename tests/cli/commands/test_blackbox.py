@@ -15,6 +15,7 @@ from rankwatch_cli.commands.blackbox import main
 from support.training.ranks import go_on, rank
 
 
+@pytest.mark.process
 def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output names the rank and its open phase, and lists the newest records."""
     with rank(
@@ -29,6 +30,7 @@ def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert printed.count("\n  ") == 5
 
 
+@pytest.mark.process
 def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy with any file name is read. It shows the type of the exception and the step that failed."""
     with rank(tmp_path, "ready()\nwith run, run.step(): raise ValueError('bad batch')") as process:
@@ -45,6 +47,7 @@ def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "loss not reported" in printed
 
 
+@pytest.mark.process
 def test_crashed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is visible of its loop, and the signal that ended it."""
     said = "from rankwatch.conventions import Capability, Unseen\nrun.sees(Capability.STEPS)\n"

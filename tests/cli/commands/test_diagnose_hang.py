@@ -26,6 +26,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 def test_verdict(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first line names the state, the rank and the collective. A pipe gets no colours."""
     assert main([str(directory)]) == 0
@@ -35,6 +36,7 @@ def test_verdict(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "evidence:" in rest
 
 
+@pytest.mark.process
 def test_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Programs rely on these keys."""
     assert main([str(directory), "--json"]) == 0
@@ -45,6 +47,7 @@ def test_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (verdict["state"], verdict["ranks"]) == ("hang", [5])
 
 
+@pytest.mark.process
 def test_directory_without_dumps(tmp_path: Path) -> None:
     """The program prints one sentence, and its exit status is 2."""
     done = rankwatch("diagnose", "hang", str(tmp_path))

@@ -110,6 +110,7 @@ def _on_a_terminal(path: Path, **environment: str) -> str:
         os.close(follower)
 
 
+@pytest.mark.process
 def test_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only a terminal gets colours, and only if NO_COLOR is not set."""
     path = file_of(tmp_path, "NaN")

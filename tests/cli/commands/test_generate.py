@@ -105,7 +105,7 @@ def test_dashboards_have_the_names(folder: Path) -> None:
         assert not re.search(r"label_values\([^)]*, (?:cluster|node)\)", text), path.name
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_prometheus(folder: Path, tmp_path: Path) -> None:
     """Loads every rule of the folder, and evaluates it: here every second, whatever its group says."""
     require("promtool", "prometheus")
@@ -129,7 +129,7 @@ def test_prometheus(folder: Path, tmp_path: Path) -> None:
         assert set(ALERT_NAMES) <= {rule["name"] for rule in found}
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_alertmanager(folder: Path, tmp_path: Path) -> None:
     """Takes the folder's file, and inhibits and groups by the names that the alerts have."""
     require("amtool", "prometheus-alertmanager")
@@ -167,6 +167,7 @@ def test_grafana_finds_the_dashboards(folder: Path) -> None:
     assert source["url"] == RuleConfig().prometheus_url
 
 
+@pytest.mark.process
 def test_page_for_an_own_alert(folder: Path) -> None:
     """It quotes the rule, and its command survives a shell."""
     text = (folder / "runbooks" / "QueueFull.md").read_text()

@@ -72,7 +72,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sums hold nodes that are gone; attempts come with their ends; the interval has its advice."""
     assert main(["r", "--prometheus", url, "--since", "1d", "--json"]) == 0
@@ -103,7 +103,7 @@ def test_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert {each["change"] for each in found["what_if"]} == {"straggler_removed", "restarts_halved"}
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_text_and_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same for people; the page needs nothing from anywhere."""
     page = tmp_path / "r.html"
@@ -122,7 +122,7 @@ def test_text_and_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert text.count('<rect class="attempt') == ATTEMPTS
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_unknown_run(url: str) -> None:
     """A name that is a matcher in disguise is only a name."""
     with pytest.raises(UserError, match="has no goodput of a run"):

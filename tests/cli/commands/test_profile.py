@@ -36,7 +36,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_request_and_wait(run: rankwatch.Run, tmp_path: Path) -> None:
     """The request is left. With `--wait` each trace is printed once it is there."""
     waiting = command("--rank", "0", "--wait", "60")
@@ -50,7 +50,7 @@ def test_request_and_wait(run: rankwatch.Run, tmp_path: Path) -> None:
     assert waiting.returncode == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_no_answer(run: rankwatch.Run, tmp_path: Path) -> None:
     """A run that does not profile gives no trace: one sentence, and status 1."""
     with run:

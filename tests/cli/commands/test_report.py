@@ -64,7 +64,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_from_prometheus(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alerts of the run and of its nodes, hardware of its nodes only, phases, loss, and what was lost."""
     page = tmp_path / "r.html"
@@ -91,7 +91,7 @@ def test_from_prometheus(url: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "http" not in drawn.replace("http-equiv", "").replace(url, "")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_unknown_run(url: str) -> None:
     """One sentence."""
     with pytest.raises(UserError, match="has no goodput of a run 's'"):

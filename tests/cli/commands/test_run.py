@@ -15,6 +15,8 @@ import pytest
 from rankwatch.automatic.launching import SITE
 from rankwatch_cli.main import main
 
+pytestmark = pytest.mark.process
+
 SEARCHED = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 

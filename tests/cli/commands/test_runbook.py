@@ -57,6 +57,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split() == sorted(ALERT_NAMES)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["RankwatchStraggler", "straggler", "RANKWATCHSTRAGGLER"])
 def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Plain text: no fences, commands indented, examples where no alert is given."""
@@ -69,6 +70,7 @@ def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _exports(text)["RUN"] == "my-run"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -115,6 +117,7 @@ def test_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n\n\n" not in text
 
 
+@pytest.mark.process
 def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell has a PATH of its own, so the label `path` has another name there."""
     labels = {"alertname": "RankwatchCheckpointDiskFilling", "path": "/my checkpoints"}
@@ -275,7 +278,7 @@ def test_no_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         assert "could not read an alert from standard input\n" in capsys.readouterr().err
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The firing alerts of that name are described, and the commands are for the oldest."""
     other = {**ALERT, "labels": {**ALERT["labels"], "rank": "6"}, "startsAt": "2026-11-23T10:00:00Z"}
@@ -298,6 +301,7 @@ def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert _exports(text)["RANK"] == "5"
 
 
+@pytest.mark.process
 def test_without_a_terminal() -> None:
     """Also below a pipe that closes early, as of `head`."""
     command = f"{shlex.quote(sys.executable)} -m rankwatch_cli runbook straggler | head -n 1"

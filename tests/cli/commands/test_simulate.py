@@ -94,6 +94,7 @@ def test_invalid_options(
     assert not output.exists()
 
 
+@pytest.mark.process
 def test_directory_in_use(tmp_path: Path) -> None:
     """It is refused and left unchanged. Files of two jobs would be diagnosed as one."""
     (tmp_path / "mine").write_text("kept")
@@ -103,6 +104,7 @@ def test_directory_in_use(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.process
 def test_slow_stage(tmp_path: Path) -> None:
     """A missing stage is an error. For a stage that the job lacks, the error names the valid range."""
     job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "slow_stage")

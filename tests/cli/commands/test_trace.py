@@ -151,6 +151,7 @@ def test_bounded(slow: Path) -> None:
     assert trace.last_step == 39
 
 
+@pytest.mark.process
 def test_living_rank(tmp_path: Path) -> None:
     """Checkpoints with stages, loss, lifecycle, and the step and the phase that are still open."""
     code = (

@@ -32,7 +32,7 @@ def _break_off(server: socket.socket) -> None:
         connection.sendall(_BROKEN_OFF)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_state_goes_with_the_demo() -> None:
     """Every demo calls its run the same: the account of one must not go on in the next."""
     with Workspace(lambda: None) as workspace:

@@ -11,6 +11,7 @@ from rankwatch_cli.demo.signals import EndSignals
 from rankwatch_cli.demo.workspace import Workspace
 
 
+@pytest.mark.process
 def test_lost_exception() -> None:
     """Python may lose the exception of a signal handler; Ctrl-C must still end the demo at the next check."""
     signals = EndSignals()

@@ -18,6 +18,8 @@ from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT, RunLedgers
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 
+pytestmark = pytest.mark.process
+
 CODE = """
 import os, sys, time, rankwatch
 first, last = map(int, sys.argv[1:])

@@ -361,6 +361,7 @@ def test_json_shapes(tmp_path: Path) -> None:
         assert diagnose(read_source(path).snapshots).ranks == (2,), name
 
 
+@pytest.mark.process
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     """Files beside the dumps are not taken for dumps.
 

@@ -133,6 +133,7 @@ def test_several_root_causes() -> None:
     assert judged(job).ranks == (9, 14)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("case", "ranks"), [("gpu_error_1st", (12, 14)), ("lock_gil_1st", (9, 14))], ids=lambda each: str(each)
 )

@@ -28,6 +28,8 @@ from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 from support.fuzzing import BUSY_MACHINE, almost
 from support.training.recorder import recorder_pickle
 
+pytestmark = pytest.mark.process
+
 
 class _Runs:
     """Pickles to a call."""

@@ -148,7 +148,7 @@ def test_thinned_curve_keeps_extremes() -> None:
     assert any(math.isnan(value) for _, value in found)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [1280, 420])
 def test_page_in_a_browser(width: int, tmp_path: Path) -> None:

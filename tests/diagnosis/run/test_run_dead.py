@@ -128,6 +128,7 @@ def test_failed_in_collective(tmp_path: Path) -> None:
     assert 0 not in verdict.hang.ranks
 
 
+@pytest.mark.process
 def test_box_of_earlier_attempt(tmp_path: Path) -> None:
     """A box of an earlier attempt is not a lost rank of the present one.
 
@@ -140,6 +141,7 @@ def test_box_of_earlier_attempt(tmp_path: Path) -> None:
     assert verdict.sources["boxes_skipped"] == {"of an earlier attempt": 2}
 
 
+@pytest.mark.process
 def test_died_before_taking_part(tmp_path: Path) -> None:
     """A rank that died before it did anything with the others is lost.
 

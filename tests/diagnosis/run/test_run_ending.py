@@ -16,6 +16,8 @@ from rankwatch_diagnosis.run.report import as_json, lines
 from rankwatch_diagnosis.run.summary import summary_lines
 from support.training.ranks import go_on, rank
 
+pytestmark = pytest.mark.process
+
 LINE = "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB"
 
 

@@ -47,6 +47,7 @@ def test_run_and_parent(tmp_path: Path) -> None:
         find_run(tmp_path)
 
 
+@pytest.mark.process
 def test_bundle_with_recorders(tmp_path: Path) -> None:
     """A bundle is read with its flight recorders.
 
@@ -102,6 +103,7 @@ def test_crash_in_a_bundle(tmp_path: Path) -> None:
     assert verdict.why.startswith("rank 2: it crashed by SIGABRT: Aborted")
 
 
+@pytest.mark.process
 def test_almost_a_bundle(tmp_path: Path) -> None:
     """A bundle with one byte, piece or number changed in one of its files still gives a verdict."""
     hang = hung(tmp_path / "blackboxes")
@@ -126,6 +128,7 @@ def test_almost_a_bundle(tmp_path: Path) -> None:
     diagnosed()
 
 
+@pytest.mark.process
 def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
     """Broken boxes and dumps are skipped and counted.
 

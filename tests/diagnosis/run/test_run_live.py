@@ -17,7 +17,7 @@ from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from support.jobs.forked_ranks import shared_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 DEADLINE_SECONDS = 120.0
 _RANK = """

@@ -119,6 +119,7 @@ def test_stopped_rank_of_a_run_that_goes_on(in_collective: Boxes) -> None:
     ]
 
 
+@pytest.mark.process
 def test_stopped_process_is_seen(tmp_path: Path) -> None:
     """The holder of the box's lock is looked at, which is right in containers and after a pid was reused."""
     with rank(tmp_path, "steps(3)\nready()") as process:

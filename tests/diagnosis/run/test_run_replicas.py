@@ -137,7 +137,7 @@ for number in range(25):
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.timeout(120)
 def test_wrong_gradient(tmp_path: Path) -> None:
     """One wrong gradient of one rank shows in its norm at once, and in the next fingerprint."""

@@ -101,6 +101,7 @@ def test_damage_that_the_agent_has_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert "agent_found_damaged" not in verdict.checkpoints
 
 
+@pytest.mark.process
 def test_no_good_one(tmp_path: Path) -> None:
     """A rank that is in its first save completes nothing, whatever others have saved."""
     with (
@@ -125,6 +126,7 @@ def test_resume_from_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "resumed from step 2, steps lost: 7, although step 5 is complete" in line
 
 
+@pytest.mark.process
 def test_killed_and_failed_saves(tmp_path: Path) -> None:
     """A save that SIGKILL cuts off is unfinished, and a late failure is told from others, with its stage."""
     code = """

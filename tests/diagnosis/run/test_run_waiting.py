@@ -128,6 +128,7 @@ def judged(boxes: Boxes, *, stall: float) -> HangVerdict:
     return judge_waiting(boxes, Recorders(), stall=stall, complete=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("slowdown", "named"), [(1.004, ()), (1.02, (1,))])
 def test_small_slowdown(
     slowdown: float, named: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +146,7 @@ def test_small_slowdown(
     assert ("rank 1" in verdict.why) is bool(named)
 
 
+@pytest.mark.process
 def test_causes_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running job names all ranks that certainly cost 1 %, also where another cause costs more."""
     found = Verdict(

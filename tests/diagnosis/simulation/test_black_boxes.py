@@ -66,6 +66,7 @@ def test_boxes_and_table_agree(fault: Fault, shape: JobShape, tmp_path: Path) ->
     assert by_boxes.slowdown == pytest.approx(by_table.slowdown, abs=0.03)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "plane"),
     [

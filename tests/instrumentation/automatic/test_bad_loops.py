@@ -14,7 +14,7 @@ from support.jobs.forked_ranks import shared_ranks
 from support.training.blackbox import box
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 LOOP = """
 torch.manual_seed(0)

@@ -15,7 +15,7 @@ from support.automatic.programs import errors, run_program
 from support.training.blackbox import of_kind
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 STEPS, KINDS = 4, ("function", "module", "in place", "after a step", "part", "optimizer", "whole")
 COMPILED = """

@@ -14,7 +14,7 @@ from support.automatic.programs import errors, run_program
 from support.training.ranks import values
 
 pytest.importorskip("torch.distributed.checkpoint")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 GOOD, CUT_OFF = 10, 20
 SHARDED = f"""

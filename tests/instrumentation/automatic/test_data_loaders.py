@@ -61,6 +61,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", LOADERS)
 def test_loader(recorded: Recorded, kind: str) -> None:
     """Each batch of two epochs is a step that begins with one wait."""
@@ -70,7 +71,7 @@ def test_loader(recorded: Recorded, kind: str) -> None:
     assert recorded.steps() == [[WAIT, *PLAIN]] * (2 * ROWS // 2)
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_spawned_workers(recorded: Recorded) -> None:
     """The same with a worker that is a new Python process."""
     training = Training()

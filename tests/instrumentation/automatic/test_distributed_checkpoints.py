@@ -11,7 +11,7 @@ from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.automatic.programs import Saved, errors, operations, run_program, saved
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SYNC, ASYNC, PROCESS, FAILURE, WRITER = 10, 20, 30, 40, 50
 """Steps after which the program does what is named."""

@@ -16,6 +16,8 @@ from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.summary import summary_lines
 from support.training.blackbox import box
 
+pytestmark = pytest.mark.process
+
 BEGIN = """
 import atexit, faulthandler, os, signal, sys, threading
 from rankwatch.automatic import recording

@@ -11,7 +11,7 @@ from support.automatic.programs import errors, run_program
 from support.training.blackbox import of_kind
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 RESUMED = """
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict

@@ -18,7 +18,7 @@ from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import torchrun
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 WITNESS = """
 import atexit, os, sys

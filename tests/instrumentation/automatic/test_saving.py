@@ -90,6 +90,7 @@ def _sizes(folder: Path, *names: str) -> int:
     return sum((folder / each).stat().st_size for each in names)
 
 
+@pytest.mark.process
 def test_one_file(folder: Path) -> None:
     """A saved file is one save of the last step, with its size; all of its time blocks training."""
     stage, operation = _of(folder, FILE)
@@ -142,6 +143,7 @@ def test_before_the_first_step(folder: Path) -> None:
     assert save.bytes == load.bytes == _sizes(folder, "early.pt", "optimizer.pt")
 
 
+@pytest.mark.process
 def test_same_bytes(folder: Path, tmp_path: Path) -> None:
     """The files have the same bytes with and without recording. The old format holds addresses of memory."""
     run_program(PROGRAM, tmp_path, recorded=False)

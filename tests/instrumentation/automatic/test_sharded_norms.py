@@ -10,7 +10,7 @@ import pytest
 from support.automatic.programs import errors, run_program
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import json

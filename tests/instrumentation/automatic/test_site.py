@@ -16,6 +16,8 @@ from rankwatch.automatic.launching import SITE, recording_environment
 from rankwatch.automatic.site import sitecustomize
 from rankwatch.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 
+pytestmark = pytest.mark.process
+
 PYTHON = "/usr/bin/python"
 SPAWN = [
     "-c",
@@ -249,7 +251,7 @@ def test_half_imported_library(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_card_in_a_foreign_interpreter(tmp_path: Path) -> None:
     """A run in an interpreter without rankwatch is recorded, and that of `rankwatch run` prints its card."""
     (tmp_path / "keras").mkdir()

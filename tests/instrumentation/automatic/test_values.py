@@ -331,6 +331,7 @@ torch.save(model.state_dict(), HERE + "/model.pt")
 """
 
 
+@pytest.mark.process
 def test_seams(tmp_path: Path) -> None:
     """Clipping and scaling are seen in torch itself, also by imported names; the training is the same."""
     run_program(PROGRAM, tmp_path / "with")

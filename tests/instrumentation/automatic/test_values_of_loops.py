@@ -14,7 +14,7 @@ from rankwatch.blackbox.reader import Reader
 from support.automatic.programs import errors, operations, run_program
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 _PARTS = """
 import json

@@ -11,7 +11,7 @@ from support.automatic.programs import errors, run_program, saved
 from support.training.blackbox import of_kind
 
 pytest.importorskip("torch.distributed.checkpoint")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 WAITED, IMPATIENT, DONE, FAILED, STAGED = 10, 20, 30, 40, 50
 PROGRAM = f"""

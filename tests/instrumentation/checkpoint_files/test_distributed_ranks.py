@@ -11,7 +11,7 @@ from rankwatch.checkpoint_files import Outcome, verify
 from support.checkpoints import flip
 from support.jobs.forked_ranks import shared_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 RANKS = 3
 PROGRAM = """

@@ -73,6 +73,7 @@ def test_shared_tuples_are_not_copied() -> None:
     assert isinstance(read_pickle(nested).value, Pairs)
 
 
+@pytest.mark.process
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """A bomb of 60 MB is refused within 1.5 GiB; without the limit it takes several."""
     bomb = tmp_path / "bomb"

@@ -59,7 +59,7 @@ def capability(path: Path) -> Unseen | None:
         reader.close()
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_flipped_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four replicas are equal until one bit of one of them is flipped. Training itself does not change."""
@@ -123,7 +123,7 @@ json.dump(losses, open(HERE + f'/{RANK}.json', 'w'))
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_losses_do_not_change(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 )
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_healthy_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation, BatchNorm's buffers, torch.compile and AMP leave replicas equal in every step."""
@@ -207,7 +207,7 @@ json.dump(losses, open(HERE + f'/{RANK}.json', 'w'))
 )
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("how", "expected"), [("hybrid", None), ("fsdp2", Unseen.SHARDED), ("fsdp1", Unseen.SHARDED)]

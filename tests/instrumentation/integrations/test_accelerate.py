@@ -7,7 +7,7 @@ import pytest
 from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
 pytest.importorskip("accelerate")
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 _SCRIPT, _STEPS = "accelerate_loop.py", 4
 
 

@@ -10,7 +10,7 @@ from rankwatch.conventions import Capability, Lifecycle, Unseen
 from support.frameworks.jobs import RANKS, Job, run_cases
 
 pytest.importorskip("accelerate")
-pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.process]
 _CASES = ("two_models", "resumed", "uneven", "dispatched", "local", "own_run")
 _BATCHES = 4
 Cases = dict[str, tuple[Job, Any]]

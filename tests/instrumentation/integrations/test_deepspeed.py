@@ -13,7 +13,7 @@ from support.frameworks.jobs import PLAIN, RANKS, ZERO, Job, run
 from support.paths import TESTS
 
 pytest.importorskip("deepspeed")
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 _SCRIPT, _STEPS = "deepspeed_loop.py", 6
 
 

@@ -153,7 +153,7 @@ def test_failed_save_of_orbax(jax_run: rankwatch.Run, tmp_path: Path) -> None:
     assert [each.payload[3] for each in operations if not each.payload[2]] == [1, 0, 0]
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_two_processes(tmp_path: Path) -> None:
     """Processes of `jax.distributed` are ranks of one run, and calculate what one without rankwatch does."""
     with socket.socket() as free:

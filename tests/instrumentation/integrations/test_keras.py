@@ -20,7 +20,7 @@ from support.training.blackbox import Read, box, read
 
 if find_spec("keras") is None:  # its import would need the backend
     pytest.skip("Keras is not installed", allow_module_level=True)
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 
 SCRIPT = Path(__file__).parents[2] / "support" / "frameworks" / "keras_fit.py"
 BATCHES, SLEEP_SECONDS = 6, 0.02

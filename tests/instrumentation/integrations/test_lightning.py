@@ -11,7 +11,7 @@ from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 pytest.importorskip("pytorch_lightning")
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 _BATCHES, _STEPS, _SAVE_STEPS, _MANUAL = 5, 6, 2, 4
 _FIRST, _RESUMED = list(range(1, _STEPS + 1)), [5, 6]
 _SCRIPT = "lightning_trainer.py"

@@ -11,7 +11,7 @@ from rankwatch.blackbox.layout import RecordKind
 from support.frameworks.jobs import RANKS, ZERO, run
 
 pytest.importorskip("lightning.pytorch")
-pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def test_manual_optimization(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_outside_of_a_worker() -> None:
         ray_train.start()
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_training(tmp_path: Path) -> None:
     """Below `rankwatch run` every worker is woken, and is a rank of a run named after the `RunConfig`,
     whether its loop calls rankwatch or not."""

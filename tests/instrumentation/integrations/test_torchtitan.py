@@ -125,7 +125,7 @@ def test_variable(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.frameworks
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
 @pytest.mark.parametrize("handlers", ["", f"{FACTORY},support.frameworks.torchtitan_loop.nothing"])
 def test_real_logger(handlers: str, tmp_path: Path) -> None:

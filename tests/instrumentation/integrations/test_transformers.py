@@ -11,7 +11,7 @@ from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
 pytest.importorskip("transformers")
 script = pytest.importorskip("support.frameworks.transformers_trainer")
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 _FIRST = list(range(1, script.STEPS + 1))
 _RESUMED = list(range(script.SAVE_STEPS + 1, script.STEPS + 1))
 _SAVED = [2, 4, 5]

@@ -11,7 +11,7 @@ from rankwatch.conventions import Lifecycle
 from support.frameworks.jobs import Job, run_cases
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.process]
 
 
 _CASES = (

@@ -10,7 +10,7 @@ from support.frameworks.jobs import Job, run_cases
 
 pytest.importorskip("trl")
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
+pytestmark = [pytest.mark.frameworks, pytest.mark.process]
 _CASES = ("full", "lora", "packed")
 _STEPS, _ACCUMULATION = [1, 2, 3, 4], 2
 

@@ -21,7 +21,7 @@ from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
 from rankwatch_agent.training.totals import RankTotals
 from support.jobs.forked_ranks import shared_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.process
 
 JOB = Path(__file__).with_name("job.py")
 RANKS = range(4)

@@ -84,6 +84,7 @@ def test_before_the_first_gpu_is_known(node: Kubelet) -> None:
     assert values([collector(node.socket, empty=True).collect()]) == {UNMATCHED: 1, FAILURES: 0}
 
 
+@pytest.mark.process
 def test_no_kubelet(tmp_path: Path) -> None:
     """Not applicable, and gRPC's memory is not spent."""
     with pytest.raises(NotApplicable, match="no kubelet"):
@@ -206,6 +207,7 @@ def test_path_with_special_characters(tmp_path: Path) -> None:
         assert values([collector(odd).collect()])[UNMATCHED] == 0
 
 
+@pytest.mark.process
 def test_nothing_stays_open_between_calls(node: Kubelet, tmp_path: Path) -> None:
     """Neither a thread nor a descriptor: an agent runs for months."""
     code = (
@@ -225,6 +227,7 @@ def test_nothing_stays_open_between_calls(node: Kubelet, tmp_path: Path) -> None
     assert _python(code, tmp_path, str(node.socket)) == ""
 
 
+@pytest.mark.process
 def test_hung_call_does_not_block_exit(node: Kubelet, tmp_path: Path) -> None:
     """It runs in a daemon thread, as in the supervisor."""
     node.hang()

@@ -186,6 +186,7 @@ def test_idle_after_a_job(node: Node) -> None:
     assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 0}
 
 
+@pytest.mark.process
 def test_job_of_a_real_process() -> None:
     environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "4711"}
     command = [sys.executable, "-S", "-c", "print(flush=True); input()"]

@@ -14,6 +14,8 @@ from rankwatch_agent.sources.ethtool.collector import EthtoolCollector, select
 from rankwatch_agent.sources.network import DeviceFilter
 from support.servers.netns import Namespace, namespace_with_cable
 
+pytestmark = pytest.mark.process
+
 IN_NAMESPACE = """
 import fcntl, json, socket, struct, subprocess
 from pathlib import Path

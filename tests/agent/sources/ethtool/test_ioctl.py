@@ -31,6 +31,7 @@ def cable() -> Iterator[Namespace]:
         yield namespace
 
 
+@pytest.mark.process
 def test_names_and_values(cable: Namespace) -> None:
     """veth reports the number of its other end, which sysfs confirms."""
     answer = json.loads(cable.python(READ))
@@ -81,6 +82,7 @@ def test_parse_values() -> None:
     assert structs.parse_values(answer) == (1, 2**64 - 1)
 
 
+@pytest.mark.process
 def test_answer_is_cut_off() -> None:
     """Nothing behind the answer may be taken for a statistic."""
     with pytest.raises(ValueError):

@@ -21,6 +21,8 @@ from support.agent.process import values
 from support.gpu import worker as fake_worker
 from support.gpu.worker import UUID
 
+pytestmark = pytest.mark.process
+
 SCHEDULE = Schedule(1.0, 20.0)
 
 

@@ -18,6 +18,8 @@ from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 from support.gpu import worker as fake_worker
 from support.gpu.nvml import FakeDriver
 
+pytestmark = pytest.mark.process
+
 LONG = DEADLINE_SECONDS
 
 

@@ -18,6 +18,8 @@ from support.agent.process import DEADLINE_SECONDS, clean_environment, until
 from support.gpu.nvml import FakeDriver
 from support.gpu.reading import LENGTH, Worker, values_of, worker_process
 
+pytestmark = pytest.mark.process
+
 _HEAVY = {"prometheus_client", "http", "http.server", "argparse", "asyncio", "rankwatch_agent.runtime.config"}
 _LOUD = """
 #include <unistd.h>

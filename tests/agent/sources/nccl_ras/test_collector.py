@@ -24,6 +24,8 @@ from support.agent.process import until, values
 from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
 from support.training.ranks import rank
 
+pytestmark = pytest.mark.process
+
 SHORT = 0.4
 """Deadline of a collector whose service is to be given up, in seconds."""
 
@@ -253,7 +255,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 @pytest.mark.gpu
 def test_real_ras_service() -> None:
     """NCCL of the installed PyTorch, with one rank on one GPU."""

@@ -18,6 +18,8 @@ from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
 from rankwatch_agent.training.life.counters import BORN_SECONDS
 from support.training.ranks import go_on, rank, state, values
 
+pytestmark = pytest.mark.process
+
 ENDED = "rankwatch_run_attempt_end_timestamp_seconds"
 LINE = "Memory cgroup out of memory: Killed process 1 (python3) total-vm:1kB"
 CLASS = "os.environ['RANKWATCH_RUN_CLASS'] = 'nightly'"

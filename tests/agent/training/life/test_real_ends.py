@@ -22,7 +22,7 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import Attempt
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TRAINER = """
 import os, signal, sys, time

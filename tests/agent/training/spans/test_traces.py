@@ -16,6 +16,8 @@ from rankwatch_agent.runtime.supervisor import Snapshot
 from rankwatch_agent.training.spans.records import OpenIncident
 from support.training.traced import Node, train
 
+pytestmark = pytest.mark.process
+
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -45,7 +45,7 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_keys_of_torch(tmp_path: Path) -> None:
     """A real dump of a gloo group, of the torch that is installed, has the same keys."""
     real = json.loads(run(_REAL, str(tmp_path / "store")))
@@ -59,7 +59,7 @@ def test_keys_of_torch(tmp_path: Path) -> None:
         assert isinstance(other, type(value)) or value is None or other is None, name
 
 
-@pytest.mark.e2e
+@pytest.mark.process
 def test_torchfrtrace_reads_the_pickles(tmp_path: Path) -> None:
     """It finds the missing rank. It cannot handle messages of a pipeline in both directions."""
     write_snapshots(snapshots(stages=1), tmp_path, "pickle")

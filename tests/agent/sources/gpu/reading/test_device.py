@@ -8,6 +8,7 @@ import pytest
 from support.gpu.reading import Node, node_values, values_of
 
 
+@pytest.mark.process
 def test_zero_is_a_value(node: Node) -> None:
     """An idle GPU differs from one without an answer."""
     node.driver.set(0, "utilization.gpu", 0)

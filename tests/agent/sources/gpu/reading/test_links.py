@@ -14,6 +14,7 @@ LINKS = 18
 TRANSMIT = ("nvlink_bytes_total", "transmit")
 
 
+@pytest.mark.process
 def test_pcie_link(node: Node) -> None:
     """A degraded link shows against its maximum."""
     node.driver.set(1, "pcie.generation", 1)

@@ -12,6 +12,7 @@ MIB = 1 << 20
 UNKNOWN_MEMORY = 2**64 - 1
 
 
+@pytest.mark.process
 def test_memory(node: Node) -> None:
     """Reserved memory is not part of used memory."""
     assert (
