@@ -33,7 +33,7 @@ def marks(code: str) -> list[pytest.MarkDecorator]:
     skipped = [pytest.mark.skipif(find_spec(each) is None, reason=f"needs {each}") for each in needed]
     return [
         *skipped,
-        *([pytest.mark.frameworks] if needed else [pytest.mark.process] if "torch" in code else []),
+        *([pytest.mark.frameworks] if needed else []),
     ]
 
 
