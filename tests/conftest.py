@@ -7,24 +7,13 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 MEMORY_BYTES = 6 << 30
 """Of data in each process of the tests. RLIMIT_AS would also count what browsers and Go only reserve."""
-STARTS_PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-"""Events of the audit hook."""
 SHARED = ("tests/e2e/game_day/",)
-LONGEST: tuple[str, ...] = ()
-"""Files that take longest, first: what is begun last ends last. Those that wait stand beside those that
-compute."""
-
-_unmarked: pytest.Item | None = None
-"""The test that runs, if it must not start a process."""
 
 
 def pytest_configure() -> None:
@@ -57,6 +46,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _unmarked = None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file stay in one worker, and so do those of a folder that share servers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((each for each in SHARED if nodeid.startswith(each)), super()._split_scope(nodeid))
+
+    return SharedServers(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

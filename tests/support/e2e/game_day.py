@@ -1,6 +1,6 @@
 """A game day: many faults at once, below one Prometheus and one Alertmanager.
 
-Each file of tests that takes part has a function `play`, which makes its faults in a cluster of its own and
+Each file in tests/e2e/game_day has a function `play`, which makes its faults in a cluster of its own and
 waits for their alerts. All of them are played side by side, because each one mostly waits.
 """
 
@@ -44,11 +44,12 @@ CONFIG = replace(
     slo_period_seconds=6720.0,
     disk_free_share=0.999,
     step_regression=100.0,
+    jitter_ranks=4,
 )
 """As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds, and a run that
 does not start must be slow before it stands still. Windows and period of goodput are in the same proportions
-as in production. No disk on which this runs is so empty. All steps become slower, indeed, when further jobs
-start on the same cores."""
+as in production. No disk on which this runs is so empty. When further jobs start on the same cores, all
+steps become slower, indeed, and short steps are late now on one rank, now on another."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
 
