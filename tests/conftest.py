@@ -60,18 +60,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedServers(config, log)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file stay in one worker, and so do those of a folder that share servers."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class SharedServers(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return next((each for each in SHARED if nodeid.startswith(each)), super()._split_scope(nodeid))
-
-    return SharedServers(config, log)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; all tests of a file stay together."""
     place = {name: number for number, name in enumerate(LONGEST)}

@@ -15,7 +15,7 @@ from support.e2e.game_day import CONFIG, GameDay
 from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
 from support.servers.prometheus import poll, query
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 NODE, LOST_NODE, IDLE_NODE, FULL_NODE = "node-a", "node-b", "node-c", "node-d"
 FAULTS: dict[str, tuple[str, ...]] = {

@@ -28,7 +28,7 @@ from support.e2e.hangs import (
 from support.e2e.monitored_system import MonitoredSystem
 from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 NODE = "node-a"
 SEED = 20

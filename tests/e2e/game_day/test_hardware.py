@@ -24,7 +24,7 @@ from support.gpu.nvml_node import hopper_node, running
 from support.servers.prometheus import get_json, poll, query
 from support.sources.node_tree import add_interface, add_pci, write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SECONDS = 180.0
 CLUSTER = "hardware"

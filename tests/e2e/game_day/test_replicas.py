@@ -20,7 +20,7 @@ from support.e2e.game_day import CONFIG, GameDay
 from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
 from support.servers.prometheus import poll, query
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 NODE = "n0"
 RANKS, EQUAL_RANKS, ODD = 4, 2, 2

@@ -19,7 +19,7 @@ from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, comp
 from support.servers.prometheus import poll, query
 from support.training.ranks import go_on
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 NODE = "node-a"
 FAILS = """

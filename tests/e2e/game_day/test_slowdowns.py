@@ -18,7 +18,7 @@ from support.paths import SUPPORT
 from support.servers.netns import namespace_with_loopback
 from support.servers.prometheus import poll, query
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 CLUSTER, NODE = "slowdowns", "node-a"
 UNEQUAL, JITTERY, SLOW_DATA, HEALTHY = "unequal-batches", "jittery", "slow-data", "healthy"

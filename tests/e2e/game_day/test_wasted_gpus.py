@@ -18,7 +18,7 @@ from support.gpu.node import gpu_node
 from support.gpu.nvml import FakeDriver, build_library
 from support.servers.prometheus import get_json, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 CLUSTER, NODE, RUN, RANKS = "wasted", "node-a", "wasteful", 2
 CPU_NODE, UNPRICED = "node-b", "unpriced"
