@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 MEMORY_BYTES = 6 << 30
 """Of data in each process of the tests. RLIMIT_AS would also count what browsers and Go only reserve."""
+STARTS_PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+"""Events of the audit hook."""
 SHARED = ("tests/e2e/game_day/",)
+"""Folders whose tests share servers."""
+LONGEST: tuple[str, ...] = ("tests/e2e/game_day/",)
+"""Files and folders that take longest, first: what is begun last ends last. Those that wait stand beside
+those that compute."""
+
+_unmarked: pytest.Item | None = None
+"""The test that runs, if it must not start a process."""
 
 
 def pytest_configure() -> None:
@@ -62,6 +74,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; all tests of a file stay together."""
-    place = {name: number for number, name in enumerate(LONGEST)}
-    root = items[0].config.rootpath if items else None
-    items.sort(key=lambda item: place.get(str(item.path.relative_to(root)) if root else "", len(place)))
+
+    def place(item: pytest.Item) -> int:
+        found = (number for number, each in enumerate(LONGEST) if item.nodeid.startswith(each))
+        return next(found, len(LONGEST))
+
+    items.sort(key=place)
