@@ -18,9 +18,29 @@ MEMORY_BYTES = 6 << 30
 """Of data in each process of the tests. RLIMIT_AS would also count what browsers and Go only reserve."""
 STARTS_PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """Events of the audit hook."""
+COMPILER = "cc"
 SHARED = ("tests/e2e/game_day/",)
 """Folders whose tests share servers."""
-LONGEST: tuple[str, ...] = ("tests/e2e/game_day/",)
+LONGEST = (
+    "tests/e2e/game_day/",
+    "tests/alerts/test_rules.py",
+    "tests/e2e/test_nodes.py",
+    "tests/e2e/test_demo.py",
+    "tests/alerts/test_gaps.py",
+    "tests/e2e/test_traces.py",
+    "tests/instrumentation/automatic/test_processes.py",
+    "tests/e2e/test_goodput.py",
+    "tests/e2e/test_launchers.py",
+    "tests/diagnosis/test_both_forms.py",
+    "tests/e2e/test_zero_code_loops.py",
+    "tests/instrumentation/test_ranks_and_helpers.py",
+    "tests/e2e/test_telemetry.py",
+    "tests/diagnosis/straggler/test_real_jobs.py",
+    "tests/e2e/test_checkpoint_verification.py",
+    "tests/diagnosis/straggler/test_engine.py",
+    "tests/e2e/test_profiler_traces.py",
+    "tests/alerts/test_straggler_rules.py",
+)
 """Files and folders that take longest, first: what is begun last ends last. Those that wait stand beside
 those that compute."""
 
@@ -43,9 +63,10 @@ def pytest_configure() -> None:
     sys.addaudithook(_refuse_processes)
 
 
-def _refuse_processes(event: str, _: tuple[Any, ...]) -> None:
-    """Only `make test-fast` leaves marked tests out, so an unmarked one would make it slow for everybody."""
-    if _unmarked is not None and event in STARTS_PROCESSES:
+def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    """Only `make test-fast` leaves marked tests out, so an unmarked one would make it slow for everybody.
+    The compiler runs once for all tests that read GPUs."""
+    if _unmarked is not None and event in STARTS_PROCESSES and arguments[0] != COMPILER:
         raise RuntimeError(f"{_unmarked.nodeid} starts a process: mark it `process`")
 
 

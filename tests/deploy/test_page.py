@@ -124,6 +124,7 @@ def black_boxes() -> dict[str, Any]:
     return dict(volume["hostPath"])
 
 
+@pytest.mark.process
 def test_the_trainer_mounts_what_the_agent_mounts() -> None:
     """The same directory of the node, at the same path."""
     trainer = yaml.safe_load(block(PAGE, "yaml", "volumeMounts:"))
@@ -131,6 +132,7 @@ def test_the_trainer_mounts_what_the_agent_mounts() -> None:
     assert trainer["volumeMounts"][0]["mountPath"] == black_boxes()["path"]
 
 
+@pytest.mark.process
 def test_claim_for_guarded_namespaces() -> None:
     """Volume and claim name each other and the same directory, and fit the schemas of Kubernetes."""
     volume, claim = yaml.safe_load_all(block(PAGE, "yaml", "apiVersion: v1\nkind: PersistentVolume\n"))
@@ -154,6 +156,7 @@ def test_certificates_go_into_the_secrets_that_are_used() -> None:
     assert {each["metadata"]["namespace"] for each in (served, shown)} == {NAMESPACE}
 
 
+@pytest.mark.process
 def test_runbooks_find_the_pods() -> None:
     """By the label and the namespace that the chart gives with the release of the page."""
     found = one("DaemonSet")

@@ -1,6 +1,6 @@
 """The life of runs: a failure, a loop of crashes, a class of runs that fails and restarts too often, one that
-is preempted, one that makes no progress, a slow start, a deadline that will be missed, and files that are no
-black boxes.
+is preempted, one that makes no progress, a slow start, steps that become slow, a deadline that will be
+missed, and files that are no black boxes.
 
 Each raises its alert on a real system, and none that it does not explain: a cluster of the game day.
 """
@@ -44,6 +44,8 @@ run.finish()
 CRAWLS = 'print("ready", flush=True)\nsteps(10**6, forward=1.0)\n'
 DUE_SOON = "os.environ['RANKWATCH_DEADLINE'] = str(time.time() + 40.0)"
 """At a second a step it takes 100 s to the last of 100 steps."""
+SLOWS = 'print("ready", flush=True)\nsteps(4500, forward=0.01)\nsteps(10**6, forward=1.5)\n'
+"""After most of a minute: the median of the past is that of its fast steps."""
 RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='{run_class}', TORCHELASTIC_RESTART_COUNT='{restarts}')"
 ATTEMPTS = 4
 """The first one made progress."""
@@ -54,6 +56,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("slow-start", Alert.STARTUP_SLOW, {}),
     ("late", Alert.RUN_BEHIND_PLAN, {}),
     ("stands", Alert.RUN_STALLED, {}),
+    ("slows", Alert.STEP_TIME_REGRESSED, {"reason": "own_past"}),
     ("", Alert.BLACK_BOXES_LEFT_OUT, {"node": NODE, "reason": "truncated"}),
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "critical"}),
     ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "warning"}),
@@ -69,6 +72,7 @@ def play(day: GameDay) -> MonitoredSystem:
     system = day.cluster("life", (NODE,))
     system.rank(NODE, STARTS, run="slow-start")
     system.rank(NODE, STANDS, run="stands", before=IN_EXPERIMENT)
+    system.rank(NODE, SLOWS, run="slows")
     system.rank(NODE, CRAWLS, run="late", before=DUE_SOON)
     copied = system.boxes(NODE) / "copied"
     copied.mkdir()

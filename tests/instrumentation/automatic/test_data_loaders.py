@@ -120,6 +120,7 @@ def test_two_loaders(recorded: Recorded) -> None:
     assert recorded.steps() == [[WAIT, WAIT, *PLAIN]] * (ROWS // 2) + [[WAIT, *PLAIN]] * ROWS
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_child(recorded: Recorded) -> None:
     """A child of the training process that trains on its own writes nothing into the box of its parent."""

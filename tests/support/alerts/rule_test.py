@@ -25,8 +25,11 @@ Group = Mapping[str, Any]
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
 _SERIES = re.compile(r"\{([^}]*)\} ([^\s,]+)")
-_COLLECT_SELDOM = {"GOGC": "400"}
-"""promtool keeps little, and would spend a quarter of its time on looking for what is left of it."""
+_COLLECT_SELDOM = {"GOGC": "1000", "GOMAXPROCS": "1"}
+"""promtool keeps little, and would spend a third of its time on looking for what is left of it."""
+_FROM_NOTHING = frozenset({"absent", "absent_over_time", "vector"})
+"""Functions that have a result without any series. Alerts that fire are series of Prometheus itself."""
+_ALERTS = "ALERTS"
 
 
 class Sample(NamedTuple):
@@ -58,6 +61,22 @@ def needed(groups: Iterable[Group], asked: Iterable[str]) -> list[Group]:
     kept = [
         {**group, "rules": [each for each in group["rules"] if _name(each) in reached]} for group in groups
     ]
+    return [group for group in kept if group["rules"]]
+
+
+def alive(groups: Iterable[Group], series: Iterable[str]) -> list[Group]:
+    """Of these groups, the rules that can have a result: one of the series that they read is there, or is the
+    result of another such rule. An expression without any series is empty."""
+    groups = list(groups)
+    there = {*_FROM_NOTHING, _ALERTS, *(each.partition("{")[0] for each in series)}
+    rules = {id(rule): rule for group in groups for rule in group["rules"]}
+    living: set[int] = set()
+    while new := {
+        each for each in rules.keys() - living if there.intersection(_NAME.findall(rules[each]["expr"]))
+    }:
+        living |= new
+        there |= {_name(rules[each]) for each in new}
+    kept = [{**group, "rules": [each for each in group["rules"] if id(each) in living]} for group in groups]
     return [group for group in kept if group["rules"]]
 
 
@@ -102,6 +121,7 @@ def run_promtool(
     for number, case in enumerate(cases):
         rules, path = directory / f"rules-{number}.json", directory / f"case-{number}.json"
         kept = groups if every_rule else needed(groups, asked_by(case))
+        kept = alive(kept, (each["series"] for each in case["input_series"]))
         rules.write_text(json.dumps({"groups": kept}))
         document = {
             "rule_files": [rules.name] if kept else [],
