@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
-# Twice as many workers as cores: half of the tests wait. More than eight would need much memory.
-WORKERS := $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
+# One worker for each core, and at most eight: each needs a gigabyte.
+WORKERS := $(shell n=$$(nproc); echo $$(( n < 8 ? n : 8 )))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
@@ -37,7 +37,7 @@ demo: setup ## slow one rank of a real run down and print the alert that names i
 test-fast: setup ## the tests that start no process, while you work
 	$(PYTEST) --numprocesses 2 --dist loadfile -m "not process and not nightly and not frameworks"
 
-test: setup ## each alert, hook, engine, source and page, and the whole path live, in ten minutes
+test: setup ## each alert, hook, engine, source and page, and the whole path live
 	$(PYTEST) $(PARALLEL) -m "not nightly and not frameworks"
 
 test-frameworks: setup $(VENV)/.frameworks .tools/mlflow/.complete ## one case of each framework: Hugging Face, Lightning, DeepSpeed, Ray, Keras, JAX

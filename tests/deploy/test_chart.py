@@ -14,12 +14,13 @@ import yaml
 
 from support.deploy.chart import CHART, KUBERNETES, MONITORING, NAME, ROOT, helm, template
 
+pytestmark = pytest.mark.process
+
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VARIANTS = sorted(path.name.removesuffix(".values.yaml") for path in KUBERNETES.glob("*.values.yaml"))
 
 
-@pytest.mark.process
 def test_lint() -> None:
     """Helm finds nothing to warn of, without monitoring and with it."""
     for values in ({}, MONITORING):
@@ -41,7 +42,6 @@ def test_generated_files() -> None:
     assert copies == {path.name: path.read_bytes() for path in sources}
 
 
-@pytest.mark.process
 def test_package(tmp_path: Path) -> None:
     """The packaged chart renders what its folder does."""
     done = helm("package", str(CHART), "--destination", str(tmp_path))
@@ -50,7 +50,6 @@ def test_package(tmp_path: Path) -> None:
     assert template(MONITORING, chart=packed) == template(MONITORING)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_plain_manifests(variant: str) -> None:
     """They are what helm renders; `make generate` rewrites them."""
@@ -91,7 +90,6 @@ def test_schema_is_strict() -> None:
         assert node.get("additionalProperties") is False, path
 
 
-@pytest.mark.process
 def test_notes() -> None:
     """They name the commands to look at the agents, and warn of a port that is open to everybody."""
     open_port = {"privileges": {"hostNetwork": True}, "image": {"repository": "registry.example.com/a"}}

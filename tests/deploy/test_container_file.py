@@ -6,7 +6,11 @@ import json
 import re
 import tomllib
 
+import pytest
+
 from support.deploy.chart import DEPLOY, ROOT, container, pod
+
+pytestmark = pytest.mark.process
 
 TEXT = (DEPLOY / "Containerfile").read_text()
 LINES = [

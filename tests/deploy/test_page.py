@@ -30,6 +30,8 @@ from support.deploy.chart import (
 )
 from support.servers.prometheus import require
 
+pytestmark = pytest.mark.process
+
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 SYSTEMD = (ROOT / "docs" / "systemd.md").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -66,7 +68,6 @@ def test_values_on_the_page_exist() -> None:
             node = node.get("properties", {}).get(part, {})
 
 
-@pytest.mark.process
 def test_helm_commands() -> None:
     """Helm takes the flags of each, on a cluster that is not asked."""
     found = [each for each in commands("helm") if each[0] in ("install", "upgrade")]
@@ -79,7 +80,6 @@ def test_helm_commands() -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.process
 def test_sample_values() -> None:
     """They go together, and bring what they say."""
     values = yaml.safe_load(block(PAGE, "yaml", "image: "))
@@ -87,7 +87,6 @@ def test_sample_values() -> None:
     assert kinds >= {"DaemonSet", "PodMonitor", "PrometheusRule", "ConfigMap", "NetworkPolicy"}
 
 
-@pytest.mark.process
 def test_printed_refusal() -> None:
     """It is what helm prints."""
     printed = block(PAGE, "console", "$ helm template").split("\n", 1)[1].strip()
@@ -105,7 +104,6 @@ def test_versions() -> None:
     assert re.search(rf"Kubernetes 1\.27 and {re.escape(newest)}\b", PAGE)
 
 
-@pytest.mark.process
 def test_scrape_without_an_operator(tmp_path: Path) -> None:
     """Prometheus takes it. Debian's build knows no Kubernetes, so it is given a target instead."""
     require("promtool")
@@ -124,7 +122,6 @@ def black_boxes() -> dict[str, Any]:
     return dict(volume["hostPath"])
 
 
-@pytest.mark.process
 def test_the_trainer_mounts_what_the_agent_mounts() -> None:
     """The same directory of the node, at the same path."""
     trainer = yaml.safe_load(block(PAGE, "yaml", "volumeMounts:"))
@@ -132,7 +129,6 @@ def test_the_trainer_mounts_what_the_agent_mounts() -> None:
     assert trainer["volumeMounts"][0]["mountPath"] == black_boxes()["path"]
 
 
-@pytest.mark.process
 def test_claim_for_guarded_namespaces() -> None:
     """Volume and claim name each other and the same directory, and fit the schemas of Kubernetes."""
     volume, claim = yaml.safe_load_all(block(PAGE, "yaml", "apiVersion: v1\nkind: PersistentVolume\n"))
@@ -145,7 +141,6 @@ def test_claim_for_guarded_namespaces() -> None:
         assert claim["spec"][name] == volume["spec"][name]
 
 
-@pytest.mark.process
 def test_certificates_go_into_the_secrets_that_are_used() -> None:
     """Under the name that Prometheus checks."""
     served, shown = yaml.safe_load_all(block(PAGE, "yaml", "apiVersion: cert-manager.io/v1"))
@@ -156,7 +151,6 @@ def test_certificates_go_into_the_secrets_that_are_used() -> None:
     assert {each["metadata"]["namespace"] for each in (served, shown)} == {NAMESPACE}
 
 
-@pytest.mark.process
 def test_runbooks_find_the_pods() -> None:
     """By the label and the namespace that the chart gives with the release of the page."""
     found = one("DaemonSet")
@@ -168,7 +162,6 @@ def test_runbooks_find_the_pods() -> None:
     assert commands("helm")[0][1] == NAME
 
 
-@pytest.mark.process
 def test_systemd_takes_the_drop_ins_of_its_page(tmp_path: Path) -> None:
     """Together with the unit."""
     if shutil.which("systemd-analyze") is None:

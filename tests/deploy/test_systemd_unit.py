@@ -12,6 +12,8 @@ from rankwatch_agent.runtime.config import load_config
 from rankwatch_agent.training.discovery import MAX_BOXES
 from support.deploy.chart import DEPLOY
 
+pytestmark = pytest.mark.process
+
 UNIT = DEPLOY / "rankwatch-agent.service"
 DROP_INS = sorted((DEPLOY / "drop-ins").glob("*.conf"))
 MOST_EXPOSURE = 25
@@ -43,14 +45,12 @@ def unit(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.process
 def test_systemd_accepts_the_unit(unit: Path) -> None:
     """No unknown directive, no value that it ignores."""
     done = analyze("verify", str(unit))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.process
 def test_exposure(unit: Path) -> None:
     """systemd calls it low."""
     done = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", str(unit))
@@ -67,7 +67,6 @@ def test_no_privilege() -> None:
     assert found["PrivateTmp"] == ["yes"]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.stem)
 def test_drop_in(drop_in: Path, unit: Path) -> None:
     """It grants capabilities and nothing else, and systemd accepts the unit with it."""
