@@ -19,6 +19,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "logs.md").read_tex
 
 
 @pytest.mark.frameworks
+@pytest.mark.process
 @pytest.mark.parametrize("library", ["structlog", "loguru"])
 def test_fields(tmp_path: Path, library: str) -> None:
     """Run, rank, step, trace and span of the step, and the caller's own value."""

@@ -28,6 +28,7 @@ step(40)
 """
 
 
+@pytest.mark.process
 def test_files(tmp_path: Path) -> None:
     """A file is one write, also by `save_model`, and joins files of torch.save; its bytes stay the same."""
     (box,) = run_program(PROGRAM, tmp_path / "with")
