@@ -10,6 +10,8 @@ import pytest
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.automatic.programs import Saved, errors, run_program, saved
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("torch")
 
 LOADED, FILE, PAUSE, NONE, FAILURE, THREAD, SAFE, LATE = -1, 10, 20, 30, 40, 50, 60, 70

@@ -51,6 +51,7 @@ class ForkedRanks:
 
     def fork(self, arguments: Sequence[str], environ: Mapping[str, str], *, log: Path) -> int:
         """Start one process with all that it needs in `environ`. Returns its id."""
+        sys.audit("os.fork")  # the server forks, but a test of this process asked
         pid = self._ask({"arguments": [*arguments], "environ": {**environ}, "log": str(log)})
         assert pid is not None
         return pid
