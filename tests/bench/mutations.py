@@ -3,8 +3,8 @@ tests notice.
 
 The changes are drawn at random from all packages: each package has at least four, the others fall where the
 code is. A change is caught if a test fails that passes without it. The tests that import the changed module
-are asked first, then those of its folder, last all that `make test` runs, once for all survivors together:
-each test that fails then is asked again about each of them.
+are asked first, then all that `make test` runs, once for all survivors together: what fails then is asked
+again about each of them.
 
 It changes the files of the checkout in which it runs and restores them, so run it in a clone of its own.
 """
@@ -36,7 +36,9 @@ LEAST_OF_A_PACKAGE = 4
 SELECTED = "not nightly and not frameworks"
 """What `make test` runs."""
 _SECONDS = 3600
-_AT_ONCE = ("-n", "4", "--dist", "loadfile")
+_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+_NONE_FAILS = (0, 4, 5)
+"""Statuses of pytest: all pass; another checkout has no such test; none is selected."""
 _SWAPPED = {
     ast.Lt: "<=",
     ast.LtE: "<",
@@ -194,7 +196,7 @@ def failures(selection: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         return ["(hangs)"]
     found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
-    return found or ([] if done.returncode in (0, 5) else ["(does not start)"])
+    return found or ([] if done.returncode in _NONE_FAILS else ["(does not start)"])
 
 
 def importers(path: str) -> list[str]:
@@ -205,25 +207,21 @@ def importers(path: str) -> list[str]:
     return sorted(str(each) for each in Path("tests").rglob("test_*.py") if wanted.search(each.read_text()))
 
 
-def near(change: Mutation) -> str:
-    """The test that notices, of those that import the module and those of its folder."""
-    folder = next(tests for package, tests in TESTS_OF.items() if change.path.startswith(package))
+def near(change: Mutation, expected: str) -> str:
+    """The test that notices: the one that is expected to, or one that imports the module."""
     with change.applied():
-        return first_failure(importers(change.path)) or first_failure([folder])
+        return first_failure([expected] if expected else []) or first_failure(importers(change.path))
 
 
 def far(survivors: Sequence[Mutation]) -> dict[str, str]:
     """Change -> the test that notices, of all tests."""
-    caught: dict[str, str] = {}
     with _all_applied(survivors):
-        failed = failures(["tests"])
-    for test in failed:
-        for change in survivors:
-            if str(change) not in caught:
-                with change.applied():
-                    if first_failure([test]):
-                        caught[str(change)] = test
-    return caught
+        failed = failures(["tests"]) if survivors else []
+    caught: dict[str, str] = {}
+    for change in survivors:
+        with change.applied():
+            caught[str(change)] = first_failure(failed)
+    return {change: test for change, test in caught.items() if test}
 
 
 @contextmanager
@@ -235,9 +233,13 @@ def _all_applied(changes: Sequence[Mutation]) -> Iterator[None]:
         yield
 
 
-def _read(output: Path) -> list[Mutation]:
+def _read(output: Path) -> dict[Mutation, str]:
+    """Changes of an earlier output, and the test that noticed."""
     rows = json.loads(output.read_text())
-    return [Mutation(**{name: row[name] for name in Mutation.__dataclass_fields__}) for row in rows]
+    return {
+        Mutation(**{name: row[name] for name in Mutation.__dataclass_fields__}): row.get("caught_by", "")
+        for row in rows
+    }
 
 
 def main() -> None:
@@ -247,11 +249,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only print the changes, and write them")
-    parser.add_argument("--near", action="store_true", help="ask no tests of other folders")
+    parser.add_argument("--near", action="store_true", help="ask only tests that import the module")
     parser.add_argument("--output", type=Path, default=Path("bench-results/mutations.json"))
     parser.add_argument("--again", type=Path, help="the changes of this earlier output, to compare tests")
     given = parser.parse_args()
-    changes = _read(given.again) if given.again else drawn(given.count, given.seed)
+    noticed = _read(given.again) if given.again else {}
+    changes = list(noticed) or drawn(given.count, given.seed)
     if given.list:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(json.dumps([asdict(each) for each in changes], indent=1))
@@ -259,7 +262,7 @@ def main() -> None:
         return
     caught: dict[str, str] = {}
     for change in changes:
-        if test := near(change):
+        if test := near(change, noticed.get(change, "")):
             caught[str(change)] = test
         print(f"{change}: {test or 'survives so far'}", flush=True)
     if not given.near:
