@@ -3,8 +3,8 @@ tests notice.
 
 The changes are drawn at random from all packages: each package has at least four, the others fall where the
 code is. A change is caught if a test fails that passes without it. The tests that import the changed module
-are asked first, then all that `make test` runs, once for all survivors together: what fails then is asked
-again about each of them.
+are asked first, then those of its folder, last all that `make test` runs, once for all survivors together:
+what fails then is asked again about each of them.
 
 It changes the files of the checkout in which it runs and restores them, so run it in a clone of its own.
 """
@@ -183,13 +183,11 @@ def drawn(count: int, seed: int) -> list[Mutation]:
 
 def first_failure(selection: Sequence[str]) -> str:
     """The first test of these that fails; empty if all pass, or if there are none."""
-    return next(iter(failures([*selection, "-x"])), "")
+    return next(iter(failures([*selection, "-x"])), "") if selection else ""
 
 
 def failures(selection: Sequence[str]) -> list[str]:
     """Tests of these that fail. A run that ends early or hangs counts as one."""
-    if not selection:
-        return []
     command = [sys.executable, "-m", "pytest", "-m", SELECTED, *_AT_ONCE, *selection]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
@@ -207,10 +205,20 @@ def importers(path: str) -> list[str]:
     return sorted(str(each) for each in Path("tests").rglob("test_*.py") if wanted.search(each.read_text()))
 
 
+def folder_of_tests(path: str) -> str:
+    """The folder of tests that mirrors that of the module."""
+    package = next(each for each in TESTS_OF if path.startswith(each))
+    folder = Path(TESTS_OF[package]) / Path(path).relative_to(package).parent
+    while not folder.is_dir():
+        folder = folder.parent
+    return str(folder)
+
+
 def near(change: Mutation, expected: str) -> str:
-    """The test that notices: the one that is expected to, or one that imports the module."""
+    """The test that notices: the expected one, one that imports the module, or one of its folder."""
+    selections = ([expected] if expected else [], importers(change.path), [folder_of_tests(change.path)])
     with change.applied():
-        return first_failure([expected] if expected else []) or first_failure(importers(change.path))
+        return next(filter(None, map(first_failure, selections)), "")
 
 
 def far(survivors: Sequence[Mutation]) -> dict[str, str]:
@@ -249,7 +257,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only print the changes, and write them")
-    parser.add_argument("--near", action="store_true", help="ask only tests that import the module")
+    parser.add_argument("--near", action="store_true", help="ask no tests of other folders")
     parser.add_argument("--output", type=Path, default=Path("bench-results/mutations.json"))
     parser.add_argument("--again", type=Path, help="the changes of this earlier output, to compare tests")
     given = parser.parse_args()
