@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,9 +57,10 @@ def test_mpich(tmp_path: Path) -> None:
 
 
 def test_two_agents(tmp_path: Path) -> None:
-    """A torchrun on each of two nodes, which meet by c10d and run a module."""
+    """A torchrun on each of two nodes, which meet by c10d and run a module. Without an id, the ranks agree
+    through torchrun's store on a name with the start time."""
     (tmp_path / "loop.py").symlink_to(LOOP)
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [*RUN, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "-m", "loop"]
     nodes = [
         subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -66,8 +68,11 @@ def test_two_agents(tmp_path: Path) -> None:
     ]
     said = "".join(each.communicate(timeout=240)[1] for each in nodes)
     assert [each.returncode for each in nodes] == [0, 0], said
-    assert ranks(tmp_path) == [Rank("two", 0, 2, 0, STEPS), Rank("two", 1, 2, 0, STEPS)]
-    assert said.count(f"rankwatch: run two finished, {STEPS} steps") == 1
+    found = ranks(tmp_path)
+    run = found[0].run
+    assert re.fullmatch(r"loop-.+-\d+-\d{8}T\d{6}", run)
+    assert found == [Rank(run, 0, 2, 0, STEPS), Rank(run, 1, 2, 0, STEPS)]
+    assert said.count(f"rankwatch: run {run} finished, {STEPS} steps") == 1
 
 
 def test_shells_that_start_again(tmp_path: Path) -> None:

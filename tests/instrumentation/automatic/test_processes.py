@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox.reader import Reader
 from rankwatch_diagnosis.run.engine import diagnose_run
-from support.agent.process import until
 from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import torchrun
+from support.servers.prometheus import poll
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -29,27 +28,33 @@ atexit.register(tell)
 """
 """A user's own sitecustomize. It writes down which processes woke rankwatch."""
 RANK = """
-import glob, os, subprocess, sys
+import os, subprocess, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    helper = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()"
-    subprocess.run([sys.executable, "-c", helper], check=True)
-    assert not glob.glob(f"{os.environ['RANKWATCH_DIR']}/*/{os.environ['RANK']}.blackbox")
+    subprocess.run([sys.executable, "-c", os.environ["BEFORE"]], check=True)
+    assert not os.path.exists(os.environ["RANKWATCH_DIR"])
     dist.init_process_group("gloo")
     loader = DataLoader(list(range(4)), num_workers=1, multiprocessing_context="spawn")
     assert sum(int(batch) for batch in loader) == 6
-    subprocess.run([sys.executable, "-c", "import torch, sys; " + helper], check=True)
+    subprocess.run([sys.executable, "-c", "import torch, os"], cwd=os.environ["EMPTY_TORCH"], check=True)
     dist.destroy_process_group()
 """
-BEFORE = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()"
+BEFORE = """
+import torch
+class Update(torch.optim.Optimizer):
+    add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__  # loads no compiler
+    def step(self): pass
+Update([torch.ones(1, requires_grad=True)], {}).step()
+"""
 SPAWNED = """
 import glob, os, time, torch, torch.distributed as dist, torch.multiprocessing as mp
 def rank(number, port):
     store = dist.TCPStore("127.0.0.1", port, 2, number == 0)
     dist.init_process_group("gloo", store=store, rank=number, world_size=2)
     deadline = time.monotonic() + 60  # a process that ends before its first step leaves no file
-    while len(glob.glob(os.environ["RANKWATCH_DIR"] + "/job/*.blackbox")) < 2 and time.monotonic() < deadline:
+    run = os.environ["RANKWATCH_DIR"] + "/" + os.environ["RANKWATCH_RUN"]
+    while len(glob.glob(run + "/*.blackbox")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     dist.barrier()
     dist.destroy_process_group()
@@ -58,56 +63,53 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(rank, args=(port,), nprocs=2, start_method=os.environ["METHOD"])
+    for method in ("spawn", "fork", "forkserver"):
+        os.environ["RANKWATCH_RUN"] = method
+        mp.start_processes(rank, args=(port,), nprocs=2, start_method=method)
 """
 
 
-def environment(directory: Path, **variables: str) -> dict[str, str]:
-    """That of `rankwatch run`, with a user's own sitecustomize."""
-    own = directory / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text(WITNESS)
-    found = recording_environment({"PYTHONPATH": str(own)})
-    return {**found, "WITNESS": str(directory / "witness"), "RANKWATCH_DIR": str(directory), **variables}
-
-
-def awake(directory: Path) -> list[str]:
-    """First words of the processes that woke rankwatch."""
-    lines = (directory / "witness").read_text().splitlines()
-    return sorted(line.removeprefix("True ") for line in lines if line.startswith("True"))
-
-
 def boxes(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.glob("*/*.blackbox"))
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*.blackbox"))
 
 
 def test_torchrun(tmp_path: Path) -> None:
     """A rank; not torchrun, the spawned worker of a loader, resource trackers, or what a rank starts.
     What it starts before it trains itself may be a rank, but only by joining a process group."""
-    script = tmp_path / "train.py"
+    for folder, module, text in (("own", "sitecustomize", WITNESS), ("empty", "torch", "")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{module}.py").write_text(text)
+    script, witness = tmp_path / "train.py", tmp_path / "witness"
     script.write_text(RANK)
-    ended = torchrun(str(script), ranks=1, directory=tmp_path, **environment(tmp_path))
+    variables = {"WITNESS": str(witness), "BEFORE": BEFORE, "EMPTY_TORCH": str(tmp_path / "empty")}
+    environ = recording_environment({"PYTHONPATH": str(tmp_path / "own"), **variables})
+    ended = torchrun(str(script), ranks=1, directory=tmp_path / "boxes", **environ)
     assert ended.returncode == 0, ended.stderr
-    assert boxes(tmp_path) == ["0.blackbox"]
-    assert awake(tmp_path) == [repr(f"-c {BEFORE}"), repr(f"-u {script}")]
-    witnessed = (tmp_path / "witness").read_text()
-    assert "-m torch.distributed.run" in witnessed and "-c import torch" in witnessed
+    assert boxes(tmp_path) == ["boxes/job/0.blackbox"]
+    witnessed = witness.read_text().splitlines()
+    awake = sorted(line.removeprefix("True ") for line in witnessed if line.startswith("True"))
+    assert awake == [repr(f"-c {BEFORE}"), repr(f"-u {script}")]
+    others = "".join(line for line in witnessed if line.startswith("False"))
+    assert "-m torch.distributed.run" in others and "-c import torch, os" in others
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_ranks_without_a_launcher(method: str, tmp_path: Path) -> None:
+def forked(arguments: Sequence[str], directory: Path, **variables: str) -> str:
+    """Run a process that has imported torch below zero-code recording to its end. Returns what it printed."""
+    environ = recording_environment({**os.environ, "RANKWATCH_DIR": str(directory), **variables})
+    return shared_ranks(recorded=True).run_alone(arguments, environ, log=directory / "log")
+
+
+def test_ranks_without_a_launcher(tmp_path: Path) -> None:
     """A script that starts its ranks itself: they are recorded, the script is not."""
     script = tmp_path / "train.py"
     script.write_text(SPAWNED)
-    env = {**os.environ, **environment(tmp_path, METHOD=method, RANKWATCH_RUN="job")}
-    ended = subprocess.run(
-        [sys.executable, script], env=env, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert boxes(tmp_path) == ["0.blackbox", "1.blackbox"]
-    reader = Reader(tmp_path / "job" / "1.blackbox")
-    assert reader.header.identity.world_size == 2
-    reader.close()
+    forked([str(script)], tmp_path)
+    methods = ("fork", "forkserver", "spawn")
+    assert boxes(tmp_path) == [f"{method}/{rank}.blackbox" for method in methods for rank in (0, 1)]
+    for method in methods:
+        reader = Reader(tmp_path / method / "1.blackbox")
+        assert reader.header.identity.world_size == 2
+        reader.close()
 
 
 @pytest.mark.parametrize("first", ["start", "group"])
@@ -117,20 +119,16 @@ def test_explicit_hooks_win(first: str, tmp_path: Path) -> None:
     calls.insert(first == "group", "run = rankwatch.start(run='own')")
     code = "import torch, torch.distributed as dist, rankwatch\n" + "\n".join(calls)
     code += "\nwith run:\n    with run.step(): run.scalar('loss', 1.0)\n"
-    log = tmp_path / "log"
-    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    assert shared_ranks(recorded=True).run(["-c", code], environ, ranks=1, log=log) == [0], log.read_text()
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*.blackbox")] == ["own/0.blackbox"]
-    assert log.read_text().count("zero-code recording stands down") == (first == "group")
+    printed = forked(["-c", code], tmp_path)
+    assert boxes(tmp_path) == ["own/0.blackbox"]
+    assert printed.count("zero-code recording stands down") == (first == "group")
 
 
 def test_helper_script(tmp_path: Path) -> None:
     """A rank that imports torch and trains nothing leaves no file."""
-    env = {**os.environ, **environment(tmp_path, RANK="0", WORLD_SIZE="1")}
-    code = "import torch; torch.nn.Linear(2, 2)(torch.ones(2))"
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
-    assert awake(tmp_path) and not list(tmp_path.glob("*/*.blackbox"))
-    assert not [each for each in tmp_path.iterdir() if each.name not in ("own", "witness")]
+    code = "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(2)); print(*sys.modules)"
+    assert "rankwatch.automatic.installing" in forked(["-c", code], tmp_path, RANK="0", WORLD_SIZE="1")
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]
 
 
 CRASHING = """
@@ -161,9 +159,9 @@ def test_end_of_a_rank(end: str, why: str, tmp_path: Path) -> None:
     server, environ = shared_ranks(recorded=True), {**os.environ, "END": end}
     environ |= {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
     ranks = server.start([str(tmp_path / "train.py")], environ, ranks=2, log=tmp_path / "log")
-    until(lambda: server.status(ranks[1]) is not None, "rank 1 has ended", seconds=100.0)
+    poll(lambda: server.status(ranks[1]) is not None, 100.0, "end of rank 1")
     os.kill(ranks[0], signal.SIGTERM)
-    until(lambda: server.status(ranks[0]) is not None, "rank 0 was terminated", seconds=100.0)
+    poll(lambda: server.status(ranks[0]) is not None, 100.0, "end of rank 0")
     verdict = diagnose_run(tmp_path / "job")
     assert verdict.why.startswith(why), verdict.why
     assert {each["rank"]: each["state"] for each in verdict.ranks_seen}[0] == "terminated"

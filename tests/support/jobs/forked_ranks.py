@@ -67,6 +67,13 @@ class ForkedRanks:
             self.kill(pids)
         return [status for status in map(self.status, pids) if status is not None]
 
+    def run_alone(self, arguments: Sequence[str], environ: Mapping[str, str], *, log: Path) -> str:
+        """Run one process to its end, with all that it needs in `environ`. Returns what it printed."""
+        pid = self.fork(arguments, environ, log=log)
+        poll(lambda: self.status(pid) is not None, SECONDS_TO_END, f"end of {arguments}, see {log}")
+        assert self.status(pid) == 0, log.read_text()
+        return log.read_text()
+
     def status(self, pid: int) -> int | None:
         """The exit status of a process, negative if a signal ended it; None while it runs."""
         return self._ask({"status": pid})

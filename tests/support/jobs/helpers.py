@@ -1,14 +1,7 @@
-"""A trainer that calls `start` without a guard and uses every kind of process that multiprocessing has.
-
-helpers.py METHOD          spawn, forkserver or fork: a pool, a manager and a plain process
-helpers.py torch           a worker of a real data loader, by spawn
-"""
+"""A trainer that calls `start` without a guard and uses every kind of process that multiprocessing has: by
+each method a pool, a manager and a plain process, and a worker of a real data loader, by spawn."""
 
 import multiprocessing
-import sys
-
-if sys.argv[1] == "torch":
-    import torch.utils.data
 
 import rankwatch
 
@@ -32,6 +25,8 @@ def work(method):
 
 
 def load():
+    import torch.utils.data  # here, because not each child needs it
+
     numbers = torch.utils.data.TensorDataset(torch.arange(4))
     loader = torch.utils.data.DataLoader(numbers, num_workers=1, multiprocessing_context="spawn")
     assert len(list(loader)) == 4
@@ -41,7 +36,9 @@ if __name__ == "__main__":
     for _ in range(3):
         with run.step():
             pass
-    load() if sys.argv[1] == "torch" else work(sys.argv[1])
+    for method in ("spawn", "forkserver", "fork"):
+        work(method)
+    load()
     for _ in range(3):
         with run.step():
             pass

@@ -3,7 +3,6 @@
 launched.py spawn STORE: torch.multiprocessing.spawn. Rank 0 calls `start` before `init_process_group`, rank 1
     after it.
 launched.py lightning STORE: as Lightning's launcher. The first process starts the other one.
-launched.py torchrun: a rank of torchrun.
 """
 
 from __future__ import annotations
@@ -53,12 +52,8 @@ def lightning(store: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    way, *store = sys.argv[1:]
+    way, place = sys.argv[1:]
     if way == "lightning":
-        lightning(*store)
-    elif way == "torchrun":
-        started = rankwatch.start()
-        dist.init_process_group("gloo")
-        train(started)
+        lightning(place)
     else:
-        torch.multiprocessing.spawn(spawned, tuple(store), nprocs=2)
+        torch.multiprocessing.spawn(spawned, (place,), nprocs=2)
