@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from support.jobs.forked_ranks import ForkedRanks, forked_ranks
+from support.jobs.forked_ranks import ForkedRanks, shared_ranks
 from support.loops.comparison import Losses, count, losses, misplaced_steps, same_bits
 from support.loops.recorded import recorded
 from support.loops.running import (
@@ -19,8 +19,6 @@ from support.loops.running import (
     Way,
     run_forked,
     run_loop,
-    without_settings,
-    zero_code,
 )
 
 pytestmark = pytest.mark.process
@@ -39,25 +37,20 @@ def _case(loop: Loop) -> object:
     return pytest.param(loop, id=loop.name, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Mapping[Way, ForkedRanks]]:
-    """Import torch once for all loops without rankwatch, and once for all below `rankwatch run`."""
-    environ = {**without_settings(), "PYTHONPATH": str(HERE)}
-    with forked_ranks(environ) as bare, forked_ranks(environ, prefix=zero_code(())) as zero:
-        yield {Way.BARE: bare, Way.ZERO_CODE: zero}
+def servers() -> Mapping[Way, ForkedRanks]:
+    """What forks the ranks of loops without rankwatch, and of those below `rankwatch run`."""
+    return {Way.BARE: shared_ranks(), Way.ZERO_CODE: shared_ranks(recorded=True)}
 
 
 @pytest.mark.parametrize("loop", [_case(each) for each in LOOPS.values()])
-def test_loop(loop: Loop, servers: Mapping[Way, ForkedRanks], tmp_path: Path) -> None:
+def test_loop(loop: Loop, tmp_path: Path) -> None:
     """Training is the same bit for bit. The recorded steps, losses, checkpoints and evaluations are those of
     the loop's own stopwatch.
 
-    The first loop and those of frameworks run under torchrun, the others fork from where torch is imported.
+    The loops of frameworks run under torchrun, the others fork from where torch is imported.
     """
     ways = (Way.BARE, Way.ZERO_CODE)
-    started = {} if loop.package else {**servers}
-    if loop is LOOPS["nanogpt"]:
-        del started[Way.ZERO_CODE]
+    started = {} if loop.package else servers()
     with ThreadPoolExecutor(2) as pool:
         bare, zero = pool.map(
             lambda way: run_loop(
@@ -86,14 +79,12 @@ def test_loop(loop: Loop, servers: Mapping[Way, ForkedRanks], tmp_path: Path) ->
         ("ends_by_exception", 6, "failed"),
     ],
 )
-def test_hostile_loop(
-    case: str, steps: int, ended_by: str, servers: Mapping[Way, ForkedRanks], tmp_path: Path
-) -> None:
+def test_hostile_loop(case: str, steps: int, ended_by: str, tmp_path: Path) -> None:
     """Losses, exceptions and status are those of the bare loop. Steps are exact, nothing of ours fails."""
     variables = {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": case, "RANKWATCH_SUMMARY": "0"}
     command = [str(HERE / "hostile.py"), case]
     bare, zero = (
-        run_forked(server, command, variables, tmp_path / f"{way}.log") for way, server in servers.items()
+        run_forked(server, command, variables, tmp_path / f"{way}.log") for way, server in servers().items()
     )
     said = [line for line in zero.stderr.splitlines() if not line.startswith("rankwatch: ")]
     assert said == bare.stderr.splitlines()

@@ -53,16 +53,8 @@ def test_no_timing_without_gpu(tmp_path: Path) -> None:
         "torch.cuda.is_available = lambda: False\n"
         "rankwatch.start(run='r', rank=0).finish()\nprint('TORCH_NCCL_ENABLE_TIMING' in os.environ)\n"
     )
-    environ, log = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}, tmp_path / "log"
-    assert shared_ranks().run(["-c", code], environ, ranks=1, log=log) == [0]
-    assert log.read_text() == "False\n"
-
-
-def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RANKWATCH_DIR": str(directory)}
-    env.pop("TORCH_CPP_LOG_LEVEL", None)
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    assert shared_ranks().run_alone(["-c", code], environ, log=tmp_path / "log") == "False\n"
 
 
 @pytest.mark.process
@@ -73,7 +65,10 @@ def test_run_that_ends_at_once(tmp_path: Path) -> None:
         "import torch, rankwatch\n"
         "for each in range(20): rankwatch.start(run=f'r{each}', rank=0, collectives=False).finish()\n"
     )
-    done = python(code, tmp_path)
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    env.pop("TORCH_CPP_LOG_LEVEL", None)
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(tmp_path.glob("*/*.sock"))
 
@@ -89,8 +84,8 @@ def test_exit_of_forked_child(tmp_path: Path) -> None:
         "status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
         "run.finish()\nprint(status)\n"
     )
-    done = python(code, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "7\n")
+    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    assert shared_ranks().run_alone(["-c", code], environ, log=tmp_path / "log") == "7\n"
 
 
 def pull_when_complete(client: FlightRecorderClient, count: int) -> Dump:
@@ -150,20 +145,17 @@ def test_real_rank(tmp_path: Path) -> None:
         "run = rankwatch.start(run='r', rank=0)\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
-        "print('ready', flush=True)\n"
-        "for _ in sys.stdin: dist.all_reduce(torch.ones(4))\n"
+        "for _ in open(sys.argv[1]): dist.all_reduce(torch.ones(4))\n"
         "dist.destroy_process_group()\n"
     )
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert "ready\n" in iter(process.stdout.readline, "")  # gloo of torch 2.8 prints something before
-        client = FlightRecorderClient(tmp_path / "r" / "0.sock")
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    shared_ranks().fork(["-c", code, str(asked)], environ, log=tmp_path / "log")
+    client = FlightRecorderClient(tmp_path / "r" / "0.sock")
+    with asked.open("w") as asking:
         for count in range(1, 6):  # one by one: gloo's threads may record two completions in the wrong order
-            process.stdin.write("\n")
-            process.stdin.flush()
+            print(file=asking, flush=True)
             dump = pull_when_complete(client, count)
     assert {entry.process_group for entry in dump.entries} == {("0", "default_pg")}
 

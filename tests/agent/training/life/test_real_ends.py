@@ -26,35 +26,40 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TRAINER = """
 import os, signal, sys, time
-import torch, torch.distributed as dist
 import rankwatch
-from torch.distributed.elastic.multiprocessing.errors import record
 
-@record
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+together = attempt < 2  # nobody waits for a peer in the last attempt, so it need not import torch
+if together:
+    import torch, torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+
 def main():
     run = rankwatch.start(target_steps=4)
-    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    # A store of its own: gloo may find the addresses of the attempt before in the one of torchrun.
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}{attempt}", rank=rank, world_size=2)
+    if together:
+        # A store of its own: gloo may find the addresses of the attempt before in the one of torchrun.
+        store = f"file://{sys.argv[1]}{attempt}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     with run:
         for step in range(4):
             with run.step():
                 if step == 2:
                     time.sleep(1.2)  # the agent looks every second
-                    end(rank, attempt)
-                dist.all_reduce(torch.ones(8))
-    dist.destroy_process_group()
+                    end()
+                if together:
+                    dist.all_reduce(torch.ones(8))
 
-def end(rank, attempt):
+def end():
     if attempt == 0 and rank == 1:
         raise ValueError("bad batch")
     if attempt == 1 and rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    if attempt == 2 and rank == 1:
-        os.kill(os.getppid(), signal.SIGTERM)  # the launcher ends all
+    if attempt == 2:
+        if rank == 1:
+            os.kill(os.getppid(), signal.SIGTERM)  # the launcher ends all
         time.sleep(60)
 
-main()
+record(main)() if together else main()
 """
 ENDS = [
     ("failed", "exception", 1, "ValueError", "bad batch"),
