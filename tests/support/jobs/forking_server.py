@@ -17,6 +17,7 @@ import os
 import runpy
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def _fork(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> int
         return child
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(environ)
+    if environ.get("PYTHONWARNINGS") == "error":  # Python itself reads it only at its start
+        warnings.simplefilter("error")
     _write_to(log)
     _run(arguments)
     raise SystemExit  # a rank ends as Python does, with all that is registered for its end

@@ -61,13 +61,14 @@ def started_ranks(
     server: ForkedRanks, directory: Path, arguments: Sequence[str], environment: Mapping[str, str] = {}
 ) -> Iterator[list[StartedRank]]:
     """Start the two ranks of a job as torchrun does, but without their start-up time. Their logs go to the
-    directory. At the end of the block those that still run are killed."""
+    directory. A warning of Python ends them. At the end of the block those that still run are killed."""
     ranks = []
     with reserved_port() as port:
         for rank in range(RANKS):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environ = {"RANKWATCH_DISABLE": "1", **place, **rendezvous, **environment}
+            own = {**os.environ, "RANKWATCH_DISABLE": "1", "PYTHONWARNINGS": "error"}
+            environ = {**own, **place, **rendezvous, **environment}
             log = directory / f"{port}-{rank}.log"
             pid = server.fork(("-m", "rankwatch_trainer", *arguments), environ, log=log)
             ranks.append(StartedRank(pid, log, server))
