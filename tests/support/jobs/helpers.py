@@ -2,6 +2,10 @@
 each method a pool, a manager and a plain process, and a worker of a real data loader, by spawn."""
 
 import multiprocessing
+import os
+
+if "WITH_TORCH" in os.environ:  # not each child needs it
+    import torch.utils.data  # noqa: F401
 
 import rankwatch
 
@@ -25,7 +29,8 @@ def work(method):
 
 
 def load():
-    import torch.utils.data  # here, because not each child needs it
+    os.environ["WITH_TORCH"] = "1"
+    import torch.utils.data
 
     numbers = torch.utils.data.TensorDataset(torch.arange(4))
     loader = torch.utils.data.DataLoader(numbers, num_workers=1, multiprocessing_context="spawn")
