@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.runs import SMALL_RUN
+from rankwatch_alerts.recording.runs import RUN_SIZE, SMALL_RUN
 from rankwatch_alerts.rules import (
     MAY_PAGE,
     NO_PAGE,
@@ -80,14 +80,21 @@ def alert_rule(
 def _cost_of_run() -> str:
     """What the run costs and loses, in money where its price is known, else in rank-hours.
 
-    Lost is the time that was neither productive nor without a process, over the window of goodput.
+    Lost is the time that was neither productive nor without a process, over the window of goodput. A run that
+    has just begun has lost nothing that was measured, but its size is known at once.
     """
     lost = 'state!~"productive|down", cluster=%q, run=%q'
+    of_size = looked_up(
+        f"max({RUN_SIZE}{matching(OF_RUN)})",
+        OF_RUN,
+        'the run has a world size of {{ . | first | value | printf "%.0f" }}; what it loses is not yet measured',
+        "not known",
+    )
     of_ranks = looked_up(
         f"sum(run_state:rankwatch_goodput_ranks:mean{{{lost}}})",
         OF_RUN,
         'the run loses {{ . | first | value | printf "%.1f" }} rank-hours an hour',
-        "not known",
+        of_size,
     )
     in_money = looked_up(
         f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{lost}}})",

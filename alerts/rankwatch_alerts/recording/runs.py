@@ -8,7 +8,7 @@ from rankwatch_alerts.recording.nodes import SILENT
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, promql, recorded
 
 SMALL_RUN = "run:rankwatch_run_small:bool"
-_SIZE = "run:rankwatch_run_world_size:max"
+RUN_SIZE = "run:rankwatch_run_world_size:max"
 
 
 def run_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -18,7 +18,7 @@ def run_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     parts = [_smaller(config, each, f"and on ({RUN}) {_info(config, each)}") for each in named]
     small = "or\n".join((*parts, _smaller(config, DEFAULT_CLASS, others), _remembered(config)))
     size = f"max by ({RUN}) (last_over_time(rankwatch_run_world_size[{_memory(config)}]))"
-    return (recorded(_SIZE, size), recorded(SMALL_RUN, small))
+    return (recorded(RUN_SIZE, size), recorded(SMALL_RUN, small))
 
 
 def _remembered(config: RuleConfig) -> str:
@@ -29,7 +29,7 @@ def _remembered(config: RuleConfig) -> str:
 
 def _smaller(config: RuleConfig, run_class: str, of_class: str) -> str:
     least = f"{config.page_least_ranks[run_class]:g}".replace("inf", "+Inf")
-    return promql(f"group by ({RUN}) ({_SIZE} < {least})\n") + f"\n{of_class}\n"
+    return promql(f"group by ({RUN}) ({RUN_SIZE} < {least})\n") + f"\n{of_class}\n"
 
 
 def _info(config: RuleConfig, run_class: str) -> str:

@@ -44,7 +44,12 @@ run.finish()
 CRAWLS = 'print("ready", flush=True)\nsteps(10**6, forward=1.0)\n'
 DUE_SOON = "os.environ['RANKWATCH_DEADLINE'] = str(time.time() + 40.0)"
 """At a second a step it takes 100 s to the last of 100 steps."""
-SLOWS = 'print("ready", flush=True)\nsteps(4500, forward=0.01)\nsteps(10**6, forward=1.5)\n'
+SLOWS = """
+print("ready", flush=True)
+slow_from = time.monotonic() + 45.0
+while time.monotonic() < slow_from: steps(10, forward=0.01)
+steps(10**6, forward=2.0)
+"""
 """After most of a minute: the median of the past is that of its fast steps."""
 RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='{run_class}', TORCHELASTIC_RESTART_COUNT='{restarts}')"
 ATTEMPTS = 4

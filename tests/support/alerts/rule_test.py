@@ -45,16 +45,18 @@ def groups_of(config: RuleConfig) -> list[Group]:
     return [agent_group(config), *shipped["groups"]]
 
 
-def needed(groups: Iterable[Group], asked: Iterable[str]) -> list[Group]:
-    """Of all groups, the rules that texts name, and those that these name in turn: expressions, annotations
-    and labels count."""
+def needed(groups: Iterable[Group], case: Mapping[str, Any]) -> list[Group]:
+    """Of all groups, the rules that a case asks for, and those that these name in turn in expressions, labels,
+    and, if the case expects an alert with its texts, in annotations."""
     groups = list(groups)
+    told = any(each["exp_alerts"] for each in case.get("alert_rule_test", ()))
     mentioned: dict[str, set[str]] = {}
     for rule in (rule for group in groups for rule in group["rules"]):
-        texts = (rule["expr"], *rule.get("annotations", {}).values(), *rule.get("labels", {}).values())
+        texts = [rule["expr"], *rule.get("labels", {}).values()]
+        texts += rule.get("annotations", {}).values() if told else ()
         mentioned.setdefault(_name(rule), set()).update(_NAME.findall(" ".join(texts)))
     reached: set[str] = set()
-    new = {name for text in asked for name in _NAME.findall(text)} & mentioned.keys()
+    new = {name for text in asked_by(case) for name in _NAME.findall(text)} & mentioned.keys()
     while new:
         reached |= new
         new = {name for each in new for name in mentioned[each]} & mentioned.keys() - reached
@@ -120,7 +122,7 @@ def run_promtool(
     paths = []
     for number, case in enumerate(cases):
         rules, path = directory / f"rules-{number}.json", directory / f"case-{number}.json"
-        kept = groups if every_rule else needed(groups, asked_by(case))
+        kept = groups if every_rule else needed(groups, case)
         kept = alive(kept, (each["series"] for each in case["input_series"]))
         rules.write_text(json.dumps({"groups": kept}))
         document = {
