@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankwatch.blackbox.reader import Reader
-from support.agent.process import AgentProcess, agent_process, clean_environment, fetch
-from support.jobs.forked_ranks import ForkedRanks, forked_ranks
+from support.agent.process import AgentProcess, agent_process, fetch
+from support.jobs.forked_ranks import shared_ranks
 from support.servers.prometheus import poll
 
 pytestmark = pytest.mark.process
@@ -25,18 +25,19 @@ SECONDS_TO_START = 240.0
 _JOB = (
     *("-m", "rankwatch_trainer", "--device", "emulated", "--steps", "100000"),
     *("--layers", "2", "--corpus-bytes", "200000"),
+    *("--layer-forward-seconds", "0.01", "--layer-backward-seconds", "0.02"),
 )
-"""Steps of about 30 ms."""
+"""Steps of about 60 ms, nearly all of it asleep."""
 
 
 class Job:
     """Two ranks of the trainer."""
 
-    def __init__(self, directory: Path, server: ForkedRanks) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._boxes = directory / "blackboxes"
         environ = {"RANKWATCH_DIR": str(self._boxes), "RANKWATCH_RUN": RUN}
-        self._pids = server.start(_JOB, environ, ranks=len(RANKS), log=directory / "job.log")
+        self._pids = shared_ranks().start(_JOB, environ, ranks=len(RANKS), log=directory / "job.log")
 
     def steps(self, rank: str) -> int:
         """Completed steps of a rank, from its black box; 0 if there is none yet."""
@@ -82,18 +83,12 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkedRanks]:
-    """Its ranks end with it."""
-    with forked_ranks(clean_environment()) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, server: ForkedRanks) -> Job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A job that trains."""
-    job = Job(tmp_path_factory.mktemp("job"), server)
+    job = Job(tmp_path_factory.mktemp("job"))
     job.wait_for_steps(10)
-    return job
+    yield job
+    job.kill()
 
 
 @contextmanager
@@ -171,9 +166,9 @@ def test_agent_is_killed(job: Job) -> None:
         )
 
 
-def test_job_is_killed(server: ForkedRanks, tmp_path: Path) -> None:
+def test_job_is_killed(tmp_path: Path) -> None:
     """The agent exports both ranks as lost, with their last step, and stays ready."""
-    job = Job(tmp_path, server)
+    job = Job(tmp_path)
     with _agent(job) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         job.kill()

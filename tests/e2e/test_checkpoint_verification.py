@@ -4,7 +4,6 @@ tensor."""
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from rankwatch_alerts import Alert, RuleConfig
 from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.checkpoints import flip
 from support.e2e.monitored_system import complete, monitored_system
-from support.jobs.forked_ranks import forked_ranks
+from support.jobs.forked_ranks import shared_ranks
 from support.jobs.trainer import TINY, started_ranks
 
 pytestmark = pytest.mark.process
@@ -31,10 +30,7 @@ def trained(directory: Path) -> Path:
         "RANKWATCH_DIR": str(directory / "blackboxes"),
         "RANKWATCH_RUN": "job",
     }
-    with (
-        forked_ranks(os.environ) as server,
-        started_ranks(server, directory, (*TINY, "--steps", "30", *saved), environment) as ranks,
-    ):
+    with started_ranks(shared_ranks(), directory, (*TINY, "--steps", "30", *saved), environment) as ranks:
         for each in ranks:
             assert each.wait() == 0, each.printed
     assert len(list(folder.iterdir())) == len(STEPS)

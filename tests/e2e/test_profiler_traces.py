@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.jobs.forked_ranks import forked_ranks
+from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import torchrun
 from support.paths import SUPPORT
 
@@ -33,8 +32,7 @@ MOST_BY_THE_MACHINE = 1.08
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("traces")
     log = directory / "log"
-    with forked_ranks(os.environ) as server:
-        statuses = server.run((str(JOB), str(directory), str(SLOW_RANK)), {}, ranks=RANKS, log=log)
+    statuses = shared_ranks().run((str(JOB), str(directory), str(SLOW_RANK)), {}, ranks=RANKS, log=log)
     assert statuses == [0] * RANKS, log.read_text()
     return directory
 
