@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.agent.process import clean_environment, until
+from support.agent.process import until
 from support.jobs import interrupted
+from support.jobs.forked_ranks import shared_ranks
 
 RUN = "job"
 STEPS, SAVE_EVERY, COMPILE_SECONDS = 60, 10, 0.4
@@ -42,7 +39,8 @@ def run_job(directory: Path, between: Callable[[int], None]) -> Stopwatch:
             _until_line(directory, job, lambda lines, seen=seen: len(lines) > seen + 6)
             between(attempt)
             if attempt == len(KILLED_AFTER):
-                assert job.wait(timeout=120) == 0
+                until(lambda job=job: None not in _statuses(job), "the last attempt has ended")
+                assert _statuses(job) == [0] * world
             else:
                 last = KILLED_AFTER[attempt]
                 _until_line(
@@ -53,39 +51,26 @@ def run_job(directory: Path, between: Callable[[int], None]) -> Stopwatch:
     return read_stopwatch(directory)
 
 
-def _until_line(
-    directory: Path, job: subprocess.Popen[bytes], found: Callable[[list[list[Any]]], bool]
-) -> None:
-    until(lambda: found(_lines(directory, 0)) or job.poll() is not None, "the job came so far")
-    assert job.poll() is None, "the job ended by itself"
+def _until_line(directory: Path, job: list[int], found: Callable[[list[list[Any]]], bool]) -> None:
+    until(lambda: found(_lines(directory, 0)) or _statuses(job)[0] is not None, "the job came so far")
+    assert _statuses(job)[0] is None, "the job ended by itself"
+
+
+def _statuses(job: list[int]) -> list[int | None]:
+    return [shared_ranks().status(pid) for pid in job]
 
 
 @contextlib.contextmanager
-def _attempt(directory: Path, number: int, world: int) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun with its ranks, killed together at the end of the block."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    command += [interrupted.__file__, str(directory), str(STEPS), str(SAVE_EVERY), str(COMPILE_SECONDS)]
+def _attempt(directory: Path, number: int, world: int) -> Iterator[list[int]]:
+    """Process ids of its ranks, killed together at the end of the block."""
+    command = [interrupted.__file__, str(directory), str(STEPS), str(SAVE_EVERY), str(COMPILE_SECONDS)]
     own = {"RANKWATCH_RUN": RUN, "RANKWATCH_DIR": str(directory / "blackboxes"), "RANKWATCH_SUMMARY": "0"}
     own["ATTEMPT"] = str(number)
-    with (directory / "job.log").open("ab") as log:
-        job = subprocess.Popen(
-            command,
-            env={**clean_environment(), "OMP_NUM_THREADS": "1", **own},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            yield job
-        finally:
-            # torchrun puts each rank into a session of its own, and would start them again.
-            job.kill()
-            for lines in (_lines(directory, rank) for rank in range(world)):
-                starts = [each for each in lines if each[0] == "start"]
-                if starts and lines[-1][0] != "end":
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(starts[-1][2], signal.SIGKILL)
-            job.wait()
+    job = shared_ranks().start(command, own, ranks=world, log=directory / "job.log")
+    try:
+        yield job
+    finally:
+        shared_ranks().kill(job)
 
 
 def read_stopwatch(directory: Path) -> Stopwatch:

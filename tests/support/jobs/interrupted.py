@@ -1,4 +1,5 @@
-"""A job that saves and resumes, and keeps a stopwatch of its own beside what it records. Run by torchrun:
+"""A job that saves and resumes, and keeps a stopwatch of its own beside what it records. Its ranks are
+forked, and make believe that they import:
 
 interrupted.py FOLDER STEPS SAVE_EVERY COMPILE_SECONDS: the checkpoint and the stopwatches go into the folder.
 """
@@ -17,12 +18,16 @@ import torch.distributed as dist
 
 import rankwatch
 
+IMPORT_SECONDS = 1.0
+"""What a rank that is not forked takes before its run begins."""
+
 
 def main(folder: Path, steps: int, save_every: int, compile_seconds: float) -> None:
     """Train, or make believe: all times are known."""
     rank = int(os.environ["RANK"])
     with (folder / f"stopwatch-{rank}.jsonl").open("a", buffering=1) as stopwatch:
         note(stopwatch, "start", process_start(), os.getpid(), int(os.environ["ATTEMPT"]))
+        time.sleep(IMPORT_SECONDS)
         dist.init_process_group("gloo")
         run = rankwatch.start(target_steps=steps)
         saved = folder / "saved"
