@@ -14,7 +14,7 @@ import pytest
 
 from rankwatch_alerts import ALERT_NAMES
 from rankwatch_cli.main import COMMANDS
-from support.jobs.forked_ranks import forked_ranks
+from support.jobs.forked_ranks import shared_ranks
 from support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("runbooks/*.md")])
@@ -52,8 +52,7 @@ def test_python(code: str, tmp_path: Path) -> None:
     program.write_text(code.replace("200", "20"))  # steps
     if "init_process_group" in code:
         recorded = {"RANKWATCH_DIR": str(tmp_path), "RANKWATCH_RUN": "job"}
-        with forked_ranks(os.environ) as server:
-            assert server.run((str(program),), recorded, ranks=2, log=log) == [0, 0], log.read_text()
+        assert shared_ranks().run((str(program),), recorded, ranks=2, log=log) == [0, 0], log.read_text()
         assert len(list(tmp_path.glob("job/*.blackbox"))) == 2
     else:
         env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}

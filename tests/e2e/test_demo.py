@@ -43,7 +43,7 @@ def test_right_rank(tmp_path: Path) -> None:
     """
     require(*SERVERS)
     result = tmp_path / "result.json"
-    with demo(tmp_path, *FEWEST_RANKS, "--result", str(result)) as running:
+    with demo(tmp_path, "--result", str(result)) as running:
         running.wait_for("injected: ")
         status = running.wait()
         printed = running.printed

@@ -87,7 +87,8 @@ def _cost_of_run() -> str:
     of_size = looked_up(
         f"max({RUN_SIZE}{matching(OF_RUN)})",
         OF_RUN,
-        'the run has a world size of {{ . | first | value | printf "%.0f" }}; what it loses is not yet measured',
+        'the run has a world size of {{ . | first | value | printf "%.0f" }}; '
+        "what it loses is not yet measured",
         "not known",
     )
     of_ranks = looked_up(

@@ -46,8 +46,8 @@ def groups_of(config: RuleConfig) -> list[Group]:
 
 
 def needed(groups: Iterable[Group], case: Mapping[str, Any]) -> list[Group]:
-    """Of all groups, the rules that a case asks for, and those that these name in turn in expressions, labels,
-    and, if the case expects an alert with its texts, in annotations."""
+    """Of all groups, the rules that a case asks for, and those that these name in turn: in expressions, in
+    labels and, if the case expects an alert with its texts, in annotations."""
     groups = list(groups)
     told = any(each["exp_alerts"] for each in case.get("alert_rule_test", ()))
     mentioned: dict[str, set[str]] = {}
