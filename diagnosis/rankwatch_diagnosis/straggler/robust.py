@@ -13,6 +13,8 @@ MAD_TO_SIGMA = 1.4826
 _HUBER_BOUND = 2.0
 """In standard deviations."""
 _LARGEST_LOGARITHM = 100.0
+_SHORT = 600
+"""Length of an axis below which one sort is faster than NumPy's median, which masks or loops."""
 _MOSTLY = 2.0 / 3.0
 """Share of the steps of a stretch that must lie above its level."""
 
@@ -56,10 +58,17 @@ def nan_mean(values: Floats, axis: int) -> Floats:
 
 
 def nan_median(values: Floats, axis: int | None = None) -> Floats:
-    """Median of the finite values; NaN, without a warning, where there is none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanmedian(values, axis=axis))
+    """Median of the values but NaN; NaN, without a warning, where there is none."""
+    if axis is None or not 0 < values.shape[axis] < _SHORT:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return np.asarray(np.nanmedian(values, axis=axis))
+    ordered = np.sort(values, axis=axis)  # NaN goes to the end
+    count = np.count_nonzero(~np.isnan(values), axis=axis, keepdims=True)
+    low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis=axis)
+    high = np.take_along_axis(ordered, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(((low + high) / 2.0).squeeze(axis))
 
 
 def steady_mean(values: Floats) -> Floats:

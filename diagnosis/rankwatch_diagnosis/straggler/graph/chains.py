@@ -51,10 +51,9 @@ def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
     """By row, in order of start: the row of its chain that ended last before it began."""
     count = len(start)
     position = np.arange(count)
-    both = np.r_[chain, chain]
-    asks = np.repeat(np.array([0, 1], dtype=np.int8), count)
-    merged = np.lexsort((asks, np.r_[end, start], both))
-    asking = asks[merged] == 1
+    # The sort is stable: of an end and a start at the same time the end comes first.
+    merged = np.lexsort((np.r_[end, start], np.r_[chain, chain]))
+    asking = merged >= count
     ended = merged[~asking]
     last = np.empty(count, dtype=np.int64)
     last[merged[asking] - count] = np.cumsum(~asking)[asking] - 1
