@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -47,6 +48,7 @@ class Shape(NamedTuple):
     def stage(self, rank: int) -> int:
         return rank // (self.dp * self.tp)
 
+    @cache  # noqa: B019 - a tuple of three numbers, not a thing to be freed
     def members(self, group: str, rank: int) -> tuple[int, ...]:
         stage, rest = divmod(rank, self.dp * self.tp)
         replica, tensor = divmod(rest, self.tp)
@@ -179,10 +181,11 @@ class HungJob:
                     moved = True
                 continue
             members = self.shape.members(op.group, rank)
-            heads = [self._at(each) for each in members]
-            numbers = {self._number(each) for each in members}
-            types = {self.wrong_type.get(each) == self.done[each] for each in members}
-            if all(head == op for head in heads) and len(numbers) == 1 and len(types) == 1:
+            if (
+                all(self._at(each) == op for each in members)
+                and len({self.wrong_type.get(each) == self.done[each] for each in members}) == 1
+                and len({self._number(each) for each in members}) == 1
+            ):
                 self._complete(members)
                 moved = True
         return moved
