@@ -193,8 +193,7 @@ def test_pair(pp: int, factor: float) -> None:
     assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
 
 
-@pytest.mark.parametrize("factor", [1.2, 1.5, 2.0])
-@pytest.mark.parametrize("rank", [0, 3, 7])
+@pytest.mark.parametrize(("rank", "factor"), [(0, 1.2), (3, 1.5), (7, 2.0)])
 def test_slow_one_of_a_pair(rank: int, factor: float) -> None:
     """The pairs of other stages differ by nothing, and no accelerator is too fast by that much."""
     job = SmallJob(dp=2, pp=4)
