@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
-# One worker for each core, and at most eight: each needs a gigabyte.
-WORKERS := $(shell n=$$(nproc); echo $$(( n < 8 ? n : 8 )))
+# Three workers for two cores, because many tests wait, and at most eight: each needs a gigabyte.
+WORKERS := $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
@@ -35,7 +35,7 @@ demo: setup ## slow one rank of a real run down and print the alert that names i
 	$(BIN)/rankwatch demo
 
 test-fast: setup ## the tests that start no process, while you work
-	$(PYTEST) --numprocesses 2 --dist loadfile -m "not process and not nightly and not frameworks"
+	$(PYTEST) $(PARALLEL) -m "not process and not nightly and not frameworks"
 
 test: setup ## each alert, hook, engine, source and page, and the whole path live
 	$(PYTEST) $(PARALLEL) -m "not nightly and not frameworks"

@@ -17,9 +17,9 @@ from support.e2e.game_day import GameDay
 from support.e2e.hangs import (
     HANG_FAULTS,
     RANKS,
+    alert_naming_a_rank,
     faulty_ranks,
     hang_alerts,
-    hang_naming_a_rank,
     named_rank,
     start_hanging_jobs,
     start_waiting_job,
@@ -67,7 +67,7 @@ def play(day: GameDay) -> HungJobs:
     stop_rank(system, STOPPED, STOPPED_RANK)
     for run in faulty.keys() - (frozenset() if serves_gloo_recorder() else NEEDS_RECORDER):
         with suppress(pytest.fail.Exception):  # the test of each run tells which is missing
-            named[run] = hang_naming_a_rank(system, run).alert
+            named[run] = alert_naming_a_rank(system, run)
     system.end()
     return HungJobs(system, faulty, named)
 

@@ -81,14 +81,19 @@ def stop_rank(system: MonitoredSystem, run: str, rank: int) -> None:
     os.kill(int(info["metric"]["pid"]), signal.SIGSTOP)
 
 
-def hang_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredHang:
+def alert_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredAlert:
     """Wait for the first hang alert that names a rank of this run."""
     poll(lambda: system.steps(run) >= LEARNT_STEP, SECONDS_TO_STEP, f"steps of {run}")
 
     def find() -> DeliveredAlert | None:
         return next((each for each in hang_alerts(system, run) if named_rank(each)), None)
 
-    alert = poll(find, SECONDS_TO_ALERT, f"alert that names a rank of {run}")
+    return poll(find, SECONDS_TO_ALERT, f"alert that names a rank of {run}")
+
+
+def hang_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredHang:
+    """The same, with its times."""
+    alert = alert_naming_a_rank(system, run)
     recorded = (
         f'run:rankwatch_progress_timestamp_seconds:max{{run="{run}"}}'  # none once all ranks have ended
     )
