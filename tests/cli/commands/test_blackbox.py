@@ -55,7 +55,7 @@ def test_crashed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with rank(tmp_path, said) as process:
         go_on(process)
         process.wait()
-    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
+    assert main([str(tmp_path / "job")]) == 0  # the only box of the run
     printed = capsys.readouterr().out
     assert "ended by SIGABRT: Aborted (crash)\n" in printed
     assert f"visible:     steps\nnot visible: loss, because {Unseen.DEVICE.sentence}\n" in printed
