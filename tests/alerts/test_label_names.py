@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rankwatch.settings import FieldError
 from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, recording_groups
@@ -17,7 +16,7 @@ from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
 from rankwatch_alerts.rules import AlertRule
 from support.alerts.promql import parse, selectors
-from support.alerts.rule_test import check, groups_of, without_keeping
+from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 from support.paths import ROOT
 from support.servers.prometheus import require
 
@@ -81,7 +80,7 @@ def test_same_alerts(name: str, tmp_path: Path) -> None:
     """Series with other labels raise the same alerts, with the same texts, at the same times."""
     agent, *shipped = groups_of(RuleConfig(label_names=NAMES))
     renamed = [{**each, "expr": in_query(each["expr"], NAMES)} for each in agent["rules"]]
-    cases = yaml.load((ROOT / "tests" / "alerts" / "rules" / f"{name}.yml").read_text(), yaml.CSafeLoader)
+    cases = cases_in(CASES / f"{name}.yml")
     assert any(alert["exp_alerts"] for case in cases["tests"] for alert in case["alert_rule_test"])
     for case in cases["tests"]:
         case.pop("promql_expr_test", None)

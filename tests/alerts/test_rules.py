@@ -12,18 +12,16 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
-import yaml
 
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import Alert, AlertRule, duration
-from support.alerts.rule_test import check, groups_of, without_keeping
+from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 from support.paths import ROOT
 
 METRICS_WANTED = (*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)
 SELDOM = "scrape_interval_seconds"
-TESTS = Path(__file__).parent / "rules"
 GROUPS = groups_of(RuleConfig())
 RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
 
@@ -49,9 +47,7 @@ def _seconds(text: str) -> int:
 def _cases() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Every case with the name of its file."""
     return tuple(
-        (path.stem, case)
-        for path in sorted(TESTS.glob("*.yml"))
-        for case in yaml.load(path.read_text(), yaml.CSafeLoader)["tests"]
+        (path.stem, case) for path in sorted(CASES.glob("*.yml")) for case in cases_in(path)["tests"]
     )
 
 
@@ -67,13 +63,13 @@ def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("cases", sorted(TESTS.glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("cases", sorted(CASES.glob("*.yml")), ids=lambda path: path.stem)
 def test_cases(cases: Path, tmp_path: Path) -> None:
     """Labels and annotations are compared to the letter.
 
     A case that is silent for hours may be of a Prometheus that scrapes and evaluates less often.
     """
-    content = yaml.load(cases.read_text(), yaml.CSafeLoader)
+    content = cases_in(cases)
     check(
         [case for case in content["tests"] if SELDOM not in case],
         without_keeping(GROUPS),

@@ -54,9 +54,9 @@ def test_waiting_processes(node: Node) -> None:
     node.put(31, "cp", "D")
     node.put(32, "train.py", "D")
     (node.procfs / "33").mkdir()  # it ends while the table is read
-    held = os.listdir("/proc/self/fd")
+    held = sorted(Path("/proc/self/fd").iterdir())
     assert node.read()[WAITING] == 2
-    assert os.listdir("/proc/self/fd") == held, "each file is closed again"
+    assert sorted(Path("/proc/self/fd").iterdir()) == held, "each file is closed again"
 
 
 def test_threads_of_a_rank(node: Node) -> None:

@@ -14,15 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.generation import rule_file
 from support.alerts.agent_means import agent_group
+from support.paths import ROOT
 from support.servers.prometheus import require
 
+CASES = ROOT / "tests" / "alerts" / "rules"
 Group = Mapping[str, Any]
 """A group of rules as a rule file has it."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
 _SERIES = re.compile(r"\{([^}]*)\} ([^\s,]+)")
 _COLLECT_SELDOM = {"GOGC": "1000", "GOMAXPROCS": "1"}
@@ -37,6 +42,21 @@ class Sample(NamedTuple):
 
     labels: Mapping[str, str]
     value: float
+
+
+def cases_in(path: Path) -> dict[str, Any]:
+    """A file of cases. A series with `[0-3]` in its labels stands for four of them, as in Slurm's lists of
+    hosts."""
+    content: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)
+    for case in content["tests"]:
+        case["input_series"] = [each for series in case["input_series"] for each in _each(series)]
+    return content
+
+
+def _each(series: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    ((first, last),) = set(_RANGE.findall(series["series"])) or {("0", "0")}
+    for number in range(int(first), int(last) + 1):
+        yield {**series, "series": _RANGE.sub(str(number), series["series"])}
 
 
 def groups_of(config: RuleConfig) -> list[Group]:

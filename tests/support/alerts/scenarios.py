@@ -12,12 +12,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-import yaml
-
 from rankwatch.conventions import METRICS, Kind
-from support.paths import ROOT
+from support.alerts.rule_test import CASES, cases_in
 
-CASES = ROOT / "tests" / "alerts" / "rules"
 STEP_SECONDS = 15
 """Between two samples of most cases; those of windows of days have their own."""
 STALE = "stale"
@@ -74,7 +71,7 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
     """For each rule the first case in which it fires, continued to so many steps after that."""
     found: dict[Key, Scenario] = {}
     for path in sorted(CASES.glob("*.yml")):
-        for case in yaml.safe_load(path.read_text())["tests"]:
+        for case in cases_in(path)["tests"]:
             step = _seconds(case["interval"])
             for key, labels, at in _fired(case, step):
                 if key not in found:

@@ -99,6 +99,7 @@ class GameDay:
             directory, self._url, agents, self._receiver, self._alerts, name, stack, self._forked
         )
         self._systems.append(system)
+        stack.callback(write_targets, self.directory, name, ())  # else its dead agents alert all clusters
         self.watch(system)
         return system
 
