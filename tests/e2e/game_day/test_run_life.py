@@ -48,7 +48,7 @@ SLOWS = """
 print("ready", flush=True)
 slow_from = time.monotonic() + 45.0
 while time.monotonic() < slow_from: steps(10, forward=0.01)
-steps(10**6, forward=2.0)
+steps(10**6, forward=4.0)
 """
 """After most of a minute: the median of the past is that of its fast steps."""
 RESTARTED = "os.environ.update(RANKWATCH_RUN_CLASS='{run_class}', TORCHELASTIC_RESTART_COUNT='{restarts}')"

@@ -43,7 +43,7 @@ CONFIG = replace(
     goodput_slow_window_seconds=720.0,
     slo_period_seconds=6720.0,
     disk_free_share=0.999,
-    step_regression=20.0,
+    step_regression=10.0,
     jitter_ranks=4,
 )
 """As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds, and a run that
