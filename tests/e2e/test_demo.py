@@ -73,9 +73,10 @@ def _shown(printed: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("number", "status", "moment"),
     [
+        (signal.SIGINT, 130, _starting),
         (signal.SIGTERM, 143, _starting),
         (signal.SIGKILL, -signal.SIGKILL, _starting),
-        (signal.SIGINT, 130, _importing),
+        (signal.SIGTERM, 143, _importing),
         (signal.SIGKILL, -signal.SIGKILL, _importing),
     ],
 )
@@ -94,29 +95,46 @@ def test_signal(
         assert "Traceback" not in running.printed
 
 
-def test_killed_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("agent", ("rankwatch_cli", "agent")),
+        ("prometheus", ("--storage.tsdb.path={directory}/prometheus",)),
+    ],
+)
+def test_killed_server(part: str, words: tuple[str, ...], tmp_path: Path) -> None:
     """The demo ends with status 1 and names the server, the signal and the end of its log."""
     require(*SERVERS)
     with demo(tmp_path, *FEWEST_RANKS) as running:
         running.wait_for("waiting for the first steps")
-        os.kill(running.process_of("rankwatch_cli", "agent"), signal.SIGKILL)
+        victim = running.process_of(*(word.format(directory=running.directory) for word in words))
+        os.kill(victim, signal.SIGKILL)
         assert running.wait() == 1, running.printed
-        assert "rankwatch demo: agent ended with status -9; the end of its log:" in running.printed
+        assert f"rankwatch demo: {part} ended with status -9; the end of its log:" in running.printed
         assert "Traceback" not in running.printed
 
 
-def test_without_prometheus(tmp_path: Path) -> None:
-    """With neither server on PATH the demo says so, and the engine names the rank. What is kept running ends
-    with a rank that is killed, by the log of torchrun, which names the signal; and leaves nothing."""
-    with demo(tmp_path, *FEWEST_RANKS, "--keep", environ={"PATH": str(tmp_path)}) as running:
-        running.wait_for("Prometheus or Alertmanager is not installed")
-        running.wait_for("injected: ")
-        running.wait_for("kept running; Ctrl-C ends everything")
-        assert "Traceback" not in running.printed
+def test_killed_rank(tmp_path: Path) -> None:
+    """The demo ends with the log of torchrun, which names the signal."""
+    require(*SERVERS)
+    with demo(tmp_path, *FEWEST_RANKS) as running:
+        _importing(running)
         os.kill(_rank(running), signal.SIGKILL)
         assert running.wait() == 1, running.printed
         assert "rankwatch demo: trainer ended with status 1; the end of its log:" in running.printed
         assert "SIGKILL" in running.printed
+
+
+def test_without_prometheus(tmp_path: Path) -> None:
+    """With neither server on PATH the demo says so, and the engine names the rank. What is kept running ends
+    with Ctrl-C, and leaves nothing."""
+    with demo(tmp_path, *FEWEST_RANKS, "--keep", environ={"PATH": str(tmp_path)}) as running:
+        running.wait_for("Prometheus or Alertmanager is not installed")
+        running.wait_for("injected: ")
+        running.wait_for("kept running; Ctrl-C ends everything")
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait() == 130, running.printed
+        assert "Traceback" not in running.printed
         assert "as `rankwatch diagnose run` names it (no Prometheus, no alert)" in running.printed
         assert re.search(r"slowdown      1\.\d\d", running.printed)
         assert "RIGHT: rank " in running.printed
