@@ -42,20 +42,6 @@ runs page, and tickets are delivered at all hours."""
 SLOW, STOPPED, KILLED, SPREAD = "slow-rank", "stopped-rank", "killed-rank", "spread"
 SPREAD_FLAGS = ("--width", "64", "--layer-forward-seconds", "0.08", "--layer-backward-seconds", "0.16")
 SLOW_BITS_PER_SECOND = 10_000_000
-KILLS_ITSELF = """
-import itertools, os, signal, sys, time, rankwatch
-from pathlib import Path
-killed = Path(sys.argv[1])
-with rankwatch.start() as run:
-    for number in itertools.takewhile(lambda _: not killed.exists(), itertools.count()):
-        with run.step(number), run.phase("forward"):
-            time.sleep(0.16)
-        if os.environ["RANK"] == "1" and number == 25:
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    raise RuntimeError("Connection closed by peer")  # as gloo says
-"""
-"""Without torch, because ranks of torchrun would import it themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCluster]:
     require("prometheus", "prometheus-alertmanager")
     directory = tmp_path_factory.mktemp("nodes")
     with node_cluster(directory, CONFIG, NODES, CLOCK_AHEAD_SECONDS) as cluster:
-        (directory / "train.py").write_text(KILLS_ITSELF)
-        program = (str(directory / "train.py"), str(directory / "killed"))
-        cluster.torchrun_across(KILLED, (A, B), program, ranks=1)
+        cluster.torchrun_across(KILLED, (A, B), ranks=1, faults=("kill:rank=1,from=25",))
         cluster.train_across(SPREAD, {A: 1, B: 1, C: 1}, flags=SPREAD_FLAGS)
         cluster.train_across(SLOW, {A: 2, B: 2}, ("straggler:rank=3,factor=2",))
         stopped = cluster.train_across(STOPPED, {A: 2, B: 1})

@@ -80,8 +80,8 @@ class NodeCluster(MonitoredSystem):
             pids.update(zip(ranks, started, strict=True))
         return pids
 
-    def torchrun_across(self, run: str, nodes: Sequence[str], program: Sequence[str], *, ranks: int) -> None:
-        """Start a program under one torchrun for each node."""
+    def torchrun_across(self, run: str, nodes: Sequence[str], *, ranks: int, faults: Sequence[str]) -> None:
+        """The same under one torchrun for each node, whose ranks import torch themselves."""
         rendezvous = self._rendezvous(dict.fromkeys(nodes, ranks))
         for number, node in enumerate(nodes):
             flags = (f"--nnodes={len(nodes)}", f"--node-rank={number}", f"--nproc-per-node={ranks}")
@@ -89,7 +89,7 @@ class NodeCluster(MonitoredSystem):
                 f"--master-addr={rendezvous['MASTER_ADDR']}",
                 f"--master-port={rendezvous['MASTER_PORT']}",
             )
-            launcher = [*_TORCHRUN, *flags, *master, *program]
+            launcher = [*_TORCHRUN, *flags, *master, *self._trainer(run, faults)]
             log = self.directory / f"{run}-{node}.log"
             self._servers[node].start_some(launcher, self._environment(run, node), ranks=range(1), log=log)
 
