@@ -27,7 +27,7 @@ PLACES = (
 class Descent(Optimizer):
     """Gradient descent, on the sum of the gradients of all ranks."""
 
-    add_param_group = Optimizer.add_param_group.__wrapped__
+    add_param_group = Optimizer.add_param_group.__wrapped__  # what wraps it loads the compiler
 
     @torch.no_grad()
     def step(self) -> None:
