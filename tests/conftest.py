@@ -26,25 +26,25 @@ SHARED = ("tests/e2e/game_day/",)
 LONGEST = (
     "tests/e2e/game_day/",
     "tests/alerts/test_rules.py",
+    "tests/diagnosis/test_both_forms.py",
     "tests/e2e/test_nodes.py",
-    "tests/e2e/test_demo.py",
+    "tests/alerts/test_straggler_rules.py",
+    "tests/diagnosis/straggler/test_real_jobs.py",
+    "tests/diagnosis/straggler/test_engine.py",
     "tests/alerts/test_gaps.py",
+    "tests/e2e/test_demo.py",
     "tests/e2e/test_traces.py",
     "tests/e2e/test_launchers.py",
-    "tests/diagnosis/test_both_forms.py",
     "tests/instrumentation/automatic/test_processes.py",
-    "tests/diagnosis/straggler/test_real_jobs.py",
     "tests/agent/test_whole_node.py",
     "tests/agent/test_gpu_node.py",
-    "tests/diagnosis/straggler/test_engine.py",
     "tests/e2e/test_goodput.py",
     "tests/e2e/test_telemetry.py",
-    "tests/alerts/test_straggler_rules.py",
     "tests/agent/incidents/test_slow_ranks.py",
     "tests/e2e/test_zero_code_loops.py",
 )
-"""Files and folders that take longest, first: what is begun last ends last. Those that wait stand beside
-those that compute."""
+"""Files and folders that take longest, first: what is begun last ends last. Beside the game day stand those
+that compute, and no other live jobs: it goes by what ranks do in a second. Each worker takes two at first."""
 
 _unmarked: pytest.Item | None = None
 """The test that runs, if it must not start a process."""
