@@ -29,7 +29,7 @@ NEXT_STEP = 60
 SETTINGS = {"RANKWATCH_FINGERPRINT_STEPS": str(EVERY)}
 TOO_LATE = f'max_over_time(run:rankwatch_replicas_equal:step{{run="flipped"}}[10m]) >= {FLIPPED_AT}'
 TOO_EARLY = f'min_over_time(rank:rankwatch_replica_differs:step{{run="flipped"}}[10m]) < {NEXT_STEP}'
-DEVIATION = 'max(rank:rankwatch_gradient_norm_deviation:ratio{run="flipped"})'
+DEVIATION = 'max(max_over_time(rank:rankwatch_gradient_norm_deviation:ratio{run="flipped"}[10m]))'
 
 
 class Flipped(NamedTuple):
