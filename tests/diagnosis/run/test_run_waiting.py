@@ -12,8 +12,10 @@ from rankwatch.conventions import PHASES, Cause, SlowPhase
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.snapshots import box_snapshots
 from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import (
     LEAST_STALL_SECONDS,
@@ -118,6 +120,18 @@ def test_nccl_equal_counts(tmp_path: Path) -> None:
     for number in range(4):
         nccl_rank(tmp_path, number, 12)
     assert (diagnose_run(tmp_path).hang.state.value, diagnose_run(tmp_path).ranks) == ("ok", ())
+
+
+@pytest.mark.parametrize("complete", [(), (3,), (3, 5)])
+def test_all_that_is_pending(complete: tuple[int, ...], tmp_path: Path) -> None:
+    """What was enqueued after the newest complete one; where none is known, only the last is."""
+    box = RankBox(tmp_path, 0)
+    for number in complete:
+        box.completes(number, 9.0 - number, 8.9 - number)
+    box.enqueues(6, open_since=5.0)
+    (snapshot,) = box_snapshots(read_boxes(find_run(tmp_path).boxes, copied=None), timed=True)
+    pending = [each.sequence - 1 for each in snapshot.pending]
+    assert pending == {(): [6], (3,): [4, 5, 6], (3, 5): [4, 6]}[complete]
 
 
 STANDS = (State.HANG, State.DESYNC)

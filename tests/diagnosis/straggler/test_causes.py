@@ -120,7 +120,11 @@ def test_more_causes_than_are_priced() -> None:
         )
         for index in range(60)
     ]
-    found = [found_cause(case, each) for each in price(case, causes)]
+    priced = price(case, causes)
+    gains = [np.subtract(*case.own_seconds(each.candidate)) for each in priced]
+    without = [each.is_priced for each in priced].index(False)
+    assert min(gains[:without]) >= max(gains[without:])
+    found = [found_cause(case, each) for each in priced]
     prices = [each.slowdown for each in found if each.slowdown is not None]
     assert len(found) == 60
     assert 40 <= len(prices) < 60 and prices == sorted(prices, reverse=True)
