@@ -21,9 +21,13 @@ JOBS = ROOT / "tests" / "support" / "jobs"
 LAUNCHED, HELPERS = str(JOBS / "launched.py"), str(JOBS / "helpers.py")
 
 
-def forked(directory: Path, *arguments: str) -> str:
+OF_THE_NODE = {"RANK": "0", "WORLD_SIZE": "1"}
+"""What launchers set that start one process on each node; it starts the ranks."""
+
+
+def forked(directory: Path, *arguments: str, **variables: str) -> str:
     """Run a process that has imported torch to its end. Returns what it printed."""
-    environ = {**os.environ, "RANKWATCH_DIR": str(directory / "boxes")}
+    environ = {**os.environ, **variables, "RANKWATCH_DIR": str(directory / "boxes")}
     return shared_ranks().run_alone(arguments, environ, log=directory / "log")
 
 
@@ -39,10 +43,10 @@ def headers(directory: Path) -> list[Header]:
     return sorted(found, key=lambda each: each.identity.rank)
 
 
-@pytest.mark.parametrize("way", ["spawn", "lightning"])
-def test_ranks_without_variables(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(("way", "variables"), [("spawn", {}), ("spawn", OF_THE_NODE), ("lightning", {})])
+def test_ranks_without_variables(tmp_path: Path, way: str, variables: dict[str, str]) -> None:
     """Only torch.distributed tells them apart, before or after `start`, and its store names the run."""
-    assert "records nothing" not in forked(tmp_path, LAUNCHED, way, str(tmp_path / "store"))
+    assert "records nothing" not in forked(tmp_path, LAUNCHED, way, str(tmp_path / "store"), **variables)
     identities = [each.identity for each in headers(tmp_path / "boxes")]
     assert [(each.rank, each.world_size, each.local_rank) for each in identities] == [(0, 2, 0), (1, 2, 1)]
     (run,) = {each.run for each in identities}
