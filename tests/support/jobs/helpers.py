@@ -1,5 +1,5 @@
 """A trainer that calls `start` without a guard and uses every kind of process that multiprocessing has: by
-each method a pool, a manager and a plain process, and a worker of a real data loader, by spawn."""
+each method a pool, a manager and a plain process, and workers of a real data loader."""
 
 import multiprocessing
 import os
@@ -28,13 +28,21 @@ def work(method):
     assert process.exitcode == 0
 
 
+def ask_again(_):
+    """A worker's own code may share a module with the trainer that records."""
+    rankwatch.start(run="worker").finish()
+
+
 def load():
     os.environ["WITH_TORCH"] = "1"
     import torch.utils.data
 
     numbers = torch.utils.data.TensorDataset(torch.arange(4))
-    loader = torch.utils.data.DataLoader(numbers, num_workers=1, multiprocessing_context="spawn")
-    assert len(list(loader)) == 4
+    for method in ("spawn", "fork"):
+        loader = torch.utils.data.DataLoader(
+            numbers, num_workers=1, multiprocessing_context=method, worker_init_fn=ask_again
+        )
+        assert len(list(loader)) == 4
 
 
 if __name__ == "__main__":

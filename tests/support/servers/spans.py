@@ -77,11 +77,18 @@ def _value(value: Any) -> Any:
 
 
 def check_traces(spans: list[Received]) -> None:
-    """Every id occurs once, and every parent is there, in the same trace."""
+    """Every id occurs once, and every parent is there, in the same trace and of the same attempt."""
     ids = Counter((each.trace, each.span) for each in spans)
     assert [each for each, count in ids.items() if count > 1] == []
     missing = {each.name for each in spans if each.parent and (each.trace, each.parent) not in ids}
     assert missing == set()
+    attempts = {(each.trace, each.span): each.attributes.get("rankwatch.attempt") for each in spans}
+    pairs = (
+        (each.name, {attempts[each.trace, each.parent], attempts[each.trace, each.span]} - {None})
+        for each in spans
+        if each.parent
+    )
+    assert {name for name, found in pairs if len(found) > 1} == set()
 
 
 @contextlib.contextmanager
