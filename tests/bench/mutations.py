@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 TESTS_OF = {
@@ -86,11 +87,17 @@ class Mutation:
         """The file is changed until the block ends. Only one change of a file may be applied at once."""
         file = Path(self.path)
         text = file.read_text()
-        file.write_text(text[: self.first] + self.new + text[self.last :])
+        _write(file, text[: self.first] + self.new + text[self.last :])
         try:
             yield
         finally:
-            file.write_text(text)
+            _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Forget the bytecode too: Python takes it for current where the size and the second are the same."""
+    file.write_text(text)
+    Path(cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 def mutations_of(path: Path) -> list[Mutation]:
