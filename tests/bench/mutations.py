@@ -200,7 +200,7 @@ def failures(selection: Sequence[str]) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return ["(hangs)"]
-    found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
+    found = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
     return found or ([] if done.returncode in _NONE_FAILS else ["(does not start)"])
 
 
