@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
 from support.alerts.agent_means import agent_group
 from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, served
+from support.alerts.rule_test import cases_in
 from support.alerts.scenarios import CASES, STEP_SECONDS, Key, TimeSeries, continued, key_of, scenarios
 from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
 
@@ -94,7 +94,7 @@ def _agents(directory: Path) -> Path:
 
 
 def _healthy() -> list[TimeSeries]:
-    (case, *_) = yaml.safe_load((CASES / "healthy.yml").read_text())["tests"]
+    case, *_ = cases_in(CASES / "healthy.yml")["tests"]
     series = (continued(each, 20, STEPS) for each in case["input_series"])
     return [
         each._replace(labels={**each.labels, "cluster": HEALTHY})

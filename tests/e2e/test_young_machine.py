@@ -35,7 +35,9 @@ def test_young_machine() -> None:
     if uptime.returncode:
         pytest.skip(f"time namespaces are not to be had here: {uptime.stderr.strip()}")
     assert float(uptime.stdout.split()[0]) < 2 * _UPTIME_SECONDS
-    pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not process"]
-    done = subprocess.run([*_young(), *pytest_, *_READ_CLOCKS], cwd=ROOT, capture_output=True, text=True)
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*_young(), *pytest_, "-m", "not process", *_READ_CLOCKS], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     assert "passed" in done.stdout or "100%" in done.stdout
