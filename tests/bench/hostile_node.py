@@ -31,7 +31,7 @@ from support.training.ranks import rank
 from .hostile_attacks import ATTACKS
 from .process_usage import MIB, cpu_seconds, footprint, resident_bytes
 from .processes import exit_on_signals
-from .result import BenchError, Result, Row, as_markdown, limited
+from .result import BenchError, Result, Row, as_markdown, limited, met
 
 RUN = "honest"
 RANKS = 2
@@ -78,7 +78,7 @@ class Usage(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0, or 1 if nothing could be measured."""
+    """Exit status 0, or 1 if nothing could be measured or a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hostile_node", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="length of the attack (default 300)")
     parser.add_argument("--log", type=Path, help="file for the agent's log")
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         print(f"hostile_node: {error}", file=sys.stderr)
         return 1
     print(as_markdown(result))
-    return 0
+    return 0 if met(result) else 1
 
 
 def measure(*, seconds: float, log: Path | None = None) -> Result:

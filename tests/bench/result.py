@@ -46,6 +46,11 @@ def limited(what: str, value: float, at_most: float, shown: Callable[[float], st
     return Row(what, shown(value), spread, f"<= {shown(at_most)}", value <= at_most)
 
 
+def met(result: Result) -> bool:
+    """Whether no target was missed."""
+    return all(row.met is not False for row in result.rows)
+
+
 _HEAD = ("what", "measured", "spread", "target", "result")
 _VERDICTS = {True: "met", False: "MISSED", None: ""}
 

@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as u
 
 from .node import WARMUP_SECONDS, measure_window
 from .processes import exit_on_signals
-from .result import BenchError, as_markdown
+from .result import BenchError, as_markdown, met
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0, or 1 if nothing could be measured."""
+    """Exit status 0, or 1 if nothing could be measured or a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the window (default 30)")
     given = parser.parse_args(arguments)
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     print(as_markdown(result))
-    return 0
+    return 0 if met(result) else 1
 
 
 if __name__ == "__main__":
