@@ -100,12 +100,19 @@ def _agent(job: Job, *flags: str) -> Iterator[AgentProcess]:
 
 
 def _scrape(agent: AgentProcess, name: str) -> dict[tuple[str, ...], float]:
-    """Values of a metric by rank and, where it has them, by state, phase and group."""
-    text = fetch(agent.address, "/metrics").body.decode()
-    shown = ("rank", "state", "phase", "group")
+    """Values of a metric by rank and, where it has them, by state, phase, group and source."""
+    return _of(_page(agent), name)
+
+
+def _page(agent: AgentProcess) -> str:
+    return fetch(agent.address, "/metrics").body.decode()
+
+
+def _of(page: str, name: str) -> dict[tuple[str, ...], float]:
+    shown = ("rank", "state", "phase", "group", "source")
     return {
         tuple(sample.labels[label] for label in shown if label in sample.labels): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(page)
         for sample in family.samples
         if sample.name == name and sample.labels.get("run") == RUN
     }
@@ -144,8 +151,9 @@ def test_flight_recorders(job: Job) -> None:
         poll(lambda: not placed(), SECONDS_TO_START, "the usual duration of a step to be learnt")
         with job.stopped("1"):
             poll(lambda: "0" in placed(), SECONDS_TO_START, "the place of the rank that waits")
-            enqueued = _scrape(agent, "rankwatch_collective_last_enqueued")
-            completed = _scrape(agent, "rankwatch_collective_last_completed")
+            page = _page(agent)
+            enqueued = _of(page, "rankwatch_collective_last_enqueued")
+            completed = _of(page, "rankwatch_collective_last_completed")
             assert all(enqueued[key] >= number > 0 for key, number in completed.items())
         poll(lambda: not placed(), SECONDS_TO_START, "both ranks to go on")
 

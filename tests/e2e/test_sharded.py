@@ -54,18 +54,18 @@ def test_each_run_in_one_shard(tmp_path: Path) -> None:
         for number, url in enumerate(servers.shards):
             (own,) = (run for run in RUNS if _shard(run) == number)
             _await(url, "run:rankwatch_steps:rate", "run", {own})
-            assert _labels(url, "rankwatch_rank_info", "run") == {own}
-            assert _labels(url, "rankwatch_agent_info", "node") == {"node-0", "node-1"}
+            _await(url, "rankwatch_rank_info", "run", {own})
+            _await(url, "rankwatch_agent_info", "node", {"node-0", "node-1"})
             assert not _labels(url, "rankwatch_host_load1", "node")
         _await(servers.fleet, "run:rankwatch_steps:rate", "run", set(RUNS))
         assert not _labels(servers.fleet, "rankwatch_step_seconds_total", "run")
-        assert _labels(servers.fleet, "rankwatch_host_load1", "node") == {"node-0", "node-1"}
+        _await(servers.fleet, "rankwatch_host_load1", "node", {"node-0", "node-1"})
         poll(lambda: _classes(servers.fleet) > 0, DEADLINE_SECONDS, "rank seconds of the class of runs")
         clocks = 'ALERTS{alertname="RankwatchClockWrong", alertstate="firing", run!=""}'
         _await(servers.query, clocks, "run", set(RUNS))
         assert not any(_labels(url, clocks, "run") for url in servers.shards)
-        assert _labels(servers.query, "rankwatch_step_seconds_total", "run") == set(RUNS)
-        assert _labels(servers.query, "run:rankwatch_step_seconds:mean", "run") == set(RUNS)
+        _await(servers.query, "rankwatch_step_seconds_total", "run", set(RUNS))
+        _await(servers.query, "run:rankwatch_step_seconds:mean", "run", set(RUNS))
 
 
 def _await(url: str, expression: str, label: str, expected: set[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
+PATIENT = "import rankwatch.exit_summary; rankwatch.exit_summary.DEADLINE_SECONDS = 120.0\n"
 START = (
     "import os, signal, sys, rankwatch\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it
@@ -23,7 +24,9 @@ STEP = "with run.step(), run.phase('forward'): run.work(tokens=64)\n"
 def printed(directory: Path, code: str, **variables: str) -> tuple[int, list[str]]:
     """Exit status and the lines of rankwatch, of a process that runs `code` as a rank."""
     env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_SUMMARY": "1", **variables}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PATIENT + code], env=env, capture_output=True, text=True, check=False
+    )
     assert done.stdout == ""
     ours = ("rankwatch: ", "  ")
     return done.returncode, [line for line in done.stderr.splitlines() if line.startswith(ours)]

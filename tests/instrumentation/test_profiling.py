@@ -41,7 +41,7 @@ def train(run: rankwatch.Run, steps: int, *, slow: tuple[int, ...] = ()) -> torc
         with run.step():
             value = value @ torch.full((8, 8), 0.125)
             if run._steps.current in slow:
-                time.sleep(0.05)
+                time.sleep(0.3)
     return value
 
 

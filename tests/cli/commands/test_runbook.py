@@ -250,7 +250,7 @@ def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("start", [OK, b"HTTP/1.1 200 OK\r\nX-Slow: "], ids=["body", "head"])
 def test_slow_server(start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that sends a byte now and then costs no more than the timeout."""
-    with _server(start, *[b"1"] * 20, pause=0.02) as url:
+    with _server(start, *[b"1"] * 100, pause=0.02) as url:
         assert main(["runbook", "straggler", "--alertmanager", url, "--timeout-seconds", "0.2"]) == 2
     assert "no answer within 0.2 s" in capsys.readouterr().err
 

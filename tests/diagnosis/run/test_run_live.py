@@ -79,6 +79,7 @@ def gloo_run(directory: Path, wrong: Mapping[int, str], *, at: int = 6, steps: i
 def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerdict:
     """The first verdict of which this is true."""
     end = time.monotonic() + DEADLINE_SECONDS
+    verdict = None
     while time.monotonic() < end:
         try:
             verdict = diagnose_run(directory, stall=1.0)
@@ -87,7 +88,7 @@ def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerd
             continue
         if told(verdict):
             return verdict
-    raise AssertionError("no such verdict came")
+    raise AssertionError(f"no such verdict came; the last one: {verdict}")
 
 
 @pytest.mark.parametrize(("wrong", "state"), [("asleep", "hang"), ("gathers", "desync")])
@@ -97,9 +98,13 @@ def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
     With the phase that it is in; the flight recorders of all ranks answer meanwhile.
     """
     with gloo_run(tmp_path, {1: wrong}):
-        verdict = verdict_when(tmp_path, lambda each: each.state is RunState.STALLED and bool(each.ranks))
-    assert (verdict.ranks, verdict.hang.state.value) == ((1,), state)
-    assert verdict.sources["flight_recorders_live"] == 3
+        verdict = verdict_when(
+            tmp_path,
+            lambda each: (
+                (each.state, each.ranks, each.hang.state.value) == (RunState.STALLED, (1,), state)
+                and each.sources["flight_recorders_live"] == 3
+            ),
+        )
     assert ("data_wait" in verdict.why) is (wrong == "asleep")
     good = verdict.checkpoints["last_good"]
     assert isinstance(good, dict)
@@ -125,8 +130,7 @@ def test_live_death(wrong: str, state: RunState, tmp_path: Path) -> None:
 def test_live_slow_rank(tmp_path: Path) -> None:
     """A living run with a slow rank is running and names it. Boxes are read while they are written."""
     with gloo_run(tmp_path, {2: "slow"}, at=10_000, steps=10_000):
-        verdict = verdict_when(tmp_path, lambda each: bool(each.ranks))
-    assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (2,))
+        verdict = verdict_when(tmp_path, lambda each: (each.state, each.ranks) == (RunState.RUNNING, (2,)))
     assert verdict.straggler is not None
     assert verdict.straggler.cause is Cause.SLOW_RANK
     assert verdict.straggler.slowdown > 1.5

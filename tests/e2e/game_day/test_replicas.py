@@ -53,7 +53,9 @@ def play(day: GameDay) -> Flipped:
         return len(list(run.glob("*.blackbox"))) == RANKS and bool(_judged(run).differing)
 
     poll(differing, SECONDS_TO_ALERT, "replicas that differ in the boxes")
-    boxes = shutil.copytree(run, system.directory / "copies", ignore=shutil.ignore_patterns("*.sock"))
+    boxes = shutil.copytree(
+        run, system.directory / "copies", ignore=shutil.ignore_patterns("*.sock", "*-new")
+    )
     equal = 'run:rankwatch_replicas_equal:step{run="equal"} >= 100'
     poll(lambda: query(system.prometheus_url, equal), SECONDS_TO_ALERT, "equal replicas at step 100")
     system.alert("flipped", Alert.REPLICAS_DISAGREE)

@@ -60,12 +60,12 @@ def rank(number, port):
     dist.destroy_process_group()
 if __name__ == "__main__":
     import socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for method in ("spawn", "fork", "forkserver"):
-        os.environ["RANKWATCH_RUN"] = method
-        mp.start_processes(rank, args=(port,), nprocs=2, start_method=method)
+    with socket.socket() as held:  # nobody else gets its port, and a store can listen on it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        for method in ("spawn", "fork", "forkserver"):
+            os.environ["RANKWATCH_RUN"] = method
+            mp.start_processes(rank, args=(held.getsockname()[1],), nprocs=2, start_method=method)
 """
 
 

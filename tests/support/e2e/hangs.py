@@ -77,8 +77,9 @@ def start_waiting_job(system: MonitoredSystem, node: str, run: str, *, late_rank
 def stop_rank(system: MonitoredSystem, run: str, rank: int) -> None:
     """Stop the process of a rank with all its threads, once a timeout is learnt."""
     poll(lambda: system.steps(run) >= LEARNT_STEP, SECONDS_TO_STEP, f"steps of {run}")
-    (info,) = query(system.prometheus_url, f'rankwatch_rank_info{{run="{run}", rank="{rank}"}}')
-    os.kill(int(info["metric"]["pid"]), signal.SIGSTOP)
+    info = f'rankwatch_rank_info{{run="{run}", rank="{rank}"}}'
+    (found,) = poll(lambda: query(system.prometheus_url, info), SECONDS_TO_STEP, f"rank {rank} of {run}")
+    os.kill(int(found["metric"]["pid"]), signal.SIGSTOP)
 
 
 def alert_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredAlert:

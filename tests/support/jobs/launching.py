@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from support.servers.prometheus import reserved_port
 from support.training.blackbox import of_kind
 
 LOOP = Path(__file__).with_name("any_launcher.py")
@@ -42,10 +43,11 @@ def require(program: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port of loopback that nobody else gets until the tests end, for a store that will listen on it."""
+    return _PORTS.enter_context(reserved_port())
+
+
+_PORTS = ExitStack()
 
 
 def environment(directory: Path, **variables: str) -> dict[str, str]:

@@ -22,6 +22,8 @@ from support.servers.otlp import refusing_url
 from support.servers.receiver import Mode
 from support.servers.spans import SpanReceiver, check_traces, span_receiver
 
+IMPATIENT_SECONDS = 0.75
+"""Less than the first pause of the exporter, so that it hands back at once what was refused."""
 RESOURCE = build_resource(node="n1", cluster="c1", version="1.2.3")
 
 
@@ -82,7 +84,7 @@ def test_spans_arrive(tmp_path: Path) -> None:
 def test_refused_spans_come_later(mode: Mode) -> None:
     """A receiver that says no does not have them, so they are kept and sent again, each once."""
     queue = SpanQueue(1000)
-    with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=0.2)):
+    with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=IMPATIENT_SECONDS)):
         queue.add(map(span, range(1, 6)))
         until(lambda: receiver.requests >= 2, "the receiver refuses")
         receiver.mode = Mode.ACCEPT
@@ -95,7 +97,7 @@ def test_refused_spans_come_later(mode: Mode) -> None:
 def test_perhaps_received_spans_are_not_sent_twice(mode: Mode) -> None:
     """A receiver without a proper answer may have them. Once lost is better than twice there."""
     queue = SpanQueue(1000)
-    with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=0.3)):
+    with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=2.0)):
         queue.add([span(1)])
         until(lambda: queue.dropped == 1, "the batch is given up")
         receiver.mode = Mode.ACCEPT
@@ -155,7 +157,10 @@ def test_receiver_that_wants_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_MOST_PAUSE_SECONDS", 1000.0)
     queue = SpanQueue(1000)
     pauses: list[float] = []
-    with span_receiver(Mode.TOO_MANY) as receiver, sender(queue, to(receiver.url, timeout=0.2)) as started:
+    with (
+        span_receiver(Mode.TOO_MANY) as receiver,
+        sender(queue, to(receiver.url, timeout=IMPATIENT_SECONDS)) as started,
+    ):
         receiver.retry_after = "86400"
         wait = started._stopping.wait
         monkeypatch.setattr(started._stopping, "wait", lambda seconds: pauses.append(seconds) or wait(0.02))
@@ -174,7 +179,7 @@ def test_unknown_certificate(caplog: pytest.LogCaptureFixture) -> None:
     queue = SpanQueue(1000)
     receiver = SpanReceiver(Mode.ACCEPT)
     receiver.secure(context)
-    with receiver.listening(), sender(queue, to(receiver.url, timeout=2.0)):
+    with receiver.listening(), sender(queue, to(receiver.url)):
         queue.add([span(1)])
         until(lambda: "certificate" in caplog.text, "the log says so")
         until(lambda: len(queue) == 1, "it waits")
@@ -187,7 +192,7 @@ def test_log_names_the_reason(mode: Mode, caplog: pytest.LogCaptureFixture) -> N
     queue = SpanQueue(1000)
     with span_receiver(mode) as receiver:
         url = receiver.url.replace("http://", "http://user:secret@")
-        with sender(queue, to(url, timeout=0.5)):
+        with sender(queue, to(url)):
             queue.add([span(1)])
             until(lambda: receiver.requests >= 2, "the receiver refuses")
     (line,) = [each.getMessage() for each in caplog.records if each.name == sending.__name__]
@@ -202,7 +207,7 @@ def test_receiver_dies_and_returns() -> None:
     queue = SpanQueue(1000)
     with span_receiver() as first:
         address = ("127.0.0.1", first.server_port)
-        with sender(queue, to(first.url, timeout=0.5)):
+        with sender(queue, to(first.url, timeout=IMPATIENT_SECONDS)):
             queue.add([span(1)])
             until(lambda: queue.sent == 1, "it arrives")
             first.shutdown()

@@ -25,7 +25,7 @@ from rankwatch_agent.training.life.attempts import Attempt
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TRAINER = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 import rankwatch
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -55,6 +55,10 @@ def end():
     if attempt == 1 and rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if attempt == 2:
+        here = [pathlib.Path(f"{sys.argv[1]}-{number}") for number in range(2)]
+        here[rank].touch()
+        while rank == 1 and not here[0].exists():
+            time.sleep(0.05)
         if rank == 1:
             os.kill(os.getppid(), signal.SIGTERM)  # the launcher ends all
         time.sleep(60)
