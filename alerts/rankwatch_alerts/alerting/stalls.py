@@ -10,6 +10,7 @@ from rankwatch_alerts.alerting.alert import OF_RANK, OF_RUN, alert_rule, listed,
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.lost import LOST
 from rankwatch_alerts.recording.stall_causes import MISMATCHED, ROOT_CAUSE
+from rankwatch_alerts.recording.stall_places import INCOMPLETE
 from rankwatch_alerts.rules import (
     KILLED_WHILE_WAITING,
     RANK_KNOWN,
@@ -222,13 +223,11 @@ def _describe_stall_of_rank() -> str:
         "{{ (. | first).Labels.phase }}",
         "not known",
     )
-    group = looked_up(
-        f"rank_group:rankwatch_collectives_behind:stalled{_OF_RANK}",
-        OF_RANK,
-        "{{ with . | first }}{{ .Labels.group }} (ranks {{ .Labels.members }}){{ end }}",
-        "not known",
-        by="group",
-    )
+    its_group = "{{ with . | first }}{{ .Labels.group }} (ranks {{ .Labels.members }}){{ end }}"
+    # A rank may also be stopped inside the collective in which all of its group wait: then it is not behind.
+    inside = looked_up(f"bottomk(1, {INCOMPLETE}{_OF_RANK})", OF_RANK, its_group, "not known")
+    behind = f"rank_group:rankwatch_collectives_behind:stalled{_OF_RANK}"
+    group = looked_up(behind, OF_RANK, its_group, inside, by="group")
     return (
         f"{_STALLED}, longer than is normal for it. {_THIS_RANK} holds it up: it {why}. Its phase: {phase}. "
         f"Process group in which its peers wait for it: {group}. [[Dump the stack of this rank]] first; if "
