@@ -205,3 +205,9 @@ def test_length_of_files() -> None:
     for package in FOLDERS:
         for path in modules(package):
             assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_unmarked_tests_start_no_process() -> None:
+    """They are refused at once: `make test-fast` runs them."""
+    with pytest.raises(RuntimeError, match="test_unmarked_tests_start_no_process starts a process: mark it"):
+        subprocess.run([sys.executable, "-c", ""], check=True)

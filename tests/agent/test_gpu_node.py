@@ -45,14 +45,6 @@ def node(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[GpuNode]:
         yield running
 
 
-def state(node: GpuNode, collector: str) -> str:
-    """The exported state of a collector."""
-    for each in ("ok", "failed", "not_applicable"):
-        if f'rankwatch_collector_state{{collector="{collector}",node="n",state="{each}"}}' in node.metrics():
-            return each
-    return "none"
-
-
 def remove_host(node: GpuNode) -> None:
     """Make the kernel's counters of the host unreadable."""
     for name in ("stat", "meminfo", "loadavg", "vmstat"):
@@ -79,7 +71,7 @@ def test_broken_source(node: GpuNode, broken: str) -> None:
     """It costs only its own series."""
     BREAKS[broken](node)
     until(lambda: OF_EACH[broken] not in node.families(), f"the series of {broken} are gone")
-    until(lambda: state(node, broken) in ("failed", "not_applicable"), "its collector says so")
+    until(lambda: node.state(broken) in ("failed", "not_applicable"), "its collector says so")
     others = {name for source, name in OF_EACH.items() if source != broken}
     assert others <= node.families()
 
@@ -158,11 +150,11 @@ def test_release_and_resume_by_signal(node: GpuNode) -> None:
     node.agent.process.send_signal(signal.SIGUSR1)
     until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
     in_order = (worker, "nvmlShutdown") in node.driver.calls
-    until(lambda: state(node, "gpu") == "not_applicable", "the collector says so")
+    until(lambda: node.state("gpu") == "not_applicable", "the collector says so")
     released = 'rankwatch_gpu_driver_state{node="n",state="released"}'
     until(lambda: released in node.metrics(), "the driver's state says so")
     node.agent.process.send_signal(signal.SIGUSR2)
-    until(lambda: state(node, "gpu") == "ok", "the driver is in use again")
+    until(lambda: node.state("gpu") == "ok", "the driver is in use again")
     _, log = node.agent.stop()
     assert in_order or NOT_IN_ORDER in log
 

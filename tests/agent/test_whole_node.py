@@ -177,11 +177,12 @@ BREAKS: dict[str, tuple[Break, frozenset[str]]] = {
 
 @pytest.mark.parametrize("what", BREAKS)
 def test_broken_source(node: WholeNode, what: str) -> None:
-    """Each source in turn: all others stay, and it comes back."""
+    """Each source in turn: its collector says so, all others stay, and it comes back."""
     act, sources = BREAKS[what]
     gone = {OF_EACH[each] for each in sources}
     with act(node):
         until(lambda: not gone & node.gpus.families(), f"{', '.join(sorted(gone))} are gone")
+        until(lambda: all(node.gpus.state(each) != "ok" for each in sources), "they say so")
         for _ in range(5):
             assert ALL - gone <= node.gpus.families()
     until(lambda: complete(node), "all is well again", seconds=PATIENCE_SECONDS)

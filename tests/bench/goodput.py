@@ -72,7 +72,7 @@ def measure(*, quick: bool) -> Result:
         title="Goodput of a run that is killed and resumed",
         rows=tuple(rows),
         notes=(
-            f"A real torchrun job on gloo: {len(WORLDS)} attempts of {', '.join(map(str, WORLDS))} ranks, "
+            f"A job of forked ranks on gloo: {len(WORLDS)} attempts of {', '.join(map(str, WORLDS))} ranks, "
             f"killed by SIGKILL after steps {', '.join(map(str, KILLED_AFTER))}; goodput "
             f"{truth:.1%} by the stopwatch.",
         ),

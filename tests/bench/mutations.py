@@ -38,8 +38,10 @@ SELECTED = "not nightly and not frameworks"
 """What `make test` runs."""
 _SECONDS = 3600
 _AT_ONCE = ("-n", "2", "--dist", "loadfile")
-_NONE_FAILS = (0, 4, 5)
-"""Statuses of pytest: all pass; another checkout has no such test; none is selected."""
+_NONE_FAILS = (0, 5)
+"""Statuses of pytest: all pass; none is selected."""
+_USAGE, _UNKNOWN = 4, "not found: "
+"""The status, and what it says, where another checkout has no such test."""
 _SWAPPED = {
     ast.Lt: "<=",
     ast.LtE: "<",
@@ -201,7 +203,16 @@ def failures(selection: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         return ["(hangs)"]
     found = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
-    return found or ([] if done.returncode in _NONE_FAILS else ["(does not start)"])
+    unknown = done.returncode == _USAGE and _UNKNOWN in done.stdout + done.stderr
+    none = unknown or done.returncode in _NONE_FAILS
+    return found or ([] if none else ["(does not start)"])
+
+
+def noticed(change: Mutation, selection: Sequence[str]) -> str:
+    """The first test of these that fails with the change, and passes without it."""
+    with change.applied():
+        test = first_failure(selection)
+    return "" if test.startswith("tests/") and first_failure([test]) else test
 
 
 def importers(path: str) -> list[str]:
@@ -224,18 +235,14 @@ def folder_of_tests(path: str) -> str:
 def near(change: Mutation, expected: str) -> str:
     """The test that notices: the expected one, one that imports the module, or one of its folder."""
     selections = ([expected] if expected else [], importers(change.path), [folder_of_tests(change.path)])
-    with change.applied():
-        return next(filter(None, map(first_failure, selections)), "")
+    return next(filter(None, (noticed(change, each) for each in selections)), "")
 
 
 def far(survivors: Sequence[Mutation]) -> dict[str, str]:
     """Change -> the test that notices, of all tests."""
     with _all_applied(survivors):
         failed = failures(["tests"]) if survivors else []
-    caught: dict[str, str] = {}
-    for change in survivors:
-        with change.applied():
-            caught[str(change)] = first_failure(failed)
+    caught = {str(change): noticed(change, failed) for change in survivors}
     return {change: test for change, test in caught.items() if test}
 
 
@@ -268,8 +275,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("bench-results/mutations.json"))
     parser.add_argument("--again", type=Path, help="the changes of this earlier output, to compare tests")
     given = parser.parse_args()
-    noticed = _read(given.again) if given.again else {}
-    changes = list(noticed) or drawn(given.count, given.seed)
+    earlier = _read(given.again) if given.again else {}
+    changes = list(earlier) or drawn(given.count, given.seed)
     if given.list:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(json.dumps([asdict(each) for each in changes], indent=1))
@@ -277,7 +284,7 @@ def main() -> None:
         return
     caught: dict[str, str] = {}
     for change in changes:
-        if test := near(change, noticed.get(change, "")):
+        if test := near(change, earlier.get(change, "")):
             caught[str(change)] = test
         print(f"{change}: {test or 'survives so far'}", flush=True)
     if not given.near:

@@ -76,6 +76,7 @@ def _shown(printed: str, name: str) -> str:
         (signal.SIGINT, 130, _starting),
         (signal.SIGTERM, 143, _starting),
         (signal.SIGKILL, -signal.SIGKILL, _starting),
+        (signal.SIGINT, 130, _importing),
         (signal.SIGTERM, 143, _importing),
         (signal.SIGKILL, -signal.SIGKILL, _importing),
     ],

@@ -1,5 +1,5 @@
-"""Game day of the telemetry itself: rules that Prometheus cannot evaluate, records that an agent misses, and
-a node whose clock is ahead.
+"""Game day of the telemetry itself: rules that Prometheus cannot evaluate, records that an agent misses, a
+kernel log that it cannot read, and a node whose clock is ahead.
 
 Each raises its alert on a real system, and no other. The system is of this file alone: in it, rules of all
 clusters fail.
@@ -15,8 +15,8 @@ import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
 from support.agent.process import agent_process
-from support.e2e.monitored_system import MonitoredSystem, complete, monitored_system
-from support.servers.prometheus import require
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
+from support.servers.prometheus import get_json, poll, require
 from support.training.ranks import rank
 
 pytestmark = pytest.mark.process
@@ -39,6 +39,12 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str], str], ...] = (
     ("", Alert.RULES_FAILING, {"severity": "critical"}, "rankwatch-goodput"),
     ("flooded", Alert.RECORDS_MISSED, {"node": FLOODED_NODE}, "of the records of run flooded"),
     ("", Alert.CLOCK_WRONG, {"node": EARLY_NODE, "reason": "differs"}, f"node {EARLY_NODE} differs by "),
+    (
+        "",
+        Alert.COLLECTOR_FAILING,
+        {"node": EARLY_NODE, "collector": "kernel_log"},
+        "Collector kernel_log of ",
+    ),
 )
 """Run, the alert it must raise, labels this must have beside `run`, and a part of its text."""
 
@@ -61,9 +67,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
         early_directory = directory / EARLY_NODE
         early_directory.mkdir()
         (early_directory / "sitecustomize.py").write_text(AHEAD)
-        early = agent_process(
-            early_directory, "--node", EARLY_NODE, environ={"PYTHONPATH": str(early_directory)}
-        )
+        flags = ("--node", EARLY_NODE, "--kernel-log", str(early_directory))
+        early = agent_process(early_directory, *flags, environ={"PYTHONPATH": str(early_directory)})
         more = (other, stack.enter_context(early))
         flags = (*priced, str(directory / "EUR.toml"))
         system = stack.enter_context(
@@ -88,6 +93,17 @@ def test_alert(run: str, name: Alert, labels: dict[str, str], text: str, system:
     alert = system.alert(run, name, **labels)
     assert complete(alert, CONFIG), alert
     assert text in alert.annotations["description"]
+
+
+def test_watchdog(system: MonitoredSystem) -> None:
+    """It always reaches Alertmanager, whose route for it goes to a dead-man's switch alone."""
+    (active,) = get_json(f"{system.prometheus_url}/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
+    url = active["url"]
+    poll(
+        lambda: Alert.WATCHDOG in {each["labels"]["alertname"] for each in get_json(url)},
+        SECONDS_TO_ALERT,
+        "the alert that always fires",
+    )
 
 
 def test_no_other_alert(system: MonitoredSystem) -> None:

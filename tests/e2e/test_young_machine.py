@@ -36,8 +36,7 @@ def test_young_machine() -> None:
         pytest.skip(f"time namespaces are not to be had here: {uptime.stderr.strip()}")
     assert float(uptime.stdout.split()[0]) < 2 * _UPTIME_SECONDS
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*_young(), *pytest_, "-m", "not process", *_READ_CLOCKS], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert "passed" in done.stdout or "100%" in done.stdout
+    for each in _READ_CLOCKS:  # pytest fails where none is selected
+        command = [*_young(), *pytest_, "-m", "not nightly", each]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:]

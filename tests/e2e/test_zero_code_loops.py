@@ -37,6 +37,10 @@ def _case(loop: Loop) -> object:
     return pytest.param(loop, id=loop.name, marks=marks)
 
 
+LAUNCHED = "nanogpt"
+"""The loop that starts as users start theirs: `rankwatch run -- torchrun`, DDP, an optimizer of torch."""
+
+
 def servers() -> Mapping[Way, ForkedRanks]:
     """What forks the ranks of loops without rankwatch, and of those below `rankwatch run`."""
     return {Way.BARE: shared_ranks(), Way.ZERO_CODE: shared_ranks(recorded=True)}
@@ -47,10 +51,10 @@ def test_loop(loop: Loop, tmp_path: Path) -> None:
     """Training is the same bit for bit. The recorded steps, losses, checkpoints and evaluations are those of
     the loop's own stopwatch.
 
-    The loops of frameworks run under torchrun, the others fork from where torch is imported.
+    The loops of frameworks and one more run under torchrun, the others fork from where torch is imported.
     """
     ways = (Way.BARE, Way.ZERO_CODE)
-    started = {} if loop.package else servers()
+    started = {} if loop.package or loop.name == LAUNCHED else servers()
     with ThreadPoolExecutor(2) as pool:
         bare, zero = pool.map(
             lambda way: run_loop(

@@ -82,7 +82,10 @@ class MonitoredSystem:
         """Start a job: each rank is Python with these arguments."""
         environ = {**self._job_environment(run, node), **settings}
         log = self.directory / f"{run}.log"
-        self._ranks += (forked or self.forked).start(arguments, environ, ranks=ranks, log=log)
+        forked = forked or self.forked
+        pids = forked.start(arguments, environ, ranks=ranks, log=log)
+        if forked is self.shared:  # others end with the family
+            self._ranks += pids
 
     def train(
         self,

@@ -33,6 +33,14 @@ class GpuNode(NamedTuple):
         """Names of all exported metrics."""
         return {sample.partition("{")[0] for sample in self.metrics()}
 
+    def state(self, collector: str) -> str:
+        """The exported state of a collector."""
+        samples = self.metrics()
+        for each in ("ok", "failed", "not_applicable"):
+            if f'rankwatch_collector_state{{collector="{collector}",node="n",state="{each}"}}' in samples:
+                return each
+        return "none"
+
 
 @contextmanager
 def gpu_node(
