@@ -175,6 +175,10 @@ BREAKS: dict[str, tuple[Break, frozenset[str]]] = {
 }
 
 
+LEFT_OUT = {"interfaces hang", "RDMA files hang"}
+"""A device whose files do not answer is left out, and its collector goes on with the others."""
+
+
 @pytest.mark.parametrize("what", BREAKS)
 def test_broken_source(node: WholeNode, what: str) -> None:
     """Each source in turn: its collector says so, all others stay, and it comes back."""
@@ -182,7 +186,8 @@ def test_broken_source(node: WholeNode, what: str) -> None:
     gone = {OF_EACH[each] for each in sources}
     with act(node):
         until(lambda: not gone & node.gpus.families(), f"{', '.join(sorted(gone))} are gone")
-        until(lambda: all(node.gpus.state(each) != "ok" for each in sources), "they say so")
+        if what not in LEFT_OUT:
+            until(lambda: all(node.gpus.state(each) != "ok" for each in sources), "they say so")
         for _ in range(5):
             assert ALL - gone <= node.gpus.families()
     until(lambda: complete(node), "all is well again", seconds=PATIENCE_SECONDS)

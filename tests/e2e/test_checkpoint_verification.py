@@ -87,7 +87,7 @@ def _raises_alert(directory: Path, agent: AgentProcess, path: str) -> None:
     config = RuleConfig.for_demo()
     with monitored_system(directory, config, (), more_agents=(agent,)) as system:
         alert = system.alert("job", Alert.CHECKPOINT_DAMAGED, path=path, file="state.pt", damage="flipped")
-        assert complete(alert, config), alert
+        assert complete(alert, config), str(alert)
         assert alert.labels["severity"] == "critical"
         assert f"Checkpoint {path} of run job, step 30, is damaged" in alert.annotations["description"]
         assert f"tensor {alert.labels['tensor']} is flipped" in alert.annotations["description"]

@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCluster]:
 
 def _named(cluster: NodeCluster, run: str, name: Alert, **labels: str) -> DeliveredAlert:
     alert = cluster.alert(run, name, **labels)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert all(label in alert.annotations["description"] for label in labels.values() if label in NODES)
     return alert
 

@@ -91,7 +91,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
 def test_alert(run: str, name: Alert, labels: dict[str, str], text: str, system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert, with complete annotations."""
     alert = system.alert(run, name, **labels)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert text in alert.annotations["description"]
 
 

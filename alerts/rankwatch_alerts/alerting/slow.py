@@ -211,9 +211,10 @@ def network_degraded(config: RuleConfig) -> AlertRule:
     It resolves by itself once half of the baseline is as slow.
     """
     of_group = ("cluster", "run", "group", "operation")
+    # Rules of two groups are evaluated side by side: what the alert was raised by may be gone a moment later.
+    growth = f"group:rankwatch_collective_transfer_seconds:growth{matching(of_group)}"
     groups = listed(
-        f"topk(3, group:rankwatch_collective_transfer_seconds:growth{matching(of_group)}"
-        f" > {config.network_growth:g})",
+        f"topk(3, last_over_time({growth}[{duration(config.missed_seconds)}]) > {config.network_growth:g})",
         of_group,
         '{{ $series.Labels.members }} ({{ $series.Labels.size_class }}, {{ $series.Value | printf "%.1f" }} '
         "times)",

@@ -207,7 +207,7 @@ def collector_failing(config: RuleConfig) -> AlertRule:
         summary="A collector of the agent fails or has not succeeded for long.",
         description=(
             "Collector {{ $labels.collector }} of the agent on node {{ $labels.node }} fails or "
-            "is overdue; what it measures is unknown there. [[Read the agent's log for the reason]]."
+            "is overdue; what it measures is missing there. [[Read the agent's log for the reason]]."
         ),
         of_run=False,
     )

@@ -179,7 +179,7 @@ def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
 def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
     alert = system.alert(run, name, **labels)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert run in alert.annotations["description"]
     assert f"var-run={run}" in alert.annotations["dashboard_url"]
     for label in ("rank", "node"):
@@ -189,7 +189,7 @@ def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredS
 def test_agent_down(system: MonitoredSystem) -> None:
     """An agent that cannot be scraped raises an alert of its own; that of a lost node is held back."""
     alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down", node=IDLE_NODE)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert system.agents[IDLE_NODE].address in alert.annotations["description"]
     assert not [
         each
@@ -201,7 +201,7 @@ def test_agent_down(system: MonitoredSystem) -> None:
 def test_disk(system: MonitoredSystem) -> None:
     """One ticket for all nodes with the path of checkpoints, full for all that it takes."""
     alert = system.alert("", Alert.CHECKPOINT_DISK_FILLING, severity="warning")
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert f"Path {alert.labels['path']} on " in alert.annotations["description"]
 
 

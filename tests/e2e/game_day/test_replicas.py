@@ -91,7 +91,7 @@ def test_alert(flipped: Flipped) -> None:
     """
     alert, *others = flipped.system.delivered()
     assert not others
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     named = {each: alert.labels.get(each) for each in ("alertname", "run", "rank", "node", "name")}
     of_rank = {"run": "flipped", "rank": str(ODD), "node": NODE, "name": None}
     assert named == {"alertname": str(Alert.REPLICAS_DISAGREE), **of_rank}

@@ -129,7 +129,7 @@ def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
 def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
     alert = system.alert(run, name, **labels)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert run in alert.annotations["description"]
 
 

@@ -111,7 +111,7 @@ def test_alert(run: str, slowdowns: Slowdowns) -> None:
     alert = slowdowns.system.alert(run, name, **labels)
     of_rule = {"alertname": str(name), "severity": "warning", "cluster": CLUSTER}
     assert alert.labels == {"run": run, **of_rule, **labels}
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert f"un {run}" in alert.annotations["description"]
     assert f"var-run={run}" in alert.annotations["dashboard_url"]
     assert float(alert.annotations["slowdown"].split()[-1]) > 1.0

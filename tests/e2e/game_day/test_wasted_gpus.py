@@ -105,7 +105,7 @@ def wasteful(game_day: GameDay) -> Iterator[Wasteful]:
 def test_waste(name: Alert, labels: dict[str, str], text: str, wasteful: Wasteful) -> None:
     """Each measure has a ticket of its own."""
     alert = wasteful.system.alert(RUN, name, **labels)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert text in alert.annotations["description"]
 
 
@@ -118,7 +118,7 @@ def test_no_price(wasteful: Wasteful) -> None:
 def test_idle(wasteful: Wasteful) -> None:
     """GPUs that do nothing have another alert."""
     alert = wasteful.system.alert(RUN, Alert.GPUS_IDLE)
-    assert complete(alert, CONFIG), alert
+    assert complete(alert, CONFIG), str(alert)
     assert f"its {RANKS} GPUs by 1%" in alert.annotations["description"]
     expected = {*(name for name, *_ in BEFORE), Alert.GPUS_IDLE}
     assert {each.name for each in wasteful.system.delivered()} == expected
