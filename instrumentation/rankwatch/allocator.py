@@ -16,12 +16,20 @@ SAMPLE_SECONDS = 10.0
 class AllocatorMemory:
     """Samples the allocator of the rank's device into the now block. Never makes torch initialise CUDA.
 
-    cuda: `torch.cuda`.
+    cuda: `torch.cuda`. device: index of the rank's device; the current one while that is not known.
     """
 
-    def __init__(self, writer: Writer, cuda: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        cuda: Any,
+        *,
+        device: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._writer = writer
         self._cuda = cuda
+        self._device = device
         self._clock = clock
         self._next = 0.0
 
@@ -36,7 +44,10 @@ class AllocatorMemory:
         """Take a sample; nothing while CUDA is not in use."""
         if not self._cuda.is_initialized():
             return
-        found = self._cuda.memory_stats_as_nested_dict(self._cuda.current_device())
+        device = self._device()
+        found = self._cuda.memory_stats_as_nested_dict(
+            self._cuda.current_device() if device is None else device
+        )
         if not found:
             return
         words = self._writer.integers

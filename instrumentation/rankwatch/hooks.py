@@ -112,14 +112,23 @@ def _watch_run_queue(run: Run, writer: Writer) -> None:
 
 
 def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
-    if gpu is not None:
-        writer.set_gpu(gpu)
-    elif run.device is not None:
-        run.after_steps(RankGpu(writer, sys.modules["torch"].cuda).resolve)
-    if run.device is not None:
-        memory = AllocatorMemory(writer, sys.modules["torch"].cuda)
-        run.after_steps(memory.resolve)
-        run.when_ended(memory.sample)  # out of memory may be why it ends
+    timeline = run.device
+    if timeline is None:
+        if gpu is not None:
+            writer.set_gpu(gpu)
+        return
+    from rankwatch.device.cuda import Captures, Gpu
+
+    torch = sys.modules["torch"]
+    captures = Captures(writer, torch)
+    captures.on_replay = timeline.spoil
+    run.when_ended(captures.remove)
+    run.gpu = shown = Gpu(timeline, captures)
+    run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)
+    memory = AllocatorMemory(writer, torch.cuda, device=lambda: shown.device)
+    run.after_steps(memory.resolve)
+    run.when_ended(memory.sample)  # out of memory may be why it ends
+    run.after_steps(timeline.resolve)
 
 
 def _profile_on_slow(run: Run, writer: Writer) -> None:
@@ -146,8 +155,7 @@ def _record_collectives(run: Run, writer: Writer) -> None:
     if dist.is_available():
         from rankwatch.collectives import CollectiveHook
 
-        arrive = run.device.arrive if run.device else None
-        hook = CollectiveHook(writer, run._failures, arrive)
+        hook = CollectiveHook(writer, run._failures, run.gpu)
         lifecycle.on_fork(hook.forget)
         run.when_ended(hook.remove)
 

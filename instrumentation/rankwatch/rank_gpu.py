@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from rankwatch.blackbox.writer import Writer
@@ -30,12 +31,23 @@ def is_gpu_uuid(text: object) -> bool:
 class RankGpu:
     """Queries torch after each step until the GPU is known. Never makes torch initialise CUDA.
 
-    cuda: `torch.cuda`.
+    cuda: `torch.cuda`. uuid: of the GPU, where the run was told. found: takes the index of the device.
     """
 
-    def __init__(self, writer: Writer, cuda: Any) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        cuda: Any,
+        *,
+        uuid: str | None = None,
+        found: Callable[[int], object] = lambda device: None,
+    ) -> None:
         self._writer = writer
         self._cuda = cuda
+        self._uuid = uuid
+        self._found = found
+        if uuid is not None:
+            writer.set_gpu(uuid)
         self._attempts_left = MAX_ATTEMPTS
 
     def resolve(self) -> None:
@@ -61,6 +73,9 @@ class RankGpu:
         device = max(allocated, key=lambda each: (allocated[each], each == current))
         if not allocated[device] and not last:
             return None
+        self._found(device)
+        if self._uuid is not None:
+            return ""
         properties = cuda.get_device_properties(device)
         return _with_prefix(str(getattr(properties, "uuid", "")), str(properties.name))
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwatch.batches import Batches, BatchWait
 from rankwatch.blackbox import layout
@@ -17,7 +17,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
-from rankwatch.device import DevicePhases
+from rankwatch.device.timeline import DeviceTimeline
 from rankwatch.disabled import DisabledOperation
 from rankwatch.endings import Ending, ending_by
 from rankwatch.errors import UsageError
@@ -29,6 +29,9 @@ from rankwatch.scalars import Scalars
 from rankwatch.spans import NullSpan, Span, phase_span
 from rankwatch.stated import StatedValues, as_amount
 from rankwatch.steps import Steps
+
+if TYPE_CHECKING:
+    from rankwatch.device.cuda import Gpu
 
 T = TypeVar("T")
 _WORK = RecordKind.WORK
@@ -51,13 +54,19 @@ class Run:
         identity: Identity,
         writer: Writer,
         phases: Iterable[str],
-        device_event: Callable[[], Any] | None,
+        *,
+        on_gpu: bool = False,
     ) -> None:
+        """on_gpu: the training may turn out to use a GPU."""
         self.identity = identity
         """Complete as soon as the rank is known; see `rankwatch.identification`."""
         self._writer = writer
         self._failures = Failures(writer)
-        self._steps = Steps(writer, self._failures)
+        self.device = DeviceTimeline(writer, self._failures) if on_gpu else None
+        """The timeline of the GPU's compute stream; None without a GPU."""
+        self.gpu: Gpu | None = None
+        """Set once torch is loaded, if it was built for GPUs."""
+        self._steps = Steps(writer, self._failures, self.device)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
         self.checkpoint_log = CheckpointLog(writer, self._failures)
@@ -71,15 +80,9 @@ class Run:
         # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
         self._closers: list[Callable[[], object]] = []
-        self.device = (
-            DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
-        )
-        """Timing on the GPU's clock; None without a GPU."""
         self.stated = StatedValues(self.scalar)
         """What the run states about itself."""
         self._resolvers: list[Callable[[], None]] = [self._scalars.resolve, self.stated.after_step]
-        if self.device is not None:
-            self._resolvers.append(self.device.resolve)
         self._followers: list[Callable[[], None]] = []
         self._spans = _Phases(self._failures)
         for name in phases:
@@ -355,6 +358,8 @@ class Run:
         self._spans.release()
 
     def _resolve(self) -> None:
+        if self.gpu is not None and self.gpu.captures.going_on():
+            return  # no event may be queried, and no memory be pinned
         for resolve in self._resolvers:
             try:
                 resolve()

@@ -52,7 +52,8 @@ class Scalars:
             if hasattr(value, "to_local"):  # a DTensor: take this rank's part, without a collective
                 value = value.to_local()
             if getattr(value, "is_cuda", False):
-                self._pending.append(_copy_later(kind, name, value, step, moment))
+                if (pending := _copy_later(kind, name, value, step, moment)) is not None:
+                    self._pending.append(pending)
                 return
             if not getattr(value, "is_cpu", True):
                 raise ValueError(f"it is on device {value.device}; reading it would wait for the device")
@@ -95,12 +96,14 @@ class Scalars:
         return tag
 
 
-def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: float) -> _Pending:
+def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: float) -> _Pending | None:
+    """None while a CUDA graph is captured: the tensor has no value yet, and pinned memory cannot be had."""
     torch: Any = sys.modules["torch"]
-
+    if torch.cuda.is_current_stream_capturing():
+        return None
     source = tensor.detach().reshape(1)
     target = torch.empty(1, dtype=source.dtype, pin_memory=True)
     target.copy_(source, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(source.device))  # the current device may be another one
     return _Pending(kind, name, step, moment, target, copied)

@@ -21,7 +21,7 @@ from rankwatch.blackbox.place import own_run
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
 from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN
-from rankwatch.device import cuda_event_factory
+from rankwatch.device.cuda import has_cuda
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.hooks import install_beside_box, install_hooks
@@ -206,7 +206,7 @@ def _start(
     global _current
     counted = replace(given, number=_runs())
     try:
-        run = Run(Identity(run=given.run or script_name()), writer, names, cuda_event_factory())
+        run = Run(Identity(run=given.run or script_name()), writer, names, on_gpu=has_cuda())
         publication = Publication(
             writer,
             lambda last, ask: _identify(counted, writer.directory, last=last, ask=ask),

@@ -10,6 +10,7 @@ from types import TracebackType
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
+from rankwatch.device.timeline import DeviceTimeline
 from rankwatch.failures import Failures
 
 _FIRST_TOO_LARGE = 1 << 62
@@ -26,9 +27,10 @@ _STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
 class Steps:
     """The steps of one run. As a context manager it is the step that the last call of `number` chose."""
 
-    def __init__(self, writer: Writer, failures: Failures) -> None:
+    def __init__(self, writer: Writer, failures: Failures, device: DeviceTimeline | None = None) -> None:
         self._writer = writer
         self._failures = failures
+        self._device = device
         self._wanted: int | None = None
         self._began = 0.0
         self._waiting_since = 0.0
@@ -82,6 +84,8 @@ class Steps:
         writer = self._writer
         writer.integers[_STEP] = step
         writer.floats[_STEP_BEGAN] = began
+        if self._device is not None:
+            self._device.step_began()
 
     def end(self, *, failed: bool = False, at: float = 0.0) -> None:
         """Close the open step and write its record. at: when it ended, if that was earlier than now."""
@@ -89,8 +93,11 @@ class Steps:
             self._failures.misuse("no step is open: begin one first")
             return
         writer = self._writer
+        flags = int(failed)
+        if self._device is not None and self._device.step_ended(self.current, self._began, at):
+            flags |= layout.STEP_ON_DEVICE
         ended = at or _clock()
-        writer.pair(_TAG, self._began, ended, _pack, self.current, failed)
+        writer.pair(_TAG, self._began, ended, _pack, self.current, flags)
         self.seconds += ended - self._began
         self._last_ended = self.current
         self._began = 0.0
@@ -104,6 +111,8 @@ class Steps:
     def abandon(self) -> None:
         """Forget the open step, if there is one: its number is given again."""
         if self._began:
+            if self._device is not None:
+                self._device.spoil()
             self._began = 0.0
             self.repeats -= self.current <= self._last_ended
             self.current -= 1

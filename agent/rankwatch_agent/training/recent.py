@@ -94,7 +94,7 @@ class RecentSteps:
 
     def __init__(self, window_seconds: float) -> None:
         self.means: RecentMeans | None = None
-        """None while the rank completes no step."""
+        """None while the rank completes no step, or its own time is not known."""
         self._window = window_seconds
         self._looks: deque[_Look] = deque()
         self._long: deque[tuple[float, int, float]] = deque()
@@ -111,7 +111,7 @@ class RecentSteps:
             looks.popleft()
         while long[0][0] < moment - 2 * self._window:
             long.popleft()
-        self.means = _means(looks[0], now, long[0])
+        self.means = _means(looks[0], now, long[0]) if steps.local_known else None
 
 
 def _look(steps: StepAssembler, moment: float) -> _Look:

@@ -196,11 +196,11 @@ def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
         yield sample("rankwatch_step", key, steps.last_step)
     yield sample("rankwatch_steps_total", key, steps.steps)
     yield sample("rankwatch_step_seconds_total", key, steps.seconds)
-    yield sample("rankwatch_step_local_seconds_total", key, steps.local_seconds)
+    if steps.local_known:
+        yield sample("rankwatch_step_local_seconds_total", key, steps.local_seconds)
     yield sample("rankwatch_step_message_seconds_total", key, steps.message_seconds)
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
     yield from _by("rankwatch_outside_step_seconds_total", key, steps.section_seconds)
-    yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
     yield from _by("rankwatch_work_total", key, totals.steps.work_done.by_unit)
     variation = steps.variation
     yield sample("rankwatch_late_steps_total", key, variation.late_steps)

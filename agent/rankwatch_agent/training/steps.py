@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
+from rankwatch.conventions import COMMUNICATION, OTHER, TOKENS
+from rankwatch_agent.training.device_steps import DeviceSteps, HostedStep
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
@@ -19,8 +20,9 @@ _MOST_PENDING = 4096
 """Phases or collectives kept for a step that does not end; beyond, the oldest are dropped."""
 SETTLE_SECONDS = 0.5
 """Quiet time after which the last step is settled."""
-_HOST_PHASES = (DATA_WAIT, *SECTIONS)
 
+_DEVICE_SECONDS = 60.0
+"""Time after which a step counts that the GPU has not reported: the process is gone, or the GPU hangs."""
 _NO_STEP = -1
 """Number of what is recorded before any step, and in a run that has none."""
 _MAX_HELD_STEPS = 64
@@ -185,8 +187,11 @@ class StepAssembler:
         self.section_seconds: dict[str, float] = {}
         """Phases outside of any step."""
         self.last_step = -1
-        self.device_seconds: dict[str, float] = {}
-        """Phases by the GPU's own clock; empty where there is none."""
+        self.device = DeviceSteps()
+        """What the GPU's clock shows of steps that are not counted yet."""
+        self.local_known = True
+        """Whether own time and waits of the last step could be told apart; not in a CUDA graph with
+        collectives."""
         self.unsettled = Unsettled()
         """Phases and collectives, appended by the reader."""
         self.variation = Variation()
@@ -197,7 +202,9 @@ class StepAssembler:
         self._settled = settled
         self.ledger: RankLedger | None = None
         """Takes each step and section, where somebody keeps account of the time."""
-        self._pending: tuple[float, float, int] | None = None
+        self._pending: tuple[float, float, int, bool] | None = None
+        self._on_device: dict[int, HostedStep] = {}
+        """Steps that are settled on the host, and that the GPU has not finished."""
         self._last_end: float | None = None
         """Of the last step that was settled."""
         self._sections_since = 0.0
@@ -205,11 +212,13 @@ class StepAssembler:
 
     @property
     def all_settled(self) -> bool:
-        """Whether no step waits to be settled."""
+        """Whether no step waits to be settled on the host."""
         return self._pending is None
 
     def begin_process(self) -> None:
-        """Another process takes the rank."""
+        """Another process takes the rank: the GPU reports no more of the one before."""
+        self._on_device.clear()
+        self.device = DeviceSteps()
         self._open.begin_process()
         self.work_done.begin_process(self._pending[2] if self._pending is not None else None)
 
@@ -224,18 +233,19 @@ class StepAssembler:
         if unit == TOKENS:
             self._open.work(number, amount)
 
-    def device_phase(self, name: str, seconds: float, local: float, number: int) -> None:
-        """The GPU passed the end of a phase; `local` of its seconds came before the last collective."""
-        self._open.device_phase(number, name, local)
-        self.device_seconds[name] = self.device_seconds.get(name, 0.0) + seconds
-        self.local_seconds += local
+    def device_step(self, number: int, seconds: float, waited: float, *, known: bool) -> None:
+        """The GPU has finished a step, whose phases and messages `device` has taken already."""
+        self.device.ended(number, seconds, waited, known=known)
+        hosted = self._on_device.pop(number, None)
+        if hosted is not None:
+            self._count_on_device(hosted)
 
-    def step(self, start: float, end: float, number: int) -> None:
-        """A step ended; the one before it is settled."""
+    def step(self, start: float, end: float, number: int, *, on_device: bool = False) -> None:
+        """A step ended; the one before it is settled. on_device: `device_step` follows some steps later."""
         self._outside(self.unsettled.drop_oldest())
         if self._pending is not None:
             self._settle(*self._pending, until=end)
-        self._pending = (start, end, number)
+        self._pending = (start, end, number, on_device)
         self.unsettled.step_recorded()
 
     def settle(self, now: float, idle_until: float) -> None:
@@ -250,8 +260,11 @@ class StepAssembler:
             self._pending = None
         if self._pending is None:
             self._outside(self.unsettled.take_ended(SECTIONS, idle_until))
+        for step in [each for each in self._on_device.values() if now - each.end > _DEVICE_SECONDS]:
+            del self._on_device[step.number]
+            self._count_on_device(step)
 
-    def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
+    def _settle(self, start: float, end: float, number: int, on_device: bool, *, until: float) -> None:
         """Split a step by `split_step` and count its parts.
 
         What begins between its end and `until` may belong to the next step. What begins later is no honest
@@ -262,43 +275,70 @@ class StepAssembler:
         held = self.unsettled.take_collectives(start, end, until)
         if self._settled is not None:
             self._settled(number, start, end, inside, held)
-        step = self._open.of(number)
         parts, own = split_step(start, end, inside, held)
-        if self.ledger is not None:
-            self.ledger.step(number, start, end, parts, self._normal_pause)
-        self.message_seconds += message_seconds(start, end, held)
-        # On a GPU the host's phases show when work was enqueued, not how long it took.
-        if not self.device_seconds:
-            step.phases(inside, own)
-        sections = self._count(end - start, parts, number, step)
-        self._learn(start, end, sections)
-        self._open.ended(number)
-        self.work_done.settle(number)
-
-    def _count(self, duration: float, parts: dict[str, float], number: int, step: StepParts) -> float:
-        """Count a step; returns how many of its seconds were sections."""
-        self.steps += 1
-        self.last_step = number
-        self.seconds += duration
-        if self.device_seconds:
-            # The host runs ahead of the GPU, and its phases show when work was enqueued. The rank's own work
-            # is what the GPU's clock shows, and what the host did while the GPU had nothing.
-            local = sum(parts.get(name, 0.0) for name in _HOST_PHASES)
-        else:
-            local = duration - parts[COMMUNICATION]
-        self.local_seconds += local
-        totals = self.phase_seconds
-        for name, seconds in parts.items():
-            totals[name] = totals.get(name, 0.0) + seconds
-        self._observe(duration)
         sections = 0.0
         for name in SECTIONS:
             if seconds := parts.get(name, 0.0):
                 self._timeouts.section(name, seconds)
                 sections += seconds
+        self._learn(start, end, sections)
+        if on_device:
+            self._await_device(HostedStep(number, start, end))
+            return
+        if self.ledger is not None:
+            self.ledger.step(number, start, end, parts, self._normal_pause)
+        self.message_seconds += message_seconds(start, end, held)
+        step = self._open.of(number)
+        step.phases(inside, own)
+        self._count(end - start, parts, number, step)
+
+    def _await_device(self, step: HostedStep) -> None:
+        """On a GPU the host's phases show when work was enqueued, so the step counts once the GPU is done."""
+        if step.number in self.device:
+            self._count_on_device(step)
+            return
+        if (before := self._on_device.pop(step.number, None)) is not None:  # an epoch of few steps
+            self._count_on_device(before)
+        if len(self._on_device) == _MAX_HELD_STEPS:
+            self._count_on_device(self._on_device.pop(next(iter(self._on_device))))
+        self._on_device[step.number] = step
+
+    def _count_on_device(self, hosted: HostedStep) -> None:
+        """Count a step by the GPU's clock; one that the GPU did not report as time of no known use."""
+        number = hosted.number
+        found = self.device.take(number)
+        step = self._open.of(number)
+        if found is None:
+            duration = hosted.end - hosted.start
+            parts = {OTHER: duration}
+            self.local_known = False
+        else:
+            duration, parts = found.seconds, found.parts()
+            self.local_known = found.known
+            self.message_seconds += found.message_seconds
+            for name, seconds in found.phases:
+                step.phase(name, seconds)
+        if self.ledger is not None:
+            scale = (hosted.end - hosted.start) / duration if duration > 0.0 else 0.0
+            scaled = {name: seconds * scale for name, seconds in parts.items()}
+            self.ledger.step(number, hosted.start, hosted.end, scaled, self._normal_pause)
+        self._count(duration, parts, number, step)
+
+    def _count(self, duration: float, parts: dict[str, float], number: int, step: StepParts) -> None:
+        self.steps += 1
+        self.last_step = number
+        self.seconds += duration
+        local = duration - parts.get(COMMUNICATION, 0.0) if self.local_known else 0.0
+        self.local_seconds += local
+        totals = self.phase_seconds
+        for name, seconds in parts.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+        self._observe(duration)
+        sections = sum(parts.get(name, 0.0) for name in SECTIONS)
         if local > sections:
             step.local_seconds += local - sections
-        return sections
+        self._open.ended(number)
+        self.work_done.settle(number)
 
     def _learn(self, start: float, end: float, sections: float) -> None:
         """Learn what is normal from a step and the pause before it, as a stall may begin in either. A loader

@@ -112,6 +112,8 @@ class RankTotals:
             int(RecordKind.CHECKPOINT): self._take_checkpoint,
             int(RecordKind.LIFECYCLE): self._take_lifecycle,
             int(RecordKind.DEVICE_PHASE): self._take_device_phase,
+            int(RecordKind.DEVICE_WAIT): self._take_device_wait,
+            int(RecordKind.DEVICE_STEP): self._take_device_step,
             int(RecordKind.CHECKPOINT_BEGAN): self._take_checkpoint_began,
             int(RecordKind.FINGERPRINT): self._take_fingerprint,
         }
@@ -200,7 +202,8 @@ class RankTotals:
             self.notes.step(number, start, end, phases, collectives, named)
 
     def _take_step(self, _: int, start: float, end: float, raw: bytes, at: int) -> None:
-        step, failed = layout.STEP.unpack_from(raw, at)
+        step, flags = layout.STEP.unpack_from(raw, at)
+        failed = flags & layout.STEP_FAILED
         if failed:
             self.timeouts.step_failed(end)
             if self.ledger is not None:
@@ -211,7 +214,7 @@ class RankTotals:
             self.notes.recorded(start, failed=bool(failed))
         if self.first_step is None:
             self.first_step = (start, end)
-        self.steps.step(start, end, step)
+        self.steps.step(start, end, step, on_device=flags & layout.STEP_ON_DEVICE != 0)
         if end > self.last_progress:
             self.last_progress = end
 
@@ -247,7 +250,17 @@ class RankTotals:
     def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         seconds, local, step = layout.DEVICE.unpack_from(raw, at)
         if 0.0 <= local <= seconds < math.inf:
-            self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
+            self.steps.device.phase(self.names.bound("phase", self._name_of(number)), local, step)
+
+    def _take_device_wait(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        seconds, step, _, _, _, flags = layout.DEVICE_WAIT.unpack_from(raw, at)
+        if flags & layout.POINT_TO_POINT and 0.0 <= seconds < math.inf:
+            self.steps.device.message(seconds, step)
+
+    def _take_device_step(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        step, waited, flags = layout.DEVICE_STEP.unpack_from(raw, at)
+        if 0.0 <= waited <= end - start < math.inf:
+            self.steps.device_step(step, end - start, waited, known=not flags & layout.UNKNOWN_WAITS)
 
     def _take_checkpoint_began(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         self.checkpoints.begins(self._name_of(number), start, raw, at)

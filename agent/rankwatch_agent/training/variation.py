@@ -4,8 +4,7 @@ Everything is a sum over steps, so that a rate over any window gives a mean. Two
 the sum give a covariance, (both - one - other) / 2, from numbers that only grow. Deviations are relative and
 count up to 1, so that one step of minutes does not hide all others.
 
-Work and phases on the GPU's clock are recorded with the number of their step. The GPU reports a phase after
-the host has gone on, so a step is complete there once the GPU reports a later one.
+Work is recorded with the number of its step, and may come before the step is counted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class StepParts:
     forward_seconds: list[float] = field(default_factory=list)
     """Of each microbatch, in order, without blocked time."""
     backward_seconds: list[float] = field(default_factory=list)
-    ended: bool = False
     max_microbatches: int = _MAX_MICROBATCHES
 
     def phase(self, name: str, seconds: float) -> None:
@@ -68,8 +66,6 @@ class OpenSteps:
         self._complete = complete
         self._steps: dict[int, StepParts] = {}
         self._max_microbatches = _MAX_MICROBATCHES
-        self._device_step: int | None = None
-        """Latest step of which the GPU reported a phase."""
 
     def keep_at_most(self, records: int) -> None:
         """Bound the microbatches kept of each step, so that all open steps have few more than `records`."""
@@ -79,28 +75,14 @@ class OpenSteps:
         """Work was done in a step."""
         self.of(number).work += tokens
 
-    def device_phase(self, number: int, name: str, local_seconds: float) -> None:
-        """The GPU passed the end of a phase; steps before it are complete."""
-        if self._device_step is None or number > self._device_step:
-            self._device_step = number
-            for each in [each for each, step in self._steps.items() if step.ended and each < number]:
-                self._complete(self._steps.pop(each))
-        step = self.of(number)
-        step.local_seconds += local_seconds
-        step.phase(name, local_seconds)
-
     def ended(self, number: int) -> None:
-        """The host has reported all of a step."""
-        if self._device_step is None or self._device_step > number:
-            step = self._steps.pop(number, None)
-            self._complete(StepParts() if step is None else step)
-        else:
-            self.of(number).ended = True
+        """All of a step is known."""
+        step = self._steps.pop(number, None)
+        self._complete(StepParts() if step is None else step)
 
     def begin_process(self) -> None:
         """Another process takes the rank, and may go back to earlier steps."""
         self._steps.clear()
-        self._device_step = None
 
     def of(self, number: int) -> StepParts:
         """What is known of a step so far."""

@@ -115,8 +115,8 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
     if record.end > record.start:
         text += f" {1e3 * (record.end - record.start):.3f} ms"
     if kind == RecordKind.STEP:
-        number, failed = layout.STEP.unpack_from(record.payload)
-        return f"{text} number {number}{', ended by an exception' if failed else ''}"
+        number, flags = layout.STEP.unpack_from(record.payload)
+        return f"{text} number {number}{', ended by an exception' if flags & layout.STEP_FAILED else ''}"
     if kind == RecordKind.LIFECYCLE:
         return f"{text} {_error(rank, record)}".rstrip()
     if kind == RecordKind.CHECKPOINT_BEGAN:

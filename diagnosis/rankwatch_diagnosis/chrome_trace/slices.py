@@ -71,10 +71,10 @@ def _add(found: RankSlices, record: RawRecord, names: Mapping[int, str], groups:
         case RecordKind.PHASE:
             found.slices.append(Slice(start, end, PHASES, name, {}))
         case RecordKind.STEP:
-            number, failed = layout.STEP.unpack_from(record.payload)
+            number, flags = layout.STEP.unpack_from(record.payload)
             first, last = found.steps.get(number, (start, end))
             found.steps[number] = (min(first, start), max(last, end))
-            facts = {"step": number} | ({"failed": True} if failed else {})
+            facts = {"step": number} | ({"failed": True} if flags & layout.STEP_FAILED else {})
             found.slices.append(Slice(start, end, STEPS, f"step {number}", facts))
         case RecordKind.COLLECTIVE:
             found.slices.append(_collective(record, name, groups))
@@ -102,7 +102,7 @@ def _collective(record: RawRecord, name: str, groups: Mapping[int, str]) -> Slic
 
 def _checkpoint(record: RawRecord, name: str, names: Mapping[int, str]) -> Slice:
     size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
-    facts = {"step": step, "bytes": size} | ({"failed": True} if failed else {})
+    facts = {"step": step, "bytes": size} | ({"failed": True} if flags & layout.STEP_FAILED else {})
     if 0.0 <= blocked < _LONGEST_SECONDS:
         facts["blocked_training_seconds"] = round(blocked, 9)
     return Slice(record.start, record.end, CHECKPOINTS, f"{name} {names.get(stage, '')}".strip(), facts)

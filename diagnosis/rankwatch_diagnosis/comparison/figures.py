@@ -125,9 +125,9 @@ def _whole_steps(box: Box) -> Iterator[tuple[int, float]]:
     seen = 0
     for record in box.records:
         if record.kind == RecordKind.STEP:
-            step, failed = layout.STEP.unpack_from(record.payload)
+            step, flags = layout.STEP.unpack_from(record.payload)
             seen += 1
-            if not failed and seen > started:
+            if not flags & layout.STEP_FAILED and seen > started:
                 yield step, record.end - record.start
 
 

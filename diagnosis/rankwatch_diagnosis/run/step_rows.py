@@ -2,8 +2,8 @@
 
 A step becomes a row for each operation, one after another: a phase is its own time followed by the
 communication that blocked the training thread in it, as `rankwatch_agent.training.split` tells the two apart.
-Where the GPU's clock was read, its times replace those of the host. A collective whose end was not seen has
-no row.
+On a GPU the times of the compute stream replace those of the host; a step whose own time and waits could not
+be told apart there has no rows. A collective whose end was not seen has no row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
@@ -24,6 +25,7 @@ LEAST_GAP_SECONDS = 5e-5
 """Time that no phase claims is a row from here on; below it is a pause."""
 _SLACK_SECONDS = 1e-6
 """By how much a phase may reach beyond its step: their clock reads differ."""
+_LONGEST_SECONDS = 1e6
 _PASSES = ("forward", "backward")
 _COMPUTE = (*_PASSES, "optimizer")
 
@@ -53,8 +55,15 @@ class Piece(NamedTuple):
     """It lay inside a phase."""
 
 
-DeviceTimes = Mapping[str, Sequence[tuple[float, float]]]
-"""Phase -> (seconds on the GPU, of these its own) of each time it ran, in order."""
+@dataclass(slots=True)
+class DeviceStep:
+    """A step on the compute stream of a GPU."""
+
+    start: float = 0.0
+    end: float = 0.0
+    known: bool = False
+    """Whether own time and waits were told apart."""
+    pieces: list[Piece] = field(default_factory=list)
 
 
 def rows_by_rank(boxes: Boxes) -> dict[int, list[Row]]:
@@ -72,7 +81,7 @@ def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
 
     Without the first step of the process: it opens connections, fills caches and compiles.
     """
-    device = _device_times(box)
+    device = _device_steps(box, groups)
     work = _work(box)
     # Another thread records the ends of asynchronous collectives, often after the step.
     collectives = sorted(_collectives(box, groups))
@@ -83,11 +92,14 @@ def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
         if record.kind == RecordKind.PHASE:
             phases.append((record.start, record.end, box.names.get(record.name, "")))
         elif record.kind == RecordKind.STEP:
-            number, failed = layout.STEP.unpack_from(record.payload)
+            number, flags = layout.STEP.unpack_from(record.payload)
             # Where older records are gone, the first step is not whole.
-            if warm and not failed and number >= 0:
-                of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
-                pieces = lay_out(record.start, record.end, phases, of_step, device.get(number, {}))
+            if warm and not flags & layout.STEP_FAILED and number >= 0:
+                if flags & layout.STEP_ON_DEVICE:
+                    pieces = _on_device(device.get(number, DeviceStep()))
+                else:
+                    of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
+                    pieces = lay_out(record.start, record.end, phases, of_step)
                 yield from _rows(number, pieces, work.get(number, []))
             phases = []
             warm = True
@@ -107,14 +119,38 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
         yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
 
 
-def _device_times(box: Box) -> dict[int, dict[str, list[tuple[float, float]]]]:
-    """By step."""
-    found: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[int, DeviceStep]:
+    """By number."""
+    found: dict[int, DeviceStep] = defaultdict(DeviceStep)
     for record in box.records:
+        start, name = record.start, box.names.get(record.name, "")
         if record.kind == RecordKind.DEVICE_PHASE:
-            seconds, local, step = layout.DEVICE.unpack_from(record.payload)
-            if 0.0 <= local <= seconds < 1e6:
-                found[step][box.names.get(record.name, "")].append((seconds, local))
+            _, own, step = layout.DEVICE.unpack_from(record.payload)
+            if 0.0 <= own < _LONGEST_SECONDS:
+                found[step].pieces.append(Piece(start, own, name))
+        elif record.kind == RecordKind.DEVICE_WAIT:
+            seconds, step, _, group, phase, _ = layout.DEVICE_WAIT.unpack_from(record.payload)
+            if 0.0 <= seconds < _LONGEST_SECONDS:
+                piece = Piece(start, seconds, name, groups.get(group, ""), True, inside=phase != 0)
+                found[step].pieces.append(piece)
+        elif record.kind == RecordKind.DEVICE_STEP:
+            step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
+            each = found[step]
+            each.start, each.end, each.known = start, record.end, not flags & layout.UNKNOWN_WAITS
+    return found
+
+
+def _on_device(step: DeviceStep) -> list[Piece]:
+    """The pieces of a step one after another; what no phase claims comes last."""
+    if not step.known:
+        return []
+    found: list[Piece] = []
+    at = step.start
+    for piece in sorted(step.pieces, key=lambda each: each.start):
+        found.append(piece._replace(start=at))
+        at += piece.seconds
+    if step.end - at > LEAST_GAP_SECONDS:
+        found.append(Piece(at, step.end - at, OTHER))
     return found
 
 
@@ -179,7 +215,6 @@ def lay_out(
     end: float,
     phases: Iterable[Interval],
     collectives: Sequence[Collective],
-    device: DeviceTimes,
 ) -> list[Piece]:
     """The pieces of the step from `start` to `end`, none before the end of the one before it.
 
@@ -194,15 +229,9 @@ def lay_out(
     order = sorted(range(len(within)), key=lambda at: (within[at][0], -within[at][1]))
     by_phase = _by_phase(within, order, blocked)
     pieces = [_communication(each[0], each, inside=False) for each in by_phase[None]]
-    counted: Counter[str] = Counter()
     for at in order:
         begun, _, name = within[at]
-        on_device = device.get(name, ())
-        if counted[name] < len(on_device):
-            pieces += _device_pieces(begun, name, *on_device[counted[name]])
-        else:
-            pieces += _host_pieces(begun, name, own[at], by_phase[at])
-        counted[name] += 1
+        pieces += _host_pieces(begun, name, own[at], by_phase[at])
     pieces.sort(key=lambda each: each.start)
     return _in_turn(start, end, pieces)
 
@@ -241,14 +270,6 @@ def _communication(at: float, blocked: Blocked, *, inside: bool) -> Piece:
     start, end, (_, _, _, *names) = blocked
     operation, group = names
     return Piece(at, end - start, operation, group, True, inside)
-
-
-def _device_pieces(begun: float, name: str, seconds: float, own: float) -> list[Piece]:
-    """Of the GPU only the time before its last collective is known to be its own."""
-    pieces = [Piece(begun, own, name)]
-    if seconds - own > LEAST_GAP_SECONDS:
-        pieces.append(Piece(begun + own, seconds - own, COMMUNICATION, "", True, inside=True))
-    return pieces
 
 
 def _in_turn(start: float, end: float, pieces: Sequence[Piece]) -> list[Piece]:

@@ -165,8 +165,8 @@ def _last_progress(box: Box) -> float:
     """A step that an exception ended made none: the pause began at its start, or before it."""
     for record in reversed(box.records):
         if record.kind == RecordKind.STEP:
-            _, failed = layout.STEP.unpack_from(record.payload)
-            return record.start if failed else box.last_progress
+            _, flags = layout.STEP.unpack_from(record.payload)
+            return record.start if flags & layout.STEP_FAILED else box.last_progress
     return box.last_progress
 
 

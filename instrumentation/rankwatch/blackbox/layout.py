@@ -78,7 +78,12 @@ PAYLOAD_OFFSET = 32
 NO_PAYLOAD = struct.Struct("")
 """Of a phase."""
 STEP = struct.Struct("<qq")
-"""Step number, 1 if an exception ended it."""
+"""Step number, flags."""
+STEP_FAILED = 1
+"""Flag of a step: an exception ended it."""
+STEP_ON_DEVICE = 2
+"""Flag of a step: records of its time on the device follow, up to its DEVICE_STEP. Never set on CPU, and in
+boxes that are older than this flag."""
 COLLECTIVE = struct.Struct("<QQIId")
 """Bytes of input, number in its group from 0 (sends and receives have their own numbers), group's name,
 flags, moment when a thread began to wait for it. The moment is 0 if the caller blocks, if no wait was seen
@@ -108,7 +113,16 @@ ENDING = struct.Struct("<qI4I")
 hold the message of the exception (0: none). Only `failed` has them."""
 MESSAGE_NAMES = 4
 DEVICE = struct.Struct("<ddq")
-"""Seconds on the GPU, seconds of these before the stream reached the last collective, step."""
+"""Seconds of the compute stream in a phase, without the phases inside it; of these the rank's own, without
+waits for other ranks; step."""
+DEVICE_WAIT = struct.Struct("<dqIIII")
+"""Seconds for which the compute stream waited for other ranks in one phase, step, number of waits, group's
+name, number of the phase (0: none), flags of the operation, as of a collective. The record has its name."""
+DEVICE_STEP = struct.Struct("<qdI")
+"""Step, seconds of waits, flags. Start and end are those of the step on the compute stream. It is the last
+record of a step's time on the device."""
+UNKNOWN_WAITS = 1
+"""Flag of DEVICE_STEP: own time and waits could not be told apart, as in a CUDA graph with collectives."""
 
 BLOCKING = 1
 """Flag of a collective: the caller blocks from its start to its end."""
@@ -134,6 +148,8 @@ class RecordKind(IntEnum):
     DEVICE_PHASE = 8
     CHECKPOINT_BEGAN = 9
     FINGERPRINT = 10
+    DEVICE_WAIT = 11
+    DEVICE_STEP = 12
 
 
 class Now(IntEnum):
@@ -181,10 +197,15 @@ class Now(IntEnum):
     """Times that even this did not suffice."""
     CPU_WAITED = 22
     """Seconds of CPU_WATCHED in which the thread was ready to run and had no CPU."""
+    CAPTURING = 23
+    """Number of CUDA graphs that the process captures at the moment: no thread may query an event then."""
     CAPABILITIES = 24
     """First word of a table: word CAPABILITIES + c is what is known of the capability at position c of its
     enumeration. 0: unknown yet, 1: visible, UNSEEN + r: not visible for the reason at position r of `Unseen`.
     All 0 in boxes that are older than the table."""
+    DEVICE_MARKS_DROPPED = 48
+    """Events on the compute stream that were dropped, because the device did not keep up or a step did not
+    end."""
     PHASE_BEGAN = 64
     """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""

@@ -7,8 +7,8 @@ below autograd, tracing and fake tensors, so whatever arrives there is about to 
 
 On CPU (gloo) the end of a collective is seen by the future of its work, on a backend thread, or by the wait
 for its output (`tensor_waits`), whichever comes first. The end of a send or receive is seen by the wait for
-it (`waiting`). On CUDA (NCCL) only the arrival is recorded, on the GPU's clock, and the tables of the group
-are written; the durations come from the flight recorder.
+it (`waiting`). On CUDA (NCCL) the tables of the group are written, and the waits of the compute stream are
+timed by its own clock (`device_waits`).
 """
 
 from __future__ import annotations
@@ -21,35 +21,39 @@ from typing import Any
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.call import Call
-from rankwatch.collectives.compiler import keep_from_compiler
+from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.collectives.exit import ExitWait
 from rankwatch.collectives.groups import Groups
 from rankwatch.collectives.operators import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Operator
 from rankwatch.collectives.tensor_waits import TensorWaits
 from rankwatch.collectives.waiting import Waiting
+from rankwatch.device.cuda import Gpu
 from rankwatch.failures import Failures
+from rankwatch.uncompiled import keep_from_compiler
 
 _FOLLOW = "follow a collective"
+_NOTHING = (None, None)
 
 
 class CollectiveHook:
     """Records the collectives of this process while it is installed."""
 
-    def __init__(self, writer: Writer, failures: Failures, arrive: Callable[[], None] | None) -> None:
+    def __init__(self, writer: Writer, failures: Failures, gpu: Gpu | None) -> None:
         torch: Any = importlib.import_module("torch")
         c10d: Any = importlib.import_module("torch._C._distributed_c10d")
 
         self._writer = writer
         self._failures = failures
-        self._arrive = arrive
         self._group_of = c10d.ProcessGroup.unbox
         self._work_of = c10d.Work.unbox
         self._groups = Groups(writer)
         self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         self._futures: set[object] = set()
         self._exit_wait = ExitWait(self._futures)
-        self._waiting = Waiting(c10d.Work, failures)
-        self._tensor_waits = TensorWaits(failures)
+        broadcast = writer.name_number("broadcast")
+        self._device = None if gpu is None else DeviceWaits(gpu, self._groups, failures, broadcast)
+        self._waiting = Waiting(c10d.Work, failures, self._device)
+        self._tensor_waits = TensorWaits(failures, self._device)
         self._library = torch.library.Library("c10d", "IMPL")
         for operator, name in OPERATIONS.items():
             packet = getattr(torch.ops.c10d, operator, None)
@@ -59,6 +63,8 @@ class CollectiveHook:
     def remove(self) -> None:
         """Remove the kernels."""
         self._library._destroy()
+        if self._device is not None:
+            self._device.remove()
         self._waiting.remove()
         self._tensor_waits.remove()
         self._exit_wait.cancel()
@@ -80,49 +86,55 @@ class CollectiveHook:
         below, redispatch, begin, follow = self._below, _redispatch(operator), self._begin, self._follow
 
         def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
-            call = begin(seen, arguments)
+            call, waits = begin(seen, arguments)
             try:
                 result = redispatch(keys & below, *arguments, **named)
             except BaseException:
                 if call is not None:
                     self._guard(call.refused)
                 raise
+            finally:
+                if waits is not None:
+                    waits.ends()
             if call is not None:
                 follow(call, seen, arguments, result)
             return result
 
         self._library.impl(short, keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
 
-    def _begin(self, operator: Operator, arguments: tuple[Any, ...]) -> Call | None:
+    def _begin(
+        self, operator: Operator, arguments: tuple[Any, ...]
+    ) -> tuple[Call | None, DeviceWaits | None]:
         """Record that an operation is about to be enqueued. This comes first, because enqueuing it may block.
 
-        Returns None if its end cannot be followed.
+        Returns the call if its end can be followed, and whom to inform when it is enqueued.
         """
         enqueued = time.monotonic()
         try:
             tensor = operator.tensor(arguments)
             if tensor is None:
-                return None
+                return _NOTHING
             on_cpu = tensor.is_cpu
-            if not on_cpu:
-                if tensor.is_meta:
-                    return None  # no memory, as of fake tensors: nothing is transferred
-                if tensor.is_cuda:
-                    self._arrived()
+            if not on_cpu and tensor.is_meta:
+                return _NOTHING  # no memory, as of fake tensors: nothing is transferred
             group = self._groups.of(self._group_of(arguments[operator.group]))
             call = Call(self._writer, group, operator, arguments, enqueued, on_cpu)
+            if on_cpu:
+                return call, None
+            if (
+                tensor.is_cuda
+                and self._device is not None
+                and self._device.enqueues(
+                    tensor.device.index,
+                    (operator.number, group.number, operator.flags),
+                    asynchronous=call.asynchronous,
+                    output=arguments[0] if operator.functional else None,
+                )
+            ):
+                return None, self._device
         except Exception as error:  # noqa: BLE001 - the trainer's collective must go on
             self._failures.note(_FOLLOW, error)
-            return None
-        return call if on_cpu else None
-
-    def _arrived(self) -> None:
-        if self._arrive is None:
-            return
-        try:
-            self._arrive()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._failures.note("time the arrival at a collective", error)
+        return _NOTHING
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

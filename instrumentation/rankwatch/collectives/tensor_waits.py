@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 from rankwatch.collectives.call import Call
-from rankwatch.collectives.compiler import keep_from_compiler
+from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.failures import Failures
+from rankwatch.uncompiled import keep_from_compiler
 
 MOST_AWAITED = 1024
 """Most storages whose waits are seen."""
@@ -32,9 +33,10 @@ class TensorWaits:
     looked up only when a thread waits for a tensor, which never happens under DDP.
     """
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures, device: DeviceWaits | None = None) -> None:
         torch: Any = importlib.import_module("torch")
         self._failures = failures
+        self._device = device
         self._awaited: dict[int, Call] = {}
         self._unresolved: dict[Call, Any] = {}
         self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -83,9 +85,16 @@ class TensorWaits:
 
     def _install(self, operator: Any) -> None:
         awaited, unresolved, begun, ended = self._awaited, self._unresolved, self._begun, self._ended
-        below, redispatch = self._below, operator.redispatch
+        below, redispatch, device = self._below, operator.redispatch, self._device
 
         def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
+            if device is not None and arguments[0].is_cuda:
+                if not device.begins_for(arguments[0]):
+                    return redispatch(keys & below, *arguments, **named)
+                try:
+                    return redispatch(keys & below, *arguments, **named)
+                finally:
+                    device.ends()
             wait = begun(arguments) if awaited or unresolved else None
             if wait is None:
                 return redispatch(keys & below, *arguments, **named)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwatch.collectives.call import Call
-from rankwatch.collectives.compiler import keep_from_compiler
+from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.failures import Failures
+from rankwatch.uncompiled import keep_from_compiler
 
 _FOLLOW = "follow the wait for an operation"
 _thread = threading.get_ident
@@ -42,8 +43,9 @@ class Waiting:
     itself: until its next send or receive, or the end of its wait. The trainer keeps the others alive.
     """
 
-    def __init__(self, work_class: Any, failures: Failures) -> None:
+    def __init__(self, work_class: Any, failures: Failures, device: DeviceWaits | None = None) -> None:
         self._work_class = work_class
+        self._device = device
         self._failures = failures
         self._followed: dict[int, _Followed] = {}
         self._in_hand: dict[int, Any] = {}
@@ -84,18 +86,22 @@ class Waiting:
         # with this very `self`, so it does not call back.
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             known = take(id(self), None) if followed else None
-            if known is None:
+            waits = device if device is not None and device.begins() else None
+            if known is None and waits is None:
                 return original(self, *arguments, **named)
-            began = begun(known.call)
+            began = 0.0 if known is None else begun(known.call)
             failed = True
             try:
                 result = original(self, *arguments, **named)
                 failed = False
                 return result
             finally:
-                ended(self, known.call, began, failed)
+                if waits is not None:
+                    waits.ends()
+                if known is not None:
+                    ended(self, known.call, began, failed)
 
-        begun, ended = self._begun, self._ended
+        begun, ended, device = self._begun, self._ended, self._device
         replacement = keep_from_compiler(wait)
         replacement.__doc__ = original.__doc__
         return replacement

@@ -133,7 +133,8 @@ STEPS = (
         "seconds",
         _RANK,
         "Time of completed steps not spent blocked in collectives: the rank's own work, which names "
-        "a straggler.",
+        "a straggler. On a GPU it is the time of the compute stream without waits for other ranks, absent "
+        "where these cannot be told apart.",
     ),
     counter(
         "rankwatch_step_message_seconds_total",
@@ -149,12 +150,6 @@ STEPS = (
         "Time of completed steps by phase, each moment counted once; communication is the time "
         "blocked in collectives, other what no phase claims. The phases sum to "
         "rankwatch_step_seconds_total.",
-    ),
-    counter(
-        "rankwatch_step_device_seconds_total",
-        "seconds",
-        (*_RANK, Label.PHASE),
-        "Time of phases on the GPU's own clock (CUDA events), where there is a GPU.",
     ),
     counter(
         "rankwatch_outside_step_seconds_total",

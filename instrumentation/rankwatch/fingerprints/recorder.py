@@ -91,7 +91,7 @@ class Fingerprints:
 
     def _take(self, models: Sequence[Any]) -> None:
         torch: Any = importlib.import_module("torch")
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
         self._last = self._step()
         found, why = self._replicas(models)

@@ -192,23 +192,6 @@ def test_work_by_step() -> None:
     assert [each.work for each in done] == [150.0, 300.0, 0.0]
 
 
-def test_gpu_step_completion() -> None:
-    """A step on a GPU is complete once the GPU reports a later one.
-
-    The host ends a step long before the device does.
-    """
-    done: list[StepParts] = []
-    steps = OpenSteps(done.append)
-    steps.device_phase(1, "forward", 1.0)
-    steps.of(1).local_seconds += 0.25
-    steps.ended(1)
-    steps.device_phase(1, "backward", 2.0)
-    assert done == []
-    steps.device_phase(2, "forward", 1.0)
-    (step,) = done
-    assert (step.local_seconds, step.forward_seconds, step.backward_seconds) == (3.25, [1.0], [2.0])
-
-
 def test_open_steps_are_bounded() -> None:
     """Steps that never end and microbatches without end are bounded.
 
@@ -217,7 +200,7 @@ def test_open_steps_are_bounded() -> None:
     steps = OpenSteps(lambda _: None)
     for number in range(100_000):
         steps.work(number, 1.0)
-        steps.device_phase(7, "forward", 1.0)
+        steps.of(7).phase("forward", 1.0)
     assert len(steps._steps) == 64
     assert len(steps.of(7).forward_seconds) <= 4096
 

@@ -28,7 +28,7 @@ def test_unclaimed_piece() -> None:
     Before, between and after phases; below 50 microseconds it is a pause.
     """
     phases = [(1.0, 2.0, "forward"), (2.00002, 3.0, "backward")]
-    assert told(lay_out(0.5, 3.5, phases, [], {})) == [
+    assert told(lay_out(0.5, 3.5, phases, [])) == [
         ("other", 0.5, 0.5),
         ("forward", 1.0, 1.0),
         ("backward", 2.00002, 0.99998),
@@ -42,7 +42,7 @@ def test_blocking_piece() -> None:
     As tensor parallelism has them inside of forward.
     """
     calls = [(1.2, 1.5, True, "all_reduce", "tp")]
-    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "forward")], calls, {})) == [
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "forward")], calls)) == [
         ("forward", 1.0, 0.7),
         ("all_reduce", 1.7, 0.3),
     ]
@@ -57,7 +57,7 @@ def test_bucket_piece() -> None:
         (1.1, 1.6, False, "all_reduce", "dp"),
         (1.5, 1.9, False, "all_reduce", "dp"),
     ]
-    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "backward")], calls, {})) == [
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "backward")], calls)) == [
         ("backward", 1.0, 0.6),
         ("all_reduce", 1.6, 0.4),
     ]
@@ -66,7 +66,7 @@ def test_bucket_piece() -> None:
 def test_nested_piece() -> None:
     """A phase inside another is taken out of it. Both are pieces, and together as long as the outer one."""
     phases = [(1.0, 2.0, "forward"), (1.2, 1.5, "data_wait")]
-    pieces = lay_out(1.0, 2.0, phases, [], {})
+    pieces = lay_out(1.0, 2.0, phases, [])
     assert {each.operation: pytest.approx(each.seconds) for each in pieces} == {
         "forward": 0.7,
         "data_wait": 0.3,
@@ -77,18 +77,18 @@ def test_nested_phases_in_record_order() -> None:
     """A phase is recorded when it ends. Where two end or begin together, the inner one lies in the outer."""
     both_end = [(1.4, 2.0, "data_wait"), (1.0, 2.0, "forward")]
     for phases in (both_end, both_end[::-1]):
-        assert told(lay_out(1.0, 2.0, phases, [], {})) == [("forward", 1.0, 0.4), ("data_wait", 1.4, 0.6)]
+        assert told(lay_out(1.0, 2.0, phases, [])) == [("forward", 1.0, 0.4), ("data_wait", 1.4, 0.6)]
     both_begin = [(1.0, 1.3, "data_wait"), (1.0, 2.0, "forward")]
     for phases in (both_begin, both_begin[::-1]):
-        assert told(lay_out(1.0, 2.0, phases, [], {})) == [("forward", 1.0, 0.7), ("data_wait", 1.7, 0.3)]
+        assert told(lay_out(1.0, 2.0, phases, [])) == [("forward", 1.0, 0.7), ("data_wait", 1.7, 0.3)]
 
 
 def test_collective_in_a_nested_phase() -> None:
     """It belongs to the innermost phase that holds its beginning: to the outer one once that has ended."""
     phases = [(1.2, 1.6, "inner"), (1.0, 2.0, "outer")]
-    inside = lay_out(1.0, 2.0, phases, [(1.3, 1.4, True, "all_gather", "tp")], {})
+    inside = lay_out(1.0, 2.0, phases, [(1.3, 1.4, True, "all_gather", "tp")])
     assert told(inside) == [("outer", 1.0, 0.6), ("inner", 1.6, 0.3), ("all_gather", 1.9, 0.1)]
-    behind = lay_out(1.0, 2.0, phases, [(1.7, 1.8, True, "all_gather", "tp")], {})
+    behind = lay_out(1.0, 2.0, phases, [(1.7, 1.8, True, "all_gather", "tp")])
     assert told(behind) == [("outer", 1.0, 0.5), ("inner", 1.5, 0.4), ("all_gather", 1.9, 0.1)]
 
 
@@ -96,7 +96,7 @@ def test_collective_outside_of_phases() -> None:
     """It keeps its place and its group, between what no phase claims, and lies inside of none."""
     phases = [(1.0, 1.5, "forward")]
     calls = [(1.6, 1.8, True, "all_reduce", "dp")]
-    pieces = lay_out(1.0, 2.0, phases, calls, {})
+    pieces = lay_out(1.0, 2.0, phases, calls)
     assert told(pieces) == [
         ("forward", 1.0, 0.5),
         ("other", 1.5, 0.1),
@@ -105,17 +105,6 @@ def test_collective_outside_of_phases() -> None:
     ]
     (collective,) = (each for each in pieces if each.communicates)
     assert (collective.group, collective.inside) == ("dp", False)
-
-
-def test_device_pieces() -> None:
-    """Times of the GPU replace those of the host. Own time first, then what follows the last collective."""
-    phases = [(1.0, 1.01, "forward"), (1.01, 1.02, "backward")]
-    device = {"forward": [(0.3, 0.3)], "backward": [(0.5, 0.4)]}
-    assert told(lay_out(1.0, 1.02, phases, [], device)) == [
-        ("forward", 1.0, 0.3),
-        ("backward", 1.3, 0.4),
-        ("communication", 1.7, 0.1),
-    ]
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3), (1, 3, 5), (0, 1, 4, 9), tuple(range(3, 4000, 8))])

@@ -30,6 +30,8 @@ _FORMS = {
     RecordKind.FINGERPRINT: layout.FINGERPRINT,
     RecordKind.LIFECYCLE: layout.LIFECYCLE,
     RecordKind.DEVICE_PHASE: layout.DEVICE,
+    RecordKind.DEVICE_WAIT: layout.DEVICE_WAIT,
+    RecordKind.DEVICE_STEP: layout.DEVICE_STEP,
 }
 
 

@@ -1,0 +1,85 @@
+"""What the GPU's clock shows of the steps of one rank, until each is counted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rankwatch.conventions import COMMUNICATION, OTHER
+
+_MOST_STEPS = 64
+"""Steps kept until they are counted; beyond, the oldest are dropped."""
+_MOST_PHASES = 4096
+"""Phases kept of one step; beyond, their time counts as `other`."""
+
+
+class HostedStep(NamedTuple):
+    """A step that is over on the host; moments are seconds on the monotonic clock."""
+
+    number: int
+    start: float
+    end: float
+
+
+class DeviceStep:
+    """One step on the compute stream, in seconds."""
+
+    __slots__ = ("complete", "known", "message_seconds", "phases", "seconds", "waited")
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float]] = []
+        """Name and own seconds of each, without waits and without the phases inside it."""
+        self.message_seconds = 0.0
+        """Waits for sends and receives, a part of `waited`."""
+        self.seconds = self.waited = 0.0
+        self.known = False
+        """Whether own time and waits were told apart."""
+        self.complete = False
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by phase, which sum to `seconds`; without communication where that is not known."""
+        parts: dict[str, float] = {}
+        for name, own in self.phases:
+            parts[name] = parts.get(name, 0.0) + own
+        if self.known:
+            parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + self.waited
+        parts[OTHER] = parts.get(OTHER, 0.0) + max(0.0, self.seconds - sum(parts.values()))
+        return parts
+
+
+class DeviceSteps:
+    """The steps that the GPU has reported, whole or in part."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, DeviceStep] = {}
+
+    def phase(self, name: str, own: float, number: int) -> None:
+        """A phase of a step, and its own seconds."""
+        phases = self._of(number).phases
+        if len(phases) < _MOST_PHASES:
+            phases.append((name, own))
+
+    def message(self, seconds: float, number: int) -> None:
+        """The stream waited so long for sends or receives."""
+        self._of(number).message_seconds += seconds
+
+    def ended(self, number: int, seconds: float, waited: float, *, known: bool) -> None:
+        """All of a step is reported."""
+        step = self._of(number)
+        step.seconds, step.waited, step.known, step.complete = seconds, waited, known, True
+
+    def __contains__(self, number: int) -> bool:
+        step = self._steps.get(number)
+        return step is not None and step.complete
+
+    def take(self, number: int) -> DeviceStep | None:
+        """A step that is reported whole, and forget it; None if it is not."""
+        step = self._steps.pop(number, None)
+        return step if step is not None and step.complete else None
+
+    def _of(self, number: int) -> DeviceStep:
+        step = self._steps.get(number)
+        if step is None:
+            if len(self._steps) == _MOST_STEPS:
+                del self._steps[next(iter(self._steps))]
+            step = self._steps[number] = DeviceStep()
+        return step

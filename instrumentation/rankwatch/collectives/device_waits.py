@@ -1,0 +1,243 @@
+"""Where the compute stream of a GPU waits for other ranks.
+
+- A synchronous collective is waited for where it is called. From torch 2.8 on it even runs on the current
+  stream (`ProcessGroupNCCL::collective`, `asyncOp`).
+- Of an asynchronous one, the stream waits in `Work.wait` or, for functional collectives, in `wait_tensor`.
+- FSDP calls its collectives inside `with device_handle.stream(...)` of streams of their own, and the compute
+  stream waits for an event of these (`_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`;
+  `_runtime_utils.py` in FSDP1). So `torch.cuda.Event.record` notes which events follow a collective, and
+  `torch.cuda.Event.wait`, which `Stream.wait_event` and `Stream.wait_stream` call, is a wait for these.
+- DDP's reducer waits in C++ at the end of the backward pass (`Reducer::finalize_backward`), in a callback
+  that it queues with the last bucket. Callbacks of ours around it see that wait. It also waits in C++ for
+  the broadcast of buffers (`_broadcast_coalesced`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from rankwatch.collectives.groups import Groups
+from rankwatch.device.cuda import Gpu
+from rankwatch.device.timeline import WaitKey
+from rankwatch.failures import Failures
+from rankwatch.uncompiled import keep_from_compiler
+
+MOST_STORAGES = 1024
+"""Outputs of functional collectives whose operation is remembered."""
+_FOLLOW = "time a wait on the GPU"
+_MARK = "rankwatch_follows"
+"""Attribute of an event that follows a collective: which one."""
+_NO_KEY = (0, 0, 0)
+
+
+class DeviceWaits:
+    """Shows the timeline of the GPU each wait of its compute stream.
+
+    broadcast: number of the name of that operation.
+    """
+
+    def __init__(self, gpu: Gpu, groups: Groups, failures: Failures, broadcast: int) -> None:
+        self._gpu = gpu
+        self._timeline = gpu.timeline
+        self._groups = groups
+        self._failures = failures
+        self._communicating: dict[int, WaitKey] = {}
+        """Address of a stream that collectives run on, other than the compute stream -> the last of them."""
+        self._latest: WaitKey = _NO_KEY
+        """The asynchronous operation that was enqueued last."""
+        self._by_storage: dict[int, WaitKey] = {}
+        self._last_in_backward: object = None
+        torch: Any = importlib.import_module("torch")
+        dist: Any = importlib.import_module("torch.distributed")
+        self._queue: Callable[[Callable[[], None]], None] = (
+            torch.autograd.Variable._execution_engine.queue_callback
+        )
+        self._patches = [
+            _Patch(torch.cuda.Event, "record", self._record),
+            _Patch(torch.cuda.Event, "wait", self._wait),
+        ]
+        if hasattr(dist, "_broadcast_coalesced"):
+            self._patches.append(_Patch(dist, "_broadcast_coalesced", self._broadcast(broadcast)))
+
+    def remove(self) -> None:
+        """Restore what was replaced."""
+        for patch in self._patches:
+            patch.remove()
+
+    # -- at the call ------------------------------------------------------------------------------
+
+    def enqueues(self, device: int, key: WaitKey, *, asynchronous: bool, output: Any) -> bool:
+        """An operation is about to be enqueued. Returns True if `ends` must follow.
+
+        output: of a functional collective; else None.
+        """
+        gpu = self._gpu
+        if gpu.stream is None:
+            gpu.use(device)
+        if gpu.captures.going_on():
+            gpu.captures.collective()
+            return False
+        if not asynchronous:
+            if self._timeline.wait_began(key):
+                return True
+            self._runs_elsewhere(key)
+            return False
+        self._latest = key
+        if output is not None:
+            self._remember(output, key)
+        stream = gpu.stream
+        if stream is not None and stream.in_backward():
+            self._follow_backward(key)
+        return False
+
+    def _runs_elsewhere(self, key: WaitKey) -> None:
+        stream = self._gpu.stream
+        if stream is not None and (current := stream.current()) != stream.handle:
+            self._communicating[current] = key
+
+    def _remember(self, output: Any, key: WaitKey) -> None:
+        known = self._by_storage
+        if len(known) >= MOST_STORAGES:
+            del known[next(iter(known))]
+        for each in output if isinstance(output, list) else (output,):
+            known[each.untyped_storage()._cdata] = key
+
+    def _follow_backward(self, key: WaitKey) -> None:
+        """Have the callbacks of this backward pass timed that are queued from here on."""
+        last = object()
+        self._last_in_backward = last
+
+        def begin() -> None:
+            if self._last_in_backward is last:  # the wait begins after the last operation only
+                self._last_in_backward = None
+                if self.begins(key):
+                    self._guard(lambda: self._queue(self._end_of_backward))
+
+        self._guard(lambda: self._queue(begin))
+
+    def _end_of_backward(self) -> None:
+        self._guard(self._timeline.wait_ended)
+
+    # -- at the wait ------------------------------------------------------------------------------
+
+    def begins(self, key: WaitKey | None = None) -> bool:
+        """This thread is about to have its stream wait. Returns True if `ends` must follow."""
+        try:
+            key = key or self._latest
+            if self._timeline.wait_began(key):
+                return True
+            if self._gpu.stream is not None and not self._gpu.captures.going_on():
+                self._runs_elsewhere(key)
+        except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
+            self._failures.note(_FOLLOW, error)
+        return False
+
+    def ends(self) -> None:
+        """The wait is enqueued."""
+        self._guard(self._timeline.wait_ended)
+
+    def begins_for(self, tensor: Any) -> bool:
+        """As `begins`, for the output of a functional collective."""
+        try:
+            key = self._by_storage.get(tensor.untyped_storage()._cdata)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failures.note(_FOLLOW, error)
+            key = None
+        return self.begins(key)
+
+    # -- events and streams -----------------------------------------------------------------------
+
+    def _record(self, original: Any) -> Any:
+        communicating = self._communicating
+
+        def record(event: Any, stream: Any = None) -> Any:
+            result = original(event, stream)
+            if communicating:
+                self._guard(lambda: self._recorded(event, stream))
+            return result
+
+        return record
+
+    def _recorded(self, event: Any, stream: Any) -> None:
+        key = self._communicating.get(self._address(stream))
+        if key is not None:
+            setattr(event, _MARK, key)
+        elif _MARK in event.__dict__:
+            delattr(event, _MARK)
+
+    def _wait(self, original: Any) -> Any:
+        communicating = self._communicating
+
+        def wait(event: Any, stream: Any = None) -> Any:
+            key = event.__dict__.get(_MARK) if communicating else None
+            if key is None or not self._begins_on(stream, key):
+                return original(event, stream)
+            try:
+                return original(event, stream)
+            finally:
+                self.ends()
+
+        return wait
+
+    def _begins_on(self, stream: Any, key: WaitKey) -> bool:
+        """As `begins`, for a wait of this stream. Another stream that waits communicates from then on."""
+        try:
+            compute, address = self._gpu.stream, self._address(stream)
+            if compute is None or self._gpu.captures.going_on():
+                return False
+            if address == compute.handle:
+                return self._timeline.wait_began(key, current=True)
+            self._communicating[address] = key
+        except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
+            self._failures.note(_FOLLOW, error)
+        return False
+
+    def _address(self, stream: Any) -> int:
+        if stream is not None:
+            return int(getattr(stream, "cuda_stream", -1))
+        return self._gpu.stream.current() if self._gpu.stream is not None else -1
+
+    def _broadcast(self, operation: int) -> Callable[[Any], Any]:
+        def replacement(original: Any) -> Any:
+            def broadcast(process_group: Any, *arguments: Any, **named: Any) -> Any:
+                if not self._timeline.stream or not self.begins(self._key(operation, process_group)):
+                    return original(process_group, *arguments, **named)
+                try:
+                    return original(process_group, *arguments, **named)
+                finally:
+                    self.ends()
+
+            return broadcast
+
+        return replacement
+
+    def _key(self, operation: int, process_group: Any) -> WaitKey:
+        try:
+            return operation, self._groups.of(process_group).number, 0
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failures.note(_FOLLOW, error)
+            return operation, 0, 0
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - called around the trainer's own code
+            self._failures.note(_FOLLOW, error)
+
+
+class _Patch:
+    """A function in the place of another one."""
+
+    def __init__(self, owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
+        self._owner, self._name = owner, name
+        self._found = owner.__dict__[name]
+        self._ours = keep_from_compiler(replacement(self._found))
+        self._ours.__doc__ = self._found.__doc__
+        setattr(owner, name, self._ours)
+
+    def remove(self) -> None:
+        """Put the original back, unless somebody else has replaced ours."""
+        if self._owner.__dict__[self._name] is self._ours:
+            setattr(self._owner, self._name, self._found)

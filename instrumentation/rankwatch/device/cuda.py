@@ -1,0 +1,174 @@
+"""CUDA as torch shows it: the compute stream, and the captures of CUDA graphs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.device.timeline import DeviceTimeline
+from rankwatch.uncompiled import keep_from_compiler
+
+
+def has_cuda() -> bool:
+    """True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.version.cuda or torch.version.hip)
+
+
+class ComputeStream:
+    """The stream on which the training computes, of one device of a process that uses CUDA already.
+
+    All calls name the device, because the current one may be another. device: its index.
+    """
+
+    def __init__(self, device: int, captures: Captures) -> None:
+        torch: Any = importlib.import_module("torch")
+        self.device = device
+        self._captures = captures
+        self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._current_stream = torch.cuda.current_stream
+        self._new_event = torch.cuda.Event
+        self._record = torch._C._CudaEventBase.record  # below `torch.cuda.Event.record`, which we replace
+        self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
+        self.handle = -1
+        """Address of the stream."""
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the stream that is current now as the compute stream."""
+        handle = self._current(self.device)
+        if handle != self.handle:
+            self._stream = self._current_stream(self.device)
+            self.handle = handle
+
+    def event(self) -> Any:
+        """Return a new event with timing."""
+        return self._new_event(enable_timing=True)
+
+    def record(self, event: Any) -> None:
+        """Record the event on the compute stream."""
+        self._record(event, self._stream)
+
+    def is_current(self) -> bool:
+        """True if what this thread enqueues goes to the compute stream."""
+        return self._current(self.device) == self.handle
+
+    def current(self) -> int:
+        """Address of the stream to which this thread enqueues on the device."""
+        return self._current(self.device)
+
+    def in_backward(self) -> bool:
+        """True if this thread executes a backward pass."""
+        return self._graph_task() != -1
+
+    def is_capturing(self) -> bool:
+        """True while the process captures a CUDA graph."""
+        return self._captures.going_on()
+
+
+class Captures:
+    """The captures of CUDA graphs in this process.
+
+    While one goes on, no event may be queried and no pinned memory allocated, in any thread. The now block
+    shows it, so that the agent does not ask for the flight recorder, which queries events.
+    """
+
+    def __init__(self, writer: Writer, torch: Any) -> None:
+        self._writer = writer
+        self._open = 0
+        self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._graph = torch.cuda.CUDAGraph
+        self._found = {name: self._graph.__dict__[name] for name in _METHODS}
+        self._collectives = False
+        self.on_replay: Callable[[], object] = _nothing
+        """Called when a graph that holds collectives is about to be replayed."""
+        self._ours = {
+            "capture_begin": self._begin(self._found["capture_begin"]),
+            "capture_end": self._end(self._found["capture_end"]),
+            "replay": self._replay(self._found["replay"]),
+        }
+        for name, function in self._ours.items():
+            setattr(self._graph, name, function)
+
+    def going_on(self) -> bool:
+        """True while the process captures a graph; by another library than torch only in this thread."""
+        return self._open > 0 or self._capturing()
+
+    def collective(self) -> None:
+        """A collective is captured."""
+        self._collectives = True
+
+    def remove(self) -> None:
+        """Restore the methods, unless somebody else has replaced ours."""
+        for name, function in self._ours.items():
+            if self._graph.__dict__[name] is function:
+                setattr(self._graph, name, self._found[name])
+
+    def _count(self, change: int) -> None:
+        self._open = max(0, self._open + change)
+        self._writer.integers[Now.CAPTURING] = self._open
+
+    def _begin(self, original: Any) -> Any:
+        def capture_begin(graph: Any, *arguments: Any, **named: Any) -> Any:
+            if not self._open:
+                self._collectives = False
+            self._count(1)
+            try:
+                return original(graph, *arguments, **named)
+            except BaseException:
+                self._count(-1)
+                raise
+
+        return _in_place_of(original, capture_begin)
+
+    def _end(self, original: Any) -> Any:
+        def capture_end(graph: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                return original(graph, *arguments, **named)
+            finally:
+                self._count(-1)
+                if self._collectives:
+                    graph.rankwatch_has_collectives = True
+
+        return _in_place_of(original, capture_end)
+
+    def _replay(self, original: Any) -> Any:
+        def replay(graph: Any, *arguments: Any, **named: Any) -> Any:
+            if getattr(graph, "rankwatch_has_collectives", False):
+                self.on_replay()
+            return original(graph, *arguments, **named)
+
+        return _in_place_of(original, replay)
+
+
+class Gpu:
+    """The GPU of this rank: its compute stream, once the training has shown which device it uses."""
+
+    def __init__(self, timeline: DeviceTimeline, captures: Captures) -> None:
+        self.timeline = timeline
+        self.captures = captures
+        self.device: int | None = None
+        """Index of the device; None until the training has shown it."""
+        self.stream: ComputeStream | None = None
+
+    def use(self, device: int) -> None:
+        """The training computes on this device, or communicates from it. The first one counts."""
+        if self.stream is None:
+            self.device = device
+            self.stream = ComputeStream(device, self.captures)
+            self.timeline.use(self.stream)
+
+
+_METHODS = ("capture_begin", "capture_end", "replay")
+
+
+def _in_place_of(original: Any, function: Any) -> Any:
+    function.__doc__ = original.__doc__
+    return keep_from_compiler(function)
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,355 @@
+"""The timeline of the rank's compute stream: own work by phase, and waits for other ranks.
+
+On the host a phase ends when its work is enqueued, and a collective when the host goes on. So events are
+recorded on the compute stream where a phase begins or ends and around each wait, and read some steps later,
+once the device has passed them. The time between two events belongs to the phase that was open and, if the
+stream waited, to that wait. Idle gaps belong to the phase as well: the host kept the device idle. So a step's
+own time is its span on the compute stream less all waits.
+
+Nothing here waits for the device, and nothing is recorded while a CUDA graph is captured or before the
+training has shown its device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from threading import get_ident
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.failures import Failures
+from rankwatch.spans import Span
+
+MOST_MARKS = 16384
+"""Events that the device has not passed, or that no step has ended yet; beyond, all of them are dropped."""
+MOST_STEPS = 64
+"""Steps that the device has not finished; beyond, all of them are dropped."""
+_clock = time.monotonic
+
+
+class Stream(Protocol):
+    """The compute stream of a device."""
+
+    def event(self) -> Any:
+        """Return a new event with `query()` and `elapsed_time(later)` in milliseconds."""
+
+    def record(self, event: Any) -> None:
+        """Record the event on the compute stream."""
+
+    def follow(self) -> None:
+        """Take the stream that is current now as the compute stream."""
+
+    def is_current(self) -> bool:
+        """True if what this thread enqueues goes to the compute stream."""
+
+    def in_backward(self) -> bool:
+        """True if this thread executes a backward pass."""
+
+    def is_capturing(self) -> bool:
+        """True while the process captures a CUDA graph: events can be neither recorded nor queried."""
+
+
+class Occurrence:
+    """One time that a phase ran; number 0 stands for no phase."""
+
+    __slots__ = ("began", "ended", "number", "own", "seconds", "waits")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.began = self.ended = self.seconds = self.own = 0.0
+        self.waits: dict[WaitKey, Wait] = {}
+
+
+WaitKey = tuple[int, int, int]
+"""Numbers of the names of the operation and of its group, and flags as of a record of a collective."""
+
+
+class Wait:
+    """What the stream waited for one operation of one group in one phase."""
+
+    __slots__ = ("began", "count", "ended", "seconds")
+
+    def __init__(self, began: float) -> None:
+        self.began = self.ended = began
+        self.count = 0
+        self.seconds = 0.0
+
+
+class _Mark(NamedTuple):
+    """An event, and what the stream does from there to the next one."""
+
+    moment: float
+    """When it was enqueued, on the host's clock."""
+    event: Any
+    phase: Occurrence | None
+    wait: WaitKey | None
+
+
+class _EndedStep(NamedTuple):
+    number: int
+    began: float
+    marks_before_end: int
+    """Number of all marks from the first of the run to the last of this step."""
+    unknown: bool
+    """Part of it ran in a graph with collectives, or could not be timed."""
+
+
+class DeviceTimeline:
+    """The timeline of one rank. The training thread, or the backward pass that it waits for, makes the marks.
+
+    clock: the host's, in seconds, the same as that of the black box.
+    """
+
+    def __init__(self, writer: Writer, failures: Failures, clock: Callable[[], float] = _clock) -> None:
+        self._writer = writer
+        self._failures = failures
+        self._clock = clock
+        self._stream: Stream | None = None
+        self._thread = 0
+        self._free: list[Any] = []
+        self._marks: deque[_Mark] = deque()
+        self._taken = 0
+        """Marks that are not in `_marks` any more."""
+        self._steps: deque[_EndedStep] = deque()
+        self._open: list[Occurrence] = []
+        self._wait: WaitKey | None = None
+        self._unknown = False
+        self._last: tuple[Any, float] | None = None
+        """The last event of the last step, and its moment on the host's clock."""
+
+    # -- what the training does -------------------------------------------------------------------
+
+    @property
+    def stream(self) -> Stream | None:
+        """The compute stream; None until the training has shown its device."""
+        return self._stream
+
+    def use(self, stream: Stream) -> None:
+        """Record on this stream from the next step on. The first call counts."""
+        if self._stream is None:
+            self._stream = stream
+
+    def span(self, host: Span, number: int) -> DeviceSpan:
+        """Return a phase that is timed on the host and on the device."""
+        return DeviceSpan(self, host, number)
+
+    def step_began(self) -> None:
+        """A step begins, in the training thread."""
+        stream = self._stream
+        if stream is not None:
+            self._thread = get_ident()
+            if not self._marks:
+                stream.follow()
+            self._mark(0.0)
+
+    def step_ended(self, number: int, began: float, ended: float) -> bool:
+        """A step is over. ended: 0 for now. Returns True if its time on the device will be recorded."""
+        if self._stream is None or not self._thread:
+            return False
+        if not ended:
+            self._mark(0.0)
+        count = len(self._marks)
+        if ended:
+            for mark in reversed(self._marks):
+                if mark.moment <= ended:
+                    break
+                count -= 1
+        self._steps.append(_EndedStep(number, began, self._taken + count, self._unknown))
+        self._unknown = False
+        if len(self._steps) > MOST_STEPS:
+            self._drop()
+        return True
+
+    def phase_began(self, number: int, moment: float = 0.0) -> None:
+        """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
+        if self._stream is None:
+            return
+        for at, phase in enumerate(self._open):
+            if phase.number == number:  # an exception kept its end from us: it is not open inside itself
+                del self._open[at:]
+                break
+        self._open.append(Occurrence(number))
+        self._mark(moment)
+
+    def phase_ended(self, number: int, moment: float = 0.0) -> None:
+        """The phase that began last has ended."""
+        if self._open and self._open[-1].number == number:
+            self._open.pop()
+            self._mark(moment)
+
+    def wait_began(self, key: WaitKey, *, current: bool = False) -> bool:
+        """The compute stream, or the host, is about to wait for other ranks.
+
+        current: the caller knows that it is the compute stream. Returns True if `wait_ended` must follow.
+        """
+        stream = self._stream
+        if stream is None or self._wait is not None or not (current or stream.is_current()):
+            return False
+        if get_ident() != self._thread and not stream.in_backward():
+            return False
+        self._wait = key
+        self._mark(0.0)
+        return True
+
+    def wait_ended(self) -> None:
+        """What comes now is the rank's own work again."""
+        self._wait = None
+        self._mark(0.0)
+
+    def spoil(self) -> None:
+        """The own time of the open step cannot be told from its waits."""
+        self._unknown = True
+
+    def _mark(self, moment: float) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            if stream.is_capturing():
+                self._unknown = True
+                return
+            event = self._free.pop() if self._free else stream.event()
+            stream.record(event)
+        except Exception as error:  # noqa: BLE001 - called around the trainer's own code
+            self._failures.note("record an event on the GPU", error)
+            self._unknown = True
+            return
+        phases = self._open
+        self._marks.append(_Mark(moment or self._clock(), event, phases[-1] if phases else None, self._wait))
+        if len(self._marks) > MOST_MARKS:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let go of all marks: the device does not keep up, or a step does not end."""
+        self._writer.integers[Now.DEVICE_MARKS_DROPPED] += len(self._marks)
+        self._taken += len(self._marks)
+        self._marks.clear()
+        self._steps.clear()
+        self._last = None
+        self._unknown = True
+
+    # -- what the device did ----------------------------------------------------------------------
+
+    def resolve(self) -> None:
+        """Record the steps that the device has finished. Never waits."""
+        steps, stream = self._steps, self._stream
+        while steps and stream is not None and not stream.is_capturing():
+            step = steps[0]
+            count = step.marks_before_end - self._taken
+            if count > 0 and not self._marks[count - 1].event.query():
+                return
+            steps.popleft()
+            marks = [self._marks.popleft() for _ in range(count)]
+            self._taken += max(0, count)
+            within = [mark for mark in marks if mark.moment >= step.began]
+            self._free += [mark.event for mark in marks[: len(marks) - len(within)]]
+            if len(within) > 1:
+                self._record(step, within)
+
+    def _record(self, step: _EndedStep, marks: list[_Mark]) -> None:
+        lengths = [a.event.elapsed_time(b.event) / 1e3 for a, b in pairwise(marks)]
+        began = at = self._moment_of(marks, sum(lengths))
+        occurrences: dict[int, Occurrence] = {}
+        waited = 0.0
+        none = Occurrence(0)
+        for mark, seconds in zip(marks, lengths, strict=False):
+            occurrence = mark.phase or none
+            if id(occurrence) not in occurrences:
+                occurrences[id(occurrence)] = occurrence
+                occurrence.began = at
+                occurrence.seconds = occurrence.own = 0.0
+            occurrence.seconds += seconds
+            if mark.wait is None:
+                occurrence.own += seconds
+            else:
+                waited += seconds
+                _add(occurrence.waits, mark.wait, at, seconds)
+            at += seconds
+            occurrence.ended = at
+        self._last = (marks[-1].event, at)
+        self._free += [mark.event for mark in marks[:-1]]
+        self._write(step, list(occurrences.values()), began, at, waited)
+
+    def _moment_of(self, marks: list[_Mark], seconds: float) -> float:
+        """When the device passed the first mark, on the host's clock.
+
+        Counted from the last step, so that the drift between the clocks does not add up: the device passes a
+        mark neither before it was enqueued nor after it was seen passed.
+        """
+        first, latest = marks[0], self._clock() - seconds
+        moment = first.moment
+        if self._last is not None:
+            event, before = self._last
+            self._free.append(event)
+            moment = max(moment, before + event.elapsed_time(first.event) / 1e3)
+        return min(moment, latest)
+
+    def _write(
+        self, step: _EndedStep, phases: list[Occurrence], began: float, ended: float, waited: float
+    ) -> None:
+        append = self._writer.append
+        for each in phases:
+            if each.number:
+                append(
+                    RecordKind.DEVICE_PHASE,
+                    each.number,
+                    each.began,
+                    each.ended,
+                    layout.DEVICE,
+                    each.seconds,
+                    each.own,
+                    step.number,
+                )
+            for (operation, group, flags), wait in each.waits.items():
+                append(
+                    RecordKind.DEVICE_WAIT,
+                    operation,
+                    wait.began,
+                    wait.ended,
+                    layout.DEVICE_WAIT,
+                    wait.seconds,
+                    step.number,
+                    wait.count,
+                    group,
+                    each.number,
+                    flags,
+                )
+            each.waits.clear()
+        unknown = layout.UNKNOWN_WAITS if step.unknown else 0
+        append(RecordKind.DEVICE_STEP, 0, began, ended, layout.DEVICE_STEP, step.number, waited, unknown)
+
+
+def _add(waits: dict[WaitKey, Wait], key: WaitKey, at: float, seconds: float) -> None:
+    wait = waits.get(key)
+    if wait is None:
+        wait = waits[key] = Wait(at)
+    wait.count += 1
+    wait.seconds += seconds
+    wait.ended = at + seconds
+
+
+class DeviceSpan:
+    """One phase, timed on the host and on the device."""
+
+    __slots__ = ("_host", "_number", "_timeline")
+
+    def __init__(self, timeline: DeviceTimeline, host: Span, number: int) -> None:
+        self._timeline = timeline
+        self._host = host
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._host.__enter__()
+        self._timeline.phase_began(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timeline.phase_ended(self._number)
+        self._host.__exit__(kind, error, trace)
