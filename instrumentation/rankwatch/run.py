@@ -57,15 +57,14 @@ class Run:
         *,
         on_gpu: bool = False,
     ) -> None:
-        """on_gpu: the training may turn out to use a GPU."""
         self.identity = identity
         """Complete as soon as the rank is known; see `rankwatch.identification`."""
         self._writer = writer
         self._failures = Failures(writer)
         self.device = DeviceTimeline(writer, self._failures) if on_gpu else None
-        """The timeline of the GPU's compute stream; None without a GPU."""
+        """The timeline of the compute stream; None where torch was not built for GPUs."""
         self.gpu: Gpu | None = None
-        """Set once torch is loaded, if it was built for GPUs."""
+        """Set by the hooks, where `device` is."""
         self._steps = Steps(writer, self._failures, self.device)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record

@@ -53,6 +53,7 @@ class _SlowGpu:
 
     def __init__(self, value: float) -> None:
         self.is_cuda = True
+        self.device = "cuda:1"
         self.dtype = torch.float32
         self.value = value
         self.synchronised = False
@@ -69,12 +70,14 @@ class _SlowGpu:
 
 
 def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is copied asynchronously, and recorded with its own step once the event has passed."""
-    passed: list[bool] = [False]
+    """It is copied asynchronously, on the stream of its device, and recorded with its own step once the event
+    has passed. While a CUDA graph is captured it has no value."""
+    passed, capturing = [False], [False]
     loss = _SlowGpu(1.5)
 
     class Event:
-        def record(self) -> None: ...
+        def record(self, stream: object) -> None:
+            assert stream == "of cuda:1"
 
         def query(self) -> bool:
             return passed[0]
@@ -90,7 +93,11 @@ def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.Mon
     empty: Callable[..., Pinned] = lambda *_, **options: Pinned() if options["pin_memory"] else None  # type: ignore[assignment,return-value]  # noqa: E731
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", "of {}".format)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     with run.step():
+        run.scalar("loss", loss)
+        capturing[0] = True
         run.scalar("loss", loss)
     assert of_kind(box(tmp_path), RecordKind.SCALAR) == []
     passed[0] = True

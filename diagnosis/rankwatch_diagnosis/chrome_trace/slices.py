@@ -102,7 +102,7 @@ def _collective(record: RawRecord, name: str, groups: Mapping[int, str]) -> Slic
 
 def _checkpoint(record: RawRecord, name: str, names: Mapping[int, str]) -> Slice:
     size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
-    facts = {"step": step, "bytes": size} | ({"failed": True} if flags & layout.STEP_FAILED else {})
+    facts = {"step": step, "bytes": size} | ({"failed": True} if failed else {})
     if 0.0 <= blocked < _LONGEST_SECONDS:
         facts["blocked_training_seconds"] = round(blocked, 9)
     return Slice(record.start, record.end, CHECKPOINTS, f"{name} {names.get(stage, '')}".strip(), facts)

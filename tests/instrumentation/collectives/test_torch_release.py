@@ -72,9 +72,9 @@ def test_compiler_of_older_release() -> None:
         return 1 / by
 
     older = SimpleNamespace(set_eval_frame=switch, skip_code=lambda code: None)
-    uncompiled = uncompiled._with_compiler_off(divide, older)
-    assert uncompiled(by=2) == 0.5
+    around = uncompiled._with_compiler_off(divide, older)
+    assert around(by=2) == 0.5
     assert compilers[-1] == "the trainer's"
     with pytest.raises(ZeroDivisionError):
-        uncompiled(0)
+        around(0)
     assert compilers[-1] == "the trainer's"
