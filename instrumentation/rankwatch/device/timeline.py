@@ -28,6 +28,8 @@ from rankwatch.spans import Span
 
 MOST_MARKS = 16384
 """Events that the device has not passed, or that no step has ended yet; beyond, all of them are dropped."""
+_MOST_BETWEEN = 1024
+"""Events between two steps, such as those of an evaluation; beyond, the oldest are forgotten."""
 MOST_STEPS = 64
 """Steps that the device has not finished; beyond, all of them are dropped."""
 _clock = time.monotonic
@@ -119,7 +121,7 @@ class DeviceTimeline:
         self._steps: deque[_EndedStep] = deque()
         self._open: list[Occurrence] = []
         self._wait: WaitKey | None = None
-        self._unknown = False
+        self._unknown = self._step_open = False
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -144,6 +146,7 @@ class DeviceTimeline:
         stream = self._stream
         if stream is not None:
             self._thread = get_ident()
+            self._step_open = True
             if not self._marks:
                 stream.follow()
             self._mark(0.0)
@@ -161,7 +164,7 @@ class DeviceTimeline:
                     break
                 count -= 1
         self._steps.append(_EndedStep(number, began, self._taken + count, self._unknown))
-        self._unknown = False
+        self._unknown = self._step_open = False
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return True
@@ -184,12 +187,15 @@ class DeviceTimeline:
             self._mark(moment)
 
     def wait_began(self, key: WaitKey, *, current: bool = False) -> bool:
-        """The compute stream, or the host, is about to wait for other ranks.
+        """The compute stream, or the host, is about to wait for other ranks. Outside of steps it may do so
+        unseen.
 
         current: the caller knows that it is the compute stream. Returns True if `wait_ended` must follow.
         """
         stream = self._stream
-        if stream is None or self._wait is not None or not (current or stream.is_current()):
+        if stream is None or self._wait is not None or not self._step_open:
+            return False
+        if not current and not stream.is_current():
             return False
         if get_ident() != self._thread and not stream.in_backward():
             return False
@@ -224,6 +230,9 @@ class DeviceTimeline:
         self._marks.append(_Mark(moment or self._clock(), event, phases[-1] if phases else None, self._wait))
         if len(self._marks) > MOST_MARKS:
             self._drop()
+        elif len(self._marks) > _MOST_BETWEEN and not self._step_open and not self._steps:
+            self._free.append(self._marks.popleft().event)
+            self._taken += 1
 
     def _drop(self) -> None:
         """Let go of all marks: the device does not keep up, or a step does not end."""
