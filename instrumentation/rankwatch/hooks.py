@@ -47,6 +47,8 @@ def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool
     _install(run, "record fingerprints", lambda: _record_fingerprints(run, writer))
     if collectives:
         _install(run, "record collectives", lambda: _record_collectives(run, writer))
+    elif run.device is not None:
+        run.device.sees_no_waits()
     if recorder:
         _install(run, "prepare the flight recorder", lambda: _prepare_flight_recorder(run))
 

@@ -18,6 +18,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
 from rankwatch.device.cuda import Gpu
 from rankwatch.device.timeline import WaitKey
@@ -30,6 +31,9 @@ _FOLLOW = "time a wait on the GPU"
 _MARK = "rankwatch_follows"
 """Attribute of an event that follows a collective: which one."""
 _NO_KEY = (0, 0, 0)
+_MESSAGES = (12, 13, 14)
+_COALESCED = 17
+"""Values of `c10d::OpType`: SEND, RECV and RECVANYSOURCE, and COALESCED (`Work.hpp`)."""
 
 
 class DeviceWaits:
@@ -45,8 +49,8 @@ class DeviceWaits:
         self._failures = failures
         self._communicating: dict[int, WaitKey] = {}
         """Address of a stream that collectives run on, other than the compute stream -> the last of them."""
-        self._latest: WaitKey = _NO_KEY
-        """The asynchronous operation that was enqueued last."""
+        self._latest = self._latest_message = self._latest_collective = _NO_KEY
+        """The asynchronous operations that were enqueued last: of any kind, and of two kinds."""
         self._by_storage: dict[int, WaitKey] = {}
         self._last_in_backward: object = None
         torch: Any = importlib.import_module("torch")
@@ -85,6 +89,10 @@ class DeviceWaits:
             self._runs_elsewhere(key)
             return False
         self._latest = key
+        if key[2] & layout.POINT_TO_POINT:
+            self._latest_message = key
+        else:
+            self._latest_collective = key
         if output is not None:
             self._remember(output, key)
         stream = gpu.stream
@@ -137,6 +145,19 @@ class DeviceWaits:
     def ends(self) -> None:
         """The wait is enqueued."""
         self._guard(self._timeline.wait_ended)
+
+    def begins_work(self, work: Any) -> bool:
+        """As `begins`, for `Work.wait`. The work shows its kind of operation, but not its group."""
+        key = self._latest
+        try:
+            kind = work._get_op_type()
+            if kind in _MESSAGES:
+                key = self._latest_message
+            elif kind != _COALESCED:
+                key = self._latest_collective
+        except Exception:  # noqa: BLE001 - a work that is written in Python has no such method
+            key = self._latest
+        return self.begins(key)
 
     def begins_for(self, tensor: Any) -> bool:
         """As `begins`, for the output of a functional collective."""

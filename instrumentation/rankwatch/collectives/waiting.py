@@ -86,7 +86,7 @@ class Waiting:
         # with this very `self`, so it does not call back.
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             known = take(id(self), None) if followed else None
-            waits = device if device is not None and device.begins() else None
+            waits = device if device is not None and device.begins_work(self) else None
             if known is None and waits is None:
                 return original(self, *arguments, **named)
             began = 0.0 if known is None else begun(known.call)

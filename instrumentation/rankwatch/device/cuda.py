@@ -34,9 +34,9 @@ class ComputeStream:
         self._new_event = torch.cuda.Event
         self._record = torch._C._CudaEventBase.record  # below `torch.cuda.Event.record`, which we replace
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
+        self._stream: Any = None
         self.handle = -1
-        """Address of the stream."""
-        self.follow()
+        """Address of the stream; none has this one, until `follow` was called."""
 
     def follow(self) -> None:
         """Take the stream that is current now as the compute stream."""

@@ -121,7 +121,7 @@ class DeviceTimeline:
         self._steps: deque[_EndedStep] = deque()
         self._open: list[Occurrence] = []
         self._wait: WaitKey | None = None
-        self._unknown = self._step_open = False
+        self._unknown = self._step_open = self._blind = False
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -147,8 +147,7 @@ class DeviceTimeline:
         if stream is not None:
             self._thread = get_ident()
             self._step_open = True
-            if not self._marks:
-                stream.follow()
+            stream.follow()
             self._mark(0.0)
 
     def step_ended(self, number: int, began: float, ended: float) -> bool:
@@ -163,7 +162,8 @@ class DeviceTimeline:
                 if mark.moment <= ended:
                     break
                 count -= 1
-        self._steps.append(_EndedStep(number, began, self._taken + count, self._unknown))
+        unknown = self._unknown or self._blind
+        self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
         self._unknown = self._step_open = False
         if len(self._steps) > MOST_STEPS:
             self._drop()
@@ -212,9 +212,13 @@ class DeviceTimeline:
         """The own time of the open step cannot be told from its waits."""
         self._unknown = True
 
+    def sees_no_waits(self) -> None:
+        """Nobody shows the waits, so that own time is never known."""
+        self._blind = True
+
     def _mark(self, moment: float) -> None:
         stream = self._stream
-        if stream is None:
+        if stream is None or not self._thread:
             return
         try:
             if stream.is_capturing():
