@@ -326,6 +326,16 @@ def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:
     }
 
 
+def is_capturing(path: Path) -> bool:
+    """True if the rank of this box captures a CUDA graph now. Raises BlackBoxError, as `Reader`."""
+    file = _open(path)
+    try:
+        raw = os.pread(file, 8, layout.NOW_OFFSET + 8 * Now.CAPTURING)
+    finally:
+        os.close(file)
+    return int.from_bytes(raw, "little", signed=True) > 0
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -33,6 +33,7 @@ from rankwatch_agent.training.collectives.totals import (
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.flight_recorder.ask import (
+    CapturingRankError,
     FlightRecorderClient,
     FlightRecorderError,
     Replies,
@@ -235,7 +236,10 @@ class RecordedRank:
         return [group for recorder in self._recorders.values() for group in recorder.groups]
 
     def take(self, now: float, answer: Replies | FlightRecorderError, known: Sequence[GroupNow]) -> None:
-        """Merge one answer; `known` are the groups in the rank's black box. A failure is counted."""
+        """Merge one answer; `known` are the groups in the rank's black box. A failure is counted; a rank that
+        was not asked because it captures a graph is asked again soon."""
+        if isinstance(answer, CapturingRankError):
+            return
         self.asked = now
         try:
             if isinstance(answer, FlightRecorderError):

@@ -7,6 +7,7 @@ sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -17,6 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from rankwatch.blackbox.layout import SUFFIX as BOX_SUFFIX
+from rankwatch.blackbox.reader import is_capturing
+from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
@@ -53,6 +57,10 @@ class SilentRankError(FlightRecorderError):
     """A rank gave no whole answer in time: its process is stopped, or has no CPU."""
 
 
+class CapturingRankError(FlightRecorderError):
+    """A rank captures a CUDA graph. The recorder would query events, which breaks the capture."""
+
+
 class FlightRecorderClient:
     """The worker server of one rank.
 
@@ -75,6 +83,7 @@ class FlightRecorderClient:
                 self._recorders = self._find_recorders(deadline)
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
+                self._keep_off_captures()
                 replies[name] = self._body("POST", f"/handler/{name}", left, deadline)
                 left -= len(replies[name])
             return replies
@@ -98,6 +107,11 @@ class FlightRecorderClient:
         if dump.skipped and not dump.entries:
             raise FlightRecorderError(f"could not read {self._path}: none of its entries can be understood")
         return dump
+
+    def _keep_off_captures(self) -> None:
+        with contextlib.suppress(BlackBoxError, OSError):
+            if is_capturing(self._path.with_suffix(BOX_SUFFIX)):
+                raise CapturingRankError(f"did not ask {self._path}: the rank captures a CUDA graph")
 
     def _find_recorders(self, deadline: float) -> tuple[str, ...]:
         try:

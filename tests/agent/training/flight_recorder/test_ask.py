@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.training.collectives.collector import CollectivesCollector
+from rankwatch_agent.training.collectives.collector import CollectivesCollector, RecordedRank
 from rankwatch_agent.training.flight_recorder.ask import (
     MAX_OBJECTS,
     MAX_REPLY_BYTES,
+    CapturingRankError,
     FlightRecorderClient,
     FlightRecorderError,
     SilentRankError,
@@ -258,3 +262,22 @@ def test_full_queue_of_questions(tmp_path: Path) -> None:
                 waiting.connect(str(tmp_path / "0.sock"))
         with pytest.raises(SilentRankError):
             FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).ask()
+
+
+def test_capturing_rank(tmp_path: Path) -> None:
+    """A rank that captures a CUDA graph is not asked for its recorder, which would query events. That is no
+    failure of the recorder, and it is asked again as soon as the capture is over."""
+    writer = Writer(tmp_path, Identity(run="job", rank=0), phases=())
+    empty = http(b'{"entries": [], "pg_status": {}}')
+    with server(writer.path.with_suffix(".sock"), http(HANDLERS), http(HANDLERS), empty) as path:
+        client = FlightRecorderClient(path)
+        rank = RecordedRank(client, max_groups=1, run="job")
+        writer.integers[Now.CAPTURING] = 1
+        with pytest.raises(CapturingRankError, match="captures a CUDA graph") as refused:
+            client.ask()
+        rank.take(1.0, refused.value, ())
+        assert rank.asked < 0.0
+        failures = [each.value for each in rank.series(("job", "0"), set()) if "failure" in each.labels]
+        assert failures == [0]
+        writer.integers[Now.CAPTURING] = 0
+        assert pull(client)["fr_trace_json"].entries == []
