@@ -21,12 +21,14 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from parts import PARTS, Context, Part, Skipped
+from node import Context
+from parts import PARTS, Part
 
 BUDGET_SECONDS = 570.0
 LEAST_SECONDS = 10.0
@@ -36,13 +38,16 @@ PART_BYTES = 2 << 20
 """Most bytes of one part in the archive, compressed, so that no part takes the place of the others."""
 
 
+OUTCOMES = ("passed", "failed", "skipped", "not run")
+
+
 @dataclass(frozen=True)
 class Result:
     """A row of the table."""
 
     part: str
     outcome: str
-    """passed, failed, skipped or not run."""
+    """One of OUTCOMES."""
     expected: str
     found: str
     seconds: float
@@ -110,10 +115,8 @@ def run_part(part: Part, limit: float, scratch: Path, arguments: Sequence[str], 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """The part and all that it has started."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 
@@ -122,8 +125,6 @@ def only(part: Part, context: Context) -> None:
     try:
         passed, found = part.run(context)
         outcome = "passed" if passed else "failed"
-    except Skipped as reason:
-        outcome, found = "skipped", str(reason)
     except Exception as error:  # noqa: BLE001  whatever it is, it is the result
         traceback.print_exc()
         outcome, found = "failed", f"{type(error).__name__}: {error}"
@@ -134,7 +135,9 @@ def only(part: Part, context: Context) -> None:
 def table(results: Iterable[Result]) -> str:
     """The results for a person: a paragraph of each part."""
     rows = list(results)
-    counts = {each: sum(row.outcome == each for row in rows) for each in ("passed", "failed", "skipped", "not run")}
+    counts = {
+        each: sum(row.outcome == each for row in rows) for each in ("passed", "failed", "skipped", "not run")
+    }
     lines = [", ".join(f"{number} {name}" for name, number in counts.items()), ""]
     for row in rows:
         lines.append(f"{row.part:<12} {row.outcome:<8} {row.seconds:6.1f} s")
@@ -172,7 +175,11 @@ def run_all(chosen: Sequence[Part], out: Path, *, rehearse: bool, budget: float)
                     with log.open("a") as output:
                         output.write("not kept: " + ", ".join(left_out) + "\n")
             write(results, out)
-            print(f"{part.name}: {results[-1].outcome} in {results[-1].seconds:.0f} s: {results[-1].found}"[:600])
+            print(
+                f"{part.name}: {results[-1].outcome} in {results[-1].seconds:.0f} s: {results[-1].found}"[
+                    :600
+                ]
+            )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return results

@@ -8,5 +8,7 @@ for part in instrumentation agent diagnosis cli alerts dashboards reference_trai
   path=${path:+$path:}$root/$part
 done
 export PYTHONPATH=$path${RANKWATCH_WHEELS:+:$RANKWATCH_WHEELS}${PYTHONPATH:+:$PYTHONPATH}
-export PATH=$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PATH=$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin PYTHONUNBUFFERED=1
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=${TMPDIR:-/tmp}/acceptance-pycache  # dozens of processes import the same
 exec "${PYTHON:-python3}" "$root/tests/gpu/acceptance.py" "$@"

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -98,7 +99,9 @@ def connect(seconds: float = 90.0) -> None:
 
 def report(**found: Any) -> None:
     """Keep what the rank knows, for the part that started it."""
-    (given.out / f"{given.mode}.{RANK}.json").write_text(json.dumps({"rank": RANK, **found}))
+    kept = given.out / f"{given.mode}.{RANK}.json"
+    kept.with_suffix(".new").write_text(json.dumps({"rank": RANK, **found}))
+    kept.with_suffix(".new").replace(kept)
 
 
 def keep_recorder() -> None:
@@ -199,10 +202,11 @@ def pipeline() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, foreach=False)
 
     def step() -> None:
-        if RANK == 0:
-            schedule.step(batch())
-        else:
-            schedule.step(**({"target": batch()} if RANK == WORLD - 1 else {}))
+        with run.phase("forward"):  # and backward: the schedule mixes them
+            if RANK == 0:
+                schedule.step(batch())
+            else:
+                schedule.step(**({"target": batch()} if RANK == WORLD - 1 else {}))
         with run.phase("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
@@ -228,7 +232,9 @@ def host() -> None:
         own = 0.08 if given.slow_rank == RANK else 0.0
         batches = iter(run.batches(loader(own if place == "loader" else 0.002)))
 
-        def step(run: Any = run, place: str = place, batches: Any = batches, own: float = own) -> None:
+        def step(
+            run: Any = run, place: str = place, batches: Any = batches, own: float = own, values: Any = values
+        ) -> None:
             next(batches)
             time.sleep(own if place == "between" else 0.0)
             with run.phase("forward"):
@@ -299,7 +305,7 @@ def ring() -> None:
     begins = time.monotonic()
     for number in itertools.count():
         with run.step():
-            asleep = time.monotonic() - begins > given.seconds and RANK == given.slow_rank
+            asleep = time.monotonic() - begins > given.seconds and given.slow_rank == RANK
             if asleep:
                 report(asleep_at_step=number)
                 time.sleep(600.0)
@@ -341,7 +347,7 @@ def _pieces() -> tuple[Any, Any, Any]:
 
 
 def graph() -> None:
-    """The whole-network capture of PyTorch's documentation ("CUDA semantics"), without a word of rankwatch."""
+    """The whole-network capture of PyTorch's notes on CUDA semantics, without a word of rankwatch."""
     model, optimizer, criterion = _pieces()
     inputs, targets = torch.randn(16, 64, device="cuda"), torch.randn(16, 1, device="cuda")
     aside = torch.cuda.Stream()
@@ -494,7 +500,8 @@ def synchronous() -> None:
                         optimizer.zero_grad()
                     run.scalar("loss", loss)
             except RuntimeError as raised:
-                error = str(raised).splitlines()[0]
+                error = error or str(raised).splitlines()[0]
+                traceback.print_exc()
         torch.cuda.set_sync_debug_mode("default")
     report(error=error)
 
