@@ -25,10 +25,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from node import Context
-from parts import PARTS, Part
+from gpu.node import Context
+from gpu.parts import PARTS, Part
 
 BUDGET_SECONDS = 570.0
 LEAST_SECONDS = 10.0
@@ -89,7 +87,17 @@ def _packed(file: Path, name: str) -> bytes:
 def run_part(part: Part, limit: float, scratch: Path, arguments: Sequence[str], log: Path) -> Result:
     """A part in its own process group, killed at the limit. What it left in `scratch` remains."""
     scratch.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, str(scratch), "--only", part.name, "--limit", str(limit), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "gpu.acceptance",
+        str(scratch),
+        "--only",
+        part.name,
+        "--limit",
+        str(limit),
+        *arguments,
+    ]
     began = time.monotonic()
     with log.open("a") as output:
         output.write(f"\n===== {part.name}, at most {limit:.0f} s\n")

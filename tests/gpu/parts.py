@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from node import (
+from gpu.node import (
     HANDLERS,
     RANKWATCH,
     ROOT,
@@ -83,7 +83,7 @@ def judge(context: Context, seen: Agent, run: str) -> Judged:
 
 
 def _heavy_stages(slow: dict[str, Any]) -> list[int]:
-    """Stages of one rank each: a heavy stage and a slow rank look the same, so the verdict names the stage."""
+    """Of stages with one rank each the verdict names the heavy one, because it may just hold more layers."""
     causes = [each for each in slow.get("causes", []) if each.get("evidence", {}).get("heavy_stages")]
     most = max(causes, key=lambda each: each["share_of_steps"], default=None)
     return [] if most is None else [each["stage"] for each in most["evidence"]["heavy_stages"]]
@@ -418,14 +418,11 @@ def hardware(context: Context) -> Outcome:
         time.sleep(3.0)
         page = seen.page()
     gpu = ElementTree.fromstring(smi("-q", "-x") or "<log/>").find("gpu")
-    wanted = {
-        "rankwatch_gpu_fabric_state": "fabric/state",
-        "rankwatch_gpu_recovery_action": "gpu_recovery_action",
-    }
+    paths = {"fabric_state": "fabric/state", "recovery_action": "gpu_recovery_action"}
     theirs, ours = {}, {}
-    for name, path in wanted.items():
+    for name, path in paths.items():
         theirs[name] = word(gpu.findtext(f".//{path}") if gpu is not None else "")
-        active = [own for own, value in samples(page, name) if value == 1]
+        active = [own for own, value in samples(page, f"rankwatch_gpu_{name}") if value == 1]
         ours[name] = word(active[0].get("state") or active[0].get("action")) if active else "n_a"
     log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False).stdout
     lines = [line for line in log.splitlines() if "Xid" in line]

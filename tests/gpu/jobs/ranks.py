@@ -68,7 +68,7 @@ class Busy(torch.autograd.Function):
         return values.clone()
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         work(BACKWARD_MS)
         return gradient
 
@@ -155,7 +155,7 @@ def ddp(wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
     run = rankwatch.start()
     connect()
     model: nn.Module = nn.Sequential(*(Layer() for _ in range(LAYERS))).to(given.device)
-    model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.5) if wrap is None else wrap(model)  # type: ignore[arg-type]
+    model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.5) if wrap is None else wrap(model)
     with run:
         train(run, phased(run, model, torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)))
         keep_recorder()
@@ -441,12 +441,12 @@ def overhead() -> None:
                 step(milliseconds)
             return (time.perf_counter() - began) / steps * 1e3
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()  # type: ignore[no-untyped-call]
+        first.record()
         for _ in range(steps):
             step(milliseconds)
-        last.record()  # type: ignore[no-untyped-call]
+        last.record()
         synchronize()
-        return float(first.elapsed_time(last)) / steps  # type: ignore[no-untyped-call]
+        return float(first.elapsed_time(last)) / steps
 
     def host_us(call: Callable[[], Any], times: int) -> float:
         synchronize()
@@ -515,7 +515,7 @@ def thread() -> None:
         with run.step(), run.phase("backward"):
             dist.all_reduce(values)
     event = torch.cuda.Event(enable_timing=True)
-    event.record()  # type: ignore[no-untyped-call]
+    event.record()
     torch.cuda.synchronize()
 
     def used() -> int:
@@ -523,7 +523,7 @@ def thread() -> None:
         return int(total - free) >> 20
 
     before, answers = used(), []
-    asking = threading.Thread(target=lambda: answers.append(event.query()))  # type: ignore[no-untyped-call]
+    asking = threading.Thread(target=lambda: answers.append(event.query()))
     asking.start()
     asking.join()
     after_query = used()
@@ -617,11 +617,11 @@ def calibrate() -> None:
     cycles, milliseconds = 100_000_000, 0.0
     for _ in range(12):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()  # type: ignore[no-untyped-call]
+        first.record()
         torch.cuda._sleep(cycles)
-        last.record()  # type: ignore[no-untyped-call]
+        last.record()
         torch.cuda.synchronize()
-        milliseconds = first.elapsed_time(last)  # type: ignore[no-untyped-call]
+        milliseconds = first.elapsed_time(last)
     report(cycles_per_ms=cycles / milliseconds)
 
 
