@@ -21,9 +21,12 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
+from threading import Lock
 
 from gpu.node import Context
 from gpu.parts import PARTS, Part
@@ -31,6 +34,7 @@ from gpu.parts import PARTS, Part
 BUDGET_SECONDS = 570.0
 LEAST_SECONDS = 10.0
 """With less time left no part begins."""
+LOG, LOG_BYTES = "log.txt", 60_000
 RAW_BYTES = 14 << 20
 PART_BYTES = 2 << 20
 """Most bytes of one part in the archive, compressed, so that no part takes the place of the others."""
@@ -84,38 +88,25 @@ def _packed(file: Path, name: str) -> bytes:
     return gzip.compress(buffer.getvalue()[:end], 6)
 
 
-def run_part(part: Part, limit: float, scratch: Path, arguments: Sequence[str], log: Path) -> Result:
-    """A part in its own process group, killed at the limit. What it left in `scratch` remains."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "gpu.acceptance",
-        str(scratch),
-        "--only",
-        part.name,
-        "--limit",
-        str(limit),
-        *arguments,
-    ]
-    began = time.monotonic()
-    with log.open("a") as output:
-        output.write(f"\n===== {part.name}, at most {limit:.0f} s\n")
-        output.flush()
+def run_part(part: Part, limit: float, folder: Path, arguments: Sequence[str]) -> Result:
+    """A part in its own process group, killed at the limit. What it left in its folder remains."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "gpu.acceptance", str(folder), *arguments]
+    command += ["--only", part.name, "--limit", str(limit)]
+    began, cut = time.monotonic(), ""
+    with (folder / LOG).open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
             process.wait(limit)
-            cut = ""
         except subprocess.TimeoutExpired:
             cut = f"cut off after {limit:.0f} s"
         finally:
             _kill_group(process)
-    seconds = time.monotonic() - began
-    kept = scratch / "result.json"
+    seconds, kept = time.monotonic() - began, folder / "result.json"
     if not cut and kept.exists():
         outcome, found = json.loads(kept.read_text())
         return Result(part.name, outcome, part.expected, found, seconds)
-    notes = scratch / "notes.txt"
+    notes = folder / "notes.txt"
     seen = notes.read_text().splitlines() if notes.exists() else []
     found = "; ".join([cut or f"ended with status {process.returncode}", *seen])
     return Result(part.name, "failed", part.expected, found, seconds)
@@ -155,42 +146,54 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(results: Sequence[Result], out: Path) -> None:
-    (out / "results.json").write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
-    (out / "results.txt").write_text(table(results))
+class Acceptance:
+    """All parts that fit into the budget of seconds. OUT_DIR is written after each."""
 
+    def __init__(self, out: Path, *, rehearse: bool, budget: float) -> None:
+        self.results: list[Result] = []
+        self._out, self._rehearse = out, rehearse
+        self._ends = time.monotonic() + budget
+        out.mkdir(parents=True, exist_ok=True)
+        (out / LOG).write_text("")
+        self._archive, self._lock = RawFiles(out / "raw.tar.gz"), Lock()
 
-def run_all(chosen: Sequence[Part], out: Path, *, rehearse: bool, budget: float) -> list[Result]:
-    """Every part that fits into the budget. OUT_DIR is written after each."""
-    out.mkdir(parents=True, exist_ok=True)
-    log, results, ends = out / "log.txt", [], time.monotonic() + budget
-    log.write_text("")
-    archive = RawFiles(out / "raw.tar.gz")
-    scratch = Path(tempfile.mkdtemp(prefix="rwa"))  # short: sockets are below it
-    try:
-        for part in chosen:
-            left = ends - time.monotonic()
-            if left < LEAST_SECONDS:
-                results.append(Result(part.name, "not run", part.expected, f"{left:.0f} s were left", 0.0))
-            elif rehearse and part.needs_gpu:
-                results.append(Result(part.name, "skipped", part.expected, "needs a GPU", 0.0))
-            else:
-                arguments = ["--rehearse"] if rehearse else []
-                folder = scratch / part.name
-                results.append(run_part(part, min(part.limit, left - 3.0), folder, arguments, log))
-                left_out = archive.add(folder, f"raw/{part.name}")
-                if left_out:
-                    with log.open("a") as output:
-                        output.write("not kept: " + ", ".join(left_out) + "\n")
-            write(results, out)
-            print(
-                f"{part.name}: {results[-1].outcome} in {results[-1].seconds:.0f} s: {results[-1].found}"[
-                    :600
-                ]
-            )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return results
+    def run(self, parts: Sequence[Part]) -> list[Result]:
+        """Group after group."""
+        scratch = Path(tempfile.mkdtemp(prefix="rwa"))  # short: sockets are below it
+        try:
+            for _, group in groupby(parts, lambda part: part.group or part.name):
+                with ThreadPoolExecutor() as pool:
+                    for _ in pool.map(lambda part: self._run(part, scratch / part.name), group):
+                        pass
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return self.results
+
+    def _run(self, part: Part, folder: Path) -> None:
+        left = self._ends - time.monotonic()
+        if self._rehearse and part.needs_gpu:
+            result = Result(part.name, "skipped", part.expected, "needs a GPU", 0.0)
+        elif left < LEAST_SECONDS:
+            result = Result(part.name, "not run", part.expected, f"{left:.0f} s were left", 0.0)
+        else:
+            limit = min(part.limit, left - 3.0)
+            result = run_part(part, limit, folder, ["--rehearse"] if self._rehearse else [])
+        with self._lock:
+            self._keep(result, folder)
+
+    def _keep(self, result: Result, folder: Path) -> None:
+        self.results.append(result)
+        (self._out / "results.json").write_text(
+            json.dumps([asdict(each) for each in self.results], indent=1) + "\n"
+        )
+        (self._out / "results.txt").write_text(table(self.results))
+        print(f"{result.part}: {result.outcome} in {result.seconds:.0f} s: {result.found}"[:600])
+        if folder.exists():
+            left_out = self._archive.add(folder, f"raw/{result.part}")
+            printed = (folder / LOG).read_text(errors="replace")
+            with (self._out / LOG).open("a") as log:
+                log.write(f"\n===== {result.part}\n{printed[-LOG_BYTES:]}")
+                log.write(f"not kept: {', '.join(left_out)}\n" if left_out else "")
 
 
 def main() -> int:
@@ -210,7 +213,7 @@ def main() -> int:
         return 0
     chosen = [by_name[each] for each in given.parts] or list(PARTS)
     budget = float(os.environ.get("ACCEPTANCE_SECONDS", BUDGET_SECONDS))
-    results = run_all(chosen, given.out.resolve(), rehearse=given.rehearse, budget=budget)
+    results = Acceptance(given.out.resolve(), rehearse=given.rehearse, budget=budget).run(chosen)
     print((given.out / "results.txt").read_text())
     return 0 if all(each.outcome in ("passed", "skipped") for each in results) else 1
 

@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,8 +219,11 @@ def samples(page: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
 
 
 @contextmanager
-def agent(context: Context, *flags: str) -> Iterator[Agent]:
-    """The agent beside the jobs of a part. Its last page and its log are kept."""
+def agent(context: Context, *flags: str, often: bool = True) -> Iterator[Agent]:
+    """The agent beside the jobs of a part. Its last page and its log are kept.
+
+    often: it asks recorders, RAS and the GPU more often than by default, because a part is short.
+    """
     address = context.raw / "agent.address"
     own = context.raw / "agent"
     own.mkdir(exist_ok=True)
@@ -227,7 +231,7 @@ def agent(context: Context, *flags: str) -> Iterator[Agent]:
         *RANKWATCH, "agent", "--listen", "127.0.0.1:0", "--address-file", str(address),
         "--directory", str(context.boxes), "--state-directory", str(own), "--evidence-directory", "",
         "--nccl-ras-address", f"127.0.0.1:{context.ras_port}",
-        "--intervals-seconds", "nccl_ras=4,collectives=4,gpu=2,xid=2", *flags,
+        *(("--intervals-seconds", "nccl_ras=4,collectives=4,gpu=2,xid=2") if often else ()), *flags,
     ]  # fmt: skip
     with (context.raw / "agent.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -263,9 +267,9 @@ def diagnose(context: Context, *arguments: str, name: str = "") -> dict[str, Any
 
 def ask_rank(path: Path, handler: str) -> bytes:
     """The answer of a rank's worker server; raises OSError or http.client.HTTPException."""
-    connection = http.client.HTTPConnection("rank", timeout=8)
+    connection = http.client.HTTPConnection("rank", timeout=5)
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(8)
+    connection.sock.settimeout(5)
     connection.sock.connect(str(path))
     with closing(connection):
         connection.request("POST", f"/handler/{handler}", headers={"Content-Length": "0"})
@@ -277,18 +281,24 @@ def ask_rank(path: Path, handler: str) -> bytes:
 
 
 def pull(context: Context, folder: Path, run: str) -> dict[str, int]:
-    """Asks all ranks of a run for every form of their recorders; (handler -> answers). Keeps them."""
-    counts: dict[str, int] = {}
-    for path in sorted((context.boxes / run).glob("*.sock")):
-        rank = (re.findall(r"\d+", path.stem) or ["x"])[-1]
-        for handler in HANDLERS:
-            with suppress(OSError, http.client.HTTPException):
-                body = ask_rank(path, handler)
-                kept = folder / f"dumps_{handler}"
-                kept.mkdir(parents=True, exist_ok=True)
-                (kept / f"rank_{rank}").write_bytes(body)
-                counts[handler] = counts.get(handler, 0) + 1
-    return counts
+    """Asks all ranks of a run for every form of their recorders, and keeps them; handler -> answers."""
+    paths = sorted((context.boxes / run).glob("*.sock"))
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        answered = [each for found in pool.map(lambda path: _pull(path, folder), paths) for each in found]
+    return {handler: answered.count(handler) for handler in HANDLERS if handler in answered}
+
+
+def _pull(path: Path, folder: Path) -> list[str]:
+    """The handlers that one rank has answered."""
+    answered = []
+    for handler in HANDLERS:
+        with suppress(OSError, http.client.HTTPException):
+            body = ask_rank(path, handler)
+            kept = folder / f"dumps_{handler}"
+            kept.mkdir(parents=True, exist_ok=True)
+            (kept / f"rank_{path.stem}").write_bytes(body)
+            answered.append(handler)
+    return answered
 
 
 def smi(*arguments: str) -> str:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def keep_recorder() -> None:
     for name in ("nccl", "fr") if ON_GPU else ("fr",):
         for suffix in ("", "_json"):
             dump = getattr(c10d, f"_dump_{name}_trace{suffix}", None)
-            if dump is not None:
+            with suppress(RuntimeError, TypeError):
                 kept = dump()
                 data = kept if isinstance(kept, bytes) else str(kept).encode()
                 (given.out / f"recorder_{name}{suffix}_rank_{RANK}").write_bytes(data)
