@@ -21,6 +21,8 @@ MEMORY_BYTES = 6 << 30
 STARTS_PROCESSES = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """Events of the audit hook."""
 COMPILER = "cc"
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
+GPU_MARK = "mark.gpu"
 SHARED = ("tests/e2e/game_day/",)
 """Folders whose tests share servers."""
 LONGEST = (
@@ -51,10 +53,12 @@ _unmarked: pytest.Item | None = None
 
 
 def pytest_configure() -> None:
-    """Beyond the limit is a MemoryError, also in children. `timeout` in pyproject.toml limits the time."""
+    """Beyond the limit is a MemoryError, also in children. `timeout` in pyproject.toml limits the time. Where
+    there is a GPU, CUDA's libraries need more."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     known = [each for each in (MEMORY_BYTES, hard) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    if not NVIDIA_DRIVER.exists():
+        resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background like this
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = False  # else each of a thousand processes compiles what it imports
@@ -72,6 +76,13 @@ def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if not arguments or Path(str(arguments[0])).name != COMPILER:
         raise RuntimeError(f"{_unmarked.nodeid} starts a process: mark it `process`")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports only files with such tests: a machine with a GPU may lack what the others need."""
+    if config.getoption("markexpr") != "gpu" or collection_path.suffix != ".py":
+        return None
+    return None if GPU_MARK in collection_path.read_text() else True
 
 
 @pytest.hookimpl(wrapper=True)

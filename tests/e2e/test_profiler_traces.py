@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.jobs.forked_ranks import shared_ranks
-from support.jobs.torchrun import torchrun
 from support.paths import SUPPORT
 
 pytestmark = pytest.mark.process
 
 JOB = SUPPORT / "jobs" / "profiled_ddp.py"
-NCCL_JOB = SUPPORT / "jobs" / "profiled_nccl.py"
 RANKS, SLOW_RANK = 4, 2
 SLOWER_LAYERS, SLOWER_BATCHES = 0.12, 0.055
 """Seconds that the slow rank adds to a step, by the job's constants. A busy machine makes the step itself
@@ -98,21 +95,3 @@ def test_table(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert diagnose(table).slowdown == pytest.approx(found["slowdown"])
     assert main(["table", str(traces / "compute"), "-o", str(other)]) == 0
     assert read_operations(other).table.duration_seconds.tolist() == table.duration_seconds.tolist()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three NVIDIA GPUs, for a rank and its peers")
-def test_slow_rank_on_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With NCCL, kernels show the rank, and collectives have their groups and sizes."""
-    ranks = min(8, torch.cuda.device_count())
-    ended = torchrun(str(NCCL_JOB), str(tmp_path / "traces"), "1", ranks=ranks, directory=tmp_path / "boxes")
-    assert ended.returncode == 0, ended.stderr
-    found = verdict(tmp_path / "traces", capsys)
-    assert (found["cause"], found["phase"], found["ranks"]) == (Cause.SLOW_RANK, SlowPhase.COMPUTE, [1])
-    evidence = found["evidence"]
-    assert evidence["traces"]["of"] == "GPU kernels"
-    assert "not_shown" not in evidence
-    reduced = evidence["collectives"][0]
-    assert reduced["operation"] == "all_reduce"
-    assert reduced["bytes_per_step"] == 6 * 4 * (4096 * 4096 + 4096)
-    assert reduced["group"].startswith("0")

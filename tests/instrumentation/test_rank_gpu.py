@@ -196,6 +196,7 @@ def test_gpu_and_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None
     assert gpu_of(tmp_path) == ""
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_real_rank_gpu(tmp_path: Path) -> None:
     """A GPU with a tensor on it is recorded under the UUID that nvidia-smi prints."""

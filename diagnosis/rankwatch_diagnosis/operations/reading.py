@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.blocks import COLUMNS, OPTIONAL, blocks_of
-from rankwatch_diagnosis.operations.table import BROKEN, Kind, OperationTable, clean
+from rankwatch_diagnosis.operations.table import BROKEN, MOST_ROWS, Kind, OperationTable, clean
 
-MOST_ROWS = 5_000_000
-"""The diagnosis takes some 350 bytes for each: 2 GiB at most."""
 _MOST_NAMES = 100_000
 """Distinct operations or groups; more means that a column holds something else."""
 _UNKNOWN_KIND = -1

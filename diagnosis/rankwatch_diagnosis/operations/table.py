@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_ROWS = 5_000_000
+"""The diagnosis takes some 350 bytes for each: 2 GiB at most."""
 _LONGEST_SECONDS = 1e9
 """A mistake of the unit, or a wrecked row."""
 

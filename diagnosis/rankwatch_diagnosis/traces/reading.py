@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.operations.reading import MOST_ROWS
-from rankwatch_diagnosis.operations.table import OperationTable, clean
+from rankwatch_diagnosis.operations.table import MOST_ROWS, OperationTable, clean
 from rankwatch_diagnosis.traces.matching import RankTimeline, as_table, share_collectives
 from rankwatch_diagnosis.traces.notes import collectives_of, facts_of, notes_on
 from rankwatch_diagnosis.traces.trace import Trace, common_steps, of_one_kind, read_trace, refuse_twins

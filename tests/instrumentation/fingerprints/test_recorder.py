@@ -335,9 +335,10 @@ def test_gpu_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
             run.fingerprint(model)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
+    graph, other = torch.cuda.CUDAGraph(), torch.ones(1, device="cuda")
     with run.step(100), torch.cuda.graph(graph):
         run.fingerprint(model)
+        other.add_(1.0)  # PyTorch warns of a graph that is empty
     torch.cuda.synchronize()
     with run.step(200):
         run.fingerprint(model)

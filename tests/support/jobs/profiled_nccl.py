@@ -1,6 +1,7 @@
-"""A DDP job on GPUs under PyTorch's profiler, run by torchrun with the arguments `DIRECTORY SLOW_RANK`.
+"""A DDP job on GPUs under PyTorch's profiler, with the arguments `DIRECTORY SLOW_RANK LAYERS WIDTH`.
 
-The slow rank multiplies its matrices once more in each layer.
+The slow rank multiplies its matrices once more in each layer. Ranks that share a GPU have it for some
+milliseconds in turn, so a step takes long against that; and little is reduced, as it goes over sockets.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-_WIDTH, _STEPS = 4096, 10
+_ROWS, _STEPS = 1 << 15, 10
 
 
 class Layer(torch.nn.Module):
-    def __init__(self, repeats: int) -> None:
+    def __init__(self, width: int, repeats: int) -> None:
         super().__init__()
-        self._linear = torch.nn.Linear(_WIDTH, _WIDTH)
+        self._linear = torch.nn.Linear(width, width)
         self._repeats = repeats
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -28,11 +29,14 @@ class Layer(torch.nn.Module):
         return values
 
 
-def main(directory: str, slow_rank: int) -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+def main(directory: str, slow_rank: int, layers: int, width: int) -> None:
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("nccl")
-    repeats = 3 if dist.get_rank() == slow_rank else 2
-    model = DistributedDataParallel(torch.nn.Sequential(*(Layer(repeats) for _ in range(6))).cuda())
+    repeats = 3 if rank == slow_rank else 2
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*(Layer(width, repeats) for _ in range(layers))).cuda()
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     with profile(
         activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
@@ -42,7 +46,7 @@ def main(directory: str, slow_rank: int) -> None:
         with_stack=True,
     ) as profiler:
         for _ in range(_STEPS):
-            model(torch.randn(512, _WIDTH, device="cuda")).square().mean().backward()
+            model(torch.randn(_ROWS, width, device="cuda")).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
@@ -50,4 +54,4 @@ def main(directory: str, slow_rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

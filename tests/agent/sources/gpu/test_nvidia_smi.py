@@ -96,12 +96,14 @@ def test_every_metric_is_compared_or_excused() -> None:
     assert {each for each in names if not each.startswith(of_the_node)} == known
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_series_equal_nvidia_smi(machine: Machine) -> None:
     """Each value lies between an answer before and one after; what is not available has no series."""
     assert compare(machine.smi, machine.worker.read) == {}
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_healthy_gpu_has_plausible_values(machine: Machine) -> None:
     """Our limits fit a real driver: nothing is rejected and nothing fails."""
@@ -114,6 +116,7 @@ def test_healthy_gpu_has_plausible_values(machine: Machine) -> None:
         time.sleep(0.15)  # GPM needs 100 ms between two samples
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_energy_is_power_over_time(machine: Machine) -> None:
     """nvidia-smi does not report energy, so it is compared with the watts it adds up."""
@@ -125,6 +128,7 @@ def test_energy_is_power_over_time(machine: Machine) -> None:
         pytest.skip("no GPU reports energy")
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_pcie_throughput_fits_the_link(machine: Machine) -> None:
     """nvidia-smi measures another 20 ms, so throughput is compared with generation and lanes."""
@@ -138,6 +142,7 @@ def test_pcie_throughput_fits_the_link(machine: Machine) -> None:
             assert 0 <= values.get(("pcie_throughput_bytes", direction), 0.0) <= most
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_activity_and_power_rise_under_load(machine: Machine, request: pytest.FixtureRequest) -> None:
     """Matrix products keep multiprocessors and tensor cores busy, and the counters are not suspect."""
@@ -159,6 +164,7 @@ def test_activity_and_power_rise_under_load(machine: Machine, request: pytest.Fi
         assert values["counters_suspect",] == 0
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_series_equal_nvidia_smi_under_load(machine: Machine, load: subprocess.Popen[str]) -> None:
     """With a process on the GPU and counters that grow: a wrong unit shows only then."""
@@ -166,6 +172,7 @@ def test_series_equal_nvidia_smi_under_load(machine: Machine, load: subprocess.P
     assert load.poll() is None
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_agent_exports_the_gpus(machine: Machine, tmp_path: Path) -> None:
     """Declared names, finite numbers, every GPU up, as many as are on the bus."""
@@ -184,6 +191,7 @@ def test_agent_exports_the_gpus(machine: Machine, tmp_path: Path) -> None:
     assert by_name["rankwatch_gpu_driver_unresponsive_total"] == 0
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_release_closes_the_devices(machine: Machine, tmp_path: Path) -> None:
     """SIGUSR1 lets the driver be unloaded; after SIGUSR2 it is used again."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,8 +17,11 @@ from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.nccl_ras.client import ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.collector import MAX_EXPORTED, MAX_RANKS, NcclRasCollector
+from rankwatch_agent.sources.nccl_ras.communicators import Report
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from support.agent.process import until, values
+from support.jobs.sharing_gpus import ranks_sharing_gpus, require_nccl
+from support.servers.prometheus import reserved_port
 from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
 from support.training.ranks import rank
 
@@ -241,46 +242,49 @@ def test_wrong_address(tmp_path: Path) -> None:
 
 _REAL = """
 import os, sys, torch, torch.distributed as dist
-if not (torch.cuda.is_available() and dist.is_nccl_available()):
-    print("no GPU", flush=True)
-    sys.exit()
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "RANK": "0", "WORLD_SIZE": "1"}
-dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
-given = torch.ones(1024, device="cuda")
-for _ in range(3):
-    dist.all_reduce(given)
-torch.cuda.synchronize()
-print("ready", flush=True)
-sys.stdin.readline()
+device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", device_id=device)
+given = torch.ones(1024, device=device)
+while True:
+    for _ in range(3):
+        dist.all_reduce(given)
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    sys.stdin.readline()
 """
 
 
-@pytest.mark.process
 @pytest.mark.gpu
-def test_real_ras_service() -> None:
-    """NCCL of the installed PyTorch, with one rank on one GPU."""
-    with socket.socket() as ras, socket.socket() as store:
-        for each in (ras, store):
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (ras, store)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _REAL, str(ports[1])],
-        env={**os.environ, "NCCL_RAS_ADDR": f"127.0.0.1:{ports[0]}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != "ready":
-            pytest.skip("PyTorch sees no GPU")
-        (address,) = parse_addresses((f"127.0.0.1:{ports[0]}",))
-        answer = ask(address, 20.0)
-        if not answer.json:
+def test_real_ras_service(tmp_path: Path) -> None:
+    """The NCCL of the installed PyTorch: two ranks, and the launches between two answers.
+
+    NCCL counts none in a communicator of one rank.
+    """
+    require_nccl()
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"  # NCCL takes it once it is free
+    with ranks_sharing_gpus(("-c", _REAL), tmp_path, ranks=2, NCCL_RAS_ADDR=address) as ranks:
+        await_ready(ranks)
+        if not ask(parse_addresses((address,))[0], 20.0).json:
             pytest.skip("NCCL is older than 2.28.7")
-        report = parse_json(answer.body)
-        assert [(each.size, each.launches) for each in report.communicators] == [(1, 3)]
-        assert report.pids == {process.pid}
-    finally:
-        process.kill()
-        process.communicate()
+        until(lambda: real_report(address).pids == {each.pid for each in ranks}, "RAS knows both ranks")
+        (before,) = real_report(address).communicators
+        for each in ranks:
+            assert each.stdin is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+        await_ready(ranks)
+        (after,) = real_report(address).communicators
+    assert before.launches is not None and after.launches is not None
+    assert (after.launches - before.launches, after.size, after.missing) == (3, 2, 0)
+
+
+def await_ready(ranks: Sequence[subprocess.Popen[str]]) -> None:
+    for each in ranks:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n"
+
+
+def real_report(address: str) -> Report:
+    return parse_json(ask(parse_addresses((address,))[0], 20.0).body)
