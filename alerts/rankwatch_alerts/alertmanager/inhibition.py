@@ -125,7 +125,7 @@ def _hardware_inhibit_rules() -> list[dict[str, list[str]]]:
         _inhibit(lost, consequences, of_gpu, of="gpu"),
         _inhibit((*lost, *hung), (Alert.GPUS_MISSING,), of_node, of="node"),
         _inhibit(hung, (Alert.COLLECTOR_FAILING,), of_node, of="node", only=('collector="gpu"',)),
-        _inhibit(memory, (Alert.GPU_XID,), of_gpu, of="gpu", only=('xid=~"48|63|64|94|95"',)),
+        _inhibit(memory, (Alert.GPU_XID,), of_gpu, of="gpu", only=('xid=~"48|63|64|94|95|171|172"',)),
         _inhibit(link, (Alert.NVLINK_ERRORS,), of_gpu, of="gpu"),
         _inhibit(link, (Alert.GPU_XID,), of_node, of="node", only=('xid=~"74|14[4-9]|150"',)),
         _inhibit((Alert.GPU_POWER_BRAKE,), (Alert.GPU_THROTTLED,), of_gpu, of="gpu"),

@@ -15,10 +15,13 @@ def test_shipped_table() -> None:
     table = load_table(None)
     assert table[79].severity == "critical"
     assert table[79].action == "reboot_node"
-    assert {table[code].action for code in (46, 62, 64, 95, 109, 119, 120, 140, 143)} == {"reset_gpu"}
+    resets = (46, 62, 64, 95, 109, 119, 120, 140, 143, 171, 172, 175)
+    assert {table[code].action for code in resets} == {"reset_gpu"}
     assert {table[code].action for code in (74, *SEVERITY_IN_LOG)} == {"check_nvlink"}
     assert {table[code].severity for code in (13, 31, 43, 45)} == {"application", "info"}
-    assert len(table) == 98
+    newest = {code: table[code].severity for code in range(162, 177)}
+    assert [code for code in newest if newest[code] == "critical"] == [167, 169, 171, 172, 173, 175]
+    assert len(table) == 113
     assert {each.severity for each in table.values()} == set(SEVERITIES)
 
 
