@@ -1,4 +1,4 @@
-"""Metrics of what connects GPUs: PCIe, NVLink and its fabric."""
+"""Metrics of what connects GPUs: PCIe, NVLink and its fabric, the chip-to-chip links to a Grace CPU."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ GPU_LINKS = (
         "1",
         (Label.GPU, Label.LINK, Label.KIND),
         "Errors of one NVLink by kind.",
+    ),
+    gauge(
+        "rankwatch_gpu_c2c_links",
+        "1",
+        _GPU,
+        "Chip-to-chip links to the Grace CPU (NVML field 170); GPUs without any have no series of them.",
+    ),
+    gauge("rankwatch_gpu_c2c_links_active", "1", _GPU, "Chip-to-chip links that are up (NVML field 171)."),
+    gauge(
+        "rankwatch_gpu_c2c_links_low_power",
+        "1",
+        _GPU,
+        "Chip-to-chip links in the low-power state (NVML field 234).",
+    ),
+    gauge(
+        "rankwatch_gpu_c2c_bandwidth_bytes",
+        "bytes",
+        _GPU,
+        "Bytes per second that the active chip-to-chip links can carry together (NVML field 172).",
+    ),
+    counter(
+        "rankwatch_gpu_c2c_errors_total",
+        "1",
+        (Label.GPU, Label.KIND),
+        "Errors over all chip-to-chip links by kind: crc, replay, replay_back_to_back (NVML fields 231-233).",
     ),
     gauge(
         "rankwatch_gpu_fabric_state",

@@ -166,6 +166,10 @@ UNCHECKED = {
     "nvlink_link_up": "off by default; the sums over the links are compared",
     "nvlink_link_bytes_total": "off by default; the sums over the links are compared",
     "nvlink_link_errors_total": "off by default; the sums over the links are compared",
+    **dict.fromkeys(
+        ("c2c_links", "c2c_links_active", "c2c_links_low_power", "c2c_bandwidth_bytes", "c2c_errors_total"),
+        "no machine with Grace CPUs was at hand",
+    ),
     "nvlinks": "nvidia-smi does not list the ports while all of them are inactive",
     "mig_info": "no machine with MIG was at hand",
     "mig_memory_total_bytes": "no machine with MIG was at hand",

@@ -13,6 +13,7 @@ Node = dict[str, Any]
 
 LINKS = 18
 """NVLinks of an H100 or a B200."""
+C2C_LINKS = 10
 MIB = 1 << 20
 HEALTHY_FABRIC = 0x1AA
 """Health mask that denies all faults of bandwidth, routes, timeouts and configuration."""
@@ -48,6 +49,14 @@ def blackwell_node(gpus: int = 8) -> Node:
             for field in range(201, 223)
         }
     return node
+
+
+def connect_to_grace(gpu: Node) -> Node:
+    """Change a GPU into one with chip-to-chip links to a Grace CPU, as of a GB200; returns the GPU."""
+    by_field = {171: 1, 172: 44_712, 234: 0, 231: 5, 232: 3, 233: 0}
+    gpu["fields"] |= {"170": C2C_LINKS}
+    gpu["fields"] |= {str(field): [value] * C2C_LINKS for field, value in by_field.items()}
+    return gpu
 
 
 def running(node: Node) -> Node:

@@ -7,7 +7,8 @@
 
 /* Fields that the real library answers as an unsigned int; all others are unsigned long long here. */
 static int is_narrow(unsigned int field) {
-    static const unsigned int narrow[] = {29, 30, 31, 82, 94, 142, 143, 144, 145, 193, 194, 195, 196, 226, 227, 230};
+    static const unsigned int narrow[] = {29,  30,  31,  82,  94,  142, 143, 144, 145, 170,
+                                          171, 172, 193, 194, 195, 196, 226, 227, 230, 234};
     for (size_t each = 0; each < sizeof narrow / sizeof narrow[0]; each++) {
         if (narrow[each] == field) {
             return 1;

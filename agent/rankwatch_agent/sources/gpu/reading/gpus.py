@@ -132,9 +132,10 @@ class GpuReader:
         self.device = device
         self._gpm = gpm
         self._nvlink = nvlink
+        self._chip_to_chip = links.ChipToChip()
         self._field_reader = FieldReader()
         self._fields: dict[FieldKey, str] = {}
-        self._fields_for: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._fields_for: tuple[object, ...] = ()
         self._seldom = (Seldom(memory_and_ecc.read_reserve), Seldom(board.read_settings))
         self._topics: tuple[Callable[[Device], Iterable[Sample]], ...] = (
             _identity_samples,
@@ -150,6 +151,7 @@ class GpuReader:
             board.read_state,
             links.read_pcie,
             self._nvlink.read,
+            self._chip_to_chip.read,
             links.read_fabric,
             mig.Mig(gpm).read,
             *(each.read for each in self._seldom),
@@ -200,12 +202,13 @@ class GpuReader:
         )
 
     def _wanted_fields(self, driver_version: tuple[int, ...]) -> dict[FieldKey, str]:
-        wanted_for = (driver_version, self.device.links)
+        wanted_for = (driver_version, self.device.links, self._chip_to_chip.links)
         if wanted_for != self._fields_for:
             slowdowns = dict.fromkeys(
                 power_and_clocks.slowdown_fields(driver_version), "throttle_time_by_slowdown"
             )
-            self._fields = {**_FIELDS, **slowdowns, **links.nvlink_fields(self.device.links)}
+            of_links = {**links.nvlink_fields(self.device.links), **self._chip_to_chip.fields()}
+            self._fields = {**_FIELDS, **slowdowns, **of_links}
             self._fields_for = wanted_for
         return self._fields
 

@@ -1,4 +1,4 @@
-"""The links of a GPU: PCIe, NVLink, and the NVLink fabric of NVSwitch systems."""
+"""The links of a GPU: PCIe, NVLink, the fabric of NVSwitch systems, and the links between chips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rankwatch_agent.sources.gpu.reading.device import UNSUPPORTED, Device, Fiel
 from rankwatch_agent.sources.gpu.reading.units import (
     COUNTER_BYTES,
     EVENTS,
+    FLAG,
     KIBIBYTES,
+    LINKS,
+    MEGABYTES_PER_SECOND,
     PCIE_GENERATION,
     PCIE_LANES,
     Unit,
@@ -49,7 +52,27 @@ _PCIE = (
 _REPLAYS = metric("rankwatch_gpu_pcie_replays_total").name
 _REPLAY_FIELD = (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0)
 
-FIELDS: dict[FieldKey, str] = {_REPLAY_FIELD: "pcie_replays"}
+_C2C = "c2c"
+_C2C_COUNT = (pynvml.NVML_FI_DEV_C2C_LINK_COUNT, 0)
+_C2C_LINKS = metric("rankwatch_gpu_c2c_links").name
+_C2C_GAUGES = {
+    pynvml.NVML_FI_DEV_C2C_LINK_GET_STATUS: (metric("rankwatch_gpu_c2c_links_active").name, FLAG),
+    pynvml.NVML_FI_DEV_C2C_LINK_POWER_STATE: (metric("rankwatch_gpu_c2c_links_low_power").name, FLAG),
+    pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW: (
+        metric("rankwatch_gpu_c2c_bandwidth_bytes").name,
+        MEGABYTES_PER_SECOND,
+    ),
+}
+"""Field of a link -> metric, which is the sum over the links."""
+_C2C_ERRORS = metric("rankwatch_gpu_c2c_errors_total").name
+_C2C_KINDS = {
+    pynvml.NVML_FI_DEV_C2C_LINK_ERROR_INTR: "crc",
+    pynvml.NVML_FI_DEV_C2C_LINK_ERROR_REPLAY: "replay",
+    pynvml.NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B: "replay_back_to_back",
+}
+_C2C_FEATURES = {**dict.fromkeys(_C2C_GAUGES, _C2C), **dict.fromkeys(_C2C_KINDS, "c2c_errors")}
+
+FIELDS: dict[FieldKey, str] = {_REPLAY_FIELD: "pcie_replays", _C2C_COUNT: _C2C}
 
 _LINKS = metric("rankwatch_gpu_nvlinks").name
 _ACTIVE = metric("rankwatch_gpu_nvlinks_active").name
@@ -189,6 +212,51 @@ class LinkTotal:
     def sum(self) -> float:
         """Over all links, also those that are down."""
         return self._before_resets + sum(self.last.values())
+
+
+class ChipToChip:
+    """The links of one GPU to its Grace CPU. Other GPUs have none, or the driver lacks the field.
+
+    The first reading finds how many there are, the second one reads them.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[int, LinkTotal] = {}
+        self.links = 0
+
+    def fields(self) -> dict[FieldKey, str]:
+        """The fields of the links; the scope of each field is the number of its link."""
+        return {
+            (field, link): feature for link in range(self.links) for field, feature in _C2C_FEATURES.items()
+        }
+
+    def read(self, gpu: Device) -> Iterable[Sample]:
+        """Links, active ones, their bandwidth, errors by kind."""
+        count = gpu.fields.get(_C2C_COUNT)
+        self.links = int(gpu.convert(_C2C, count, LINKS) or 0) if count else 0
+        if not self.links:
+            gpu.features.set_unsupported(_C2C)  # also where the driver knows the field
+            return
+        yield gpu.sample(_C2C_LINKS, self.links)
+        for field, (name, unit) in _C2C_GAUGES.items():
+            values = self._values(gpu, field, unit)
+            if values:
+                yield gpu.sample(name, sum(values.values()))
+        for field, kind in _C2C_KINDS.items():
+            for link, value in self._values(gpu, field, EVENTS).items():
+                self._totals.setdefault(field, LinkTotal()).update(link, value)
+            if field in self._totals:
+                yield gpu.sample(_C2C_ERRORS, self._totals[field].sum(), kind)
+
+    def _values(self, gpu: Device, field: int, unit: Unit) -> dict[int, float]:
+        """Link -> the value of its field, for those that have it."""
+        found: dict[int, float] = {}
+        for link in range(self.links):
+            raw = gpu.fields.get((field, link))
+            value = None if raw is None else gpu.convert(_C2C_FEATURES[field], raw, unit)
+            if value is not None:
+                found[link] = value
+        return found
 
 
 def _probe(gpu: Device) -> dict[int, bool]:

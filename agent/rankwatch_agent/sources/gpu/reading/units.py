@@ -56,5 +56,7 @@ FLAG = Unit(1, 1, 0, 1)
 FAN_PERCENT = Unit(1, 100, 0, 2)
 """NVML: the share of the noise tolerance, which may exceed 100 %."""
 PERFORMANCE_STATE = Unit(1, 1, 0, 15)
+MEGABYTES_PER_SECOND = Unit(1e6, 1, 0, 1e13)
+LINKS = Unit(1, 1, 0, 256)
 PCIE_GENERATION = Unit(1, 1, 1, 16)
 PCIE_LANES = Unit(1, 1, 1, 64)

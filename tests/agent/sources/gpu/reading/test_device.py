@@ -93,4 +93,4 @@ def test_older_function_names(node: Node) -> None:
     assert values["temperature_celsius", "core"] == 56.0
     assert values["throttle_active", "sw_power_cap"] == 1.0
     assert {"temperature", "throttle_reasons"} <= set(reading.gpus[1].supported)
-    assert reading.gpus[1].unsupported == ("fans", "retired_pages")  # the board has neither
+    assert reading.gpus[1].unsupported == ("c2c", "fans", "retired_pages")  # the board has none of them

@@ -7,8 +7,8 @@ import pytest
 
 from rankwatch_agent.sources.gpu.reading.links import LinkTotal, fabric_faults
 from rankwatch_agent.sources.gpu.reading.node import NodeReader
-from support.gpu.nvml_node import blackwell_node
-from support.gpu.reading import Node, node_values, values_of
+from support.gpu.nvml_node import C2C_LINKS, blackwell_node, connect_to_grace
+from support.gpu.reading import Node, Values, node_values, values_of
 
 LINKS = 18
 TRANSMIT = ("nvlink_bytes_total", "transmit")
@@ -120,6 +120,65 @@ def test_nvlink_unreadable_from_the_start(node: Node) -> None:
     assert not [key for key in node.values(0) if key[0].startswith("nvlink")]
     node.driver.update(lambda fake: fake["gpus"][0]["errors"].clear())
     assert node.values(0)["nvlinks",] == LINKS
+
+
+def chip_to_chip(values: Values) -> Values:
+    return {key: value for key, value in values.items() if key[0].startswith("c2c")}
+
+
+@pytest.fixture
+def grace(node: Node) -> Node:
+    """GPU 0 is beside a Grace CPU, after the reading that counts the links."""
+    node.driver.update(lambda fake: connect_to_grace(fake["gpus"][0]))
+    node.read()
+    return node
+
+
+def test_chip_to_chip_links(grace: Node) -> None:
+    """Sums over the links; megabytes per second become bytes."""
+    assert chip_to_chip(grace.values(0)) == {
+        ("c2c_links",): C2C_LINKS,
+        ("c2c_links_active",): C2C_LINKS,
+        ("c2c_links_low_power",): 0,
+        ("c2c_bandwidth_bytes",): C2C_LINKS * 44_712e6,
+        ("c2c_errors_total", "crc"): C2C_LINKS * 5,
+        ("c2c_errors_total", "replay"): C2C_LINKS * 3,
+        ("c2c_errors_total", "replay_back_to_back"): 0,
+    }
+
+
+def test_chip_to_chip_link_goes_down(grace: Node) -> None:
+    """Its errors stay in the sum, and a counter that starts again does not make the sum fall."""
+    grace.values(0)
+    grace.driver.set(0, "fields.171.3", 0)
+    grace.driver.set(0, "fields.172.3", None)
+    grace.driver.set(0, "fields.231.3", None)
+    grace.driver.set(0, "fields.231.4", 1)
+    values = chip_to_chip(grace.values(0))
+    assert values["c2c_links_active",] == C2C_LINKS - 1
+    assert values["c2c_bandwidth_bytes",] == (C2C_LINKS - 1) * 44_712e6
+    assert values["c2c_errors_total", "crc"] == C2C_LINKS * 5 + 1
+
+
+def test_driver_without_chip_to_chip_errors(grace: Node) -> None:
+    """Drivers that lack the newer fields have the older ones, and no series of zeros."""
+    for field in (231, 232, 233, 234):
+        grace.driver.fail(field, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    reading = grace.read()
+    names = {key[0] for key in chip_to_chip(values_of(reading.gpus[0]))}
+    assert names == {"c2c_links", "c2c_links_active", "c2c_bandwidth_bytes"}
+    assert "c2c_errors" in reading.gpus[0].unsupported
+    assert reading.warnings == ()
+
+
+@pytest.mark.parametrize("count", [None, 0, 0xFFFFFFFF])
+def test_no_chip_to_chip_links(grace: Node, count: int | None) -> None:
+    """No series beside an x86 CPU, whatever the driver answers, and also after there were some."""
+    grace.driver.set(0, "fields.170", count)
+    for _ in range(2):
+        reading = grace.read()
+        assert chip_to_chip(values_of(reading.gpus[0])) == {}
+        assert node_values(reading)["supported", reading.gpus[0].model, "c2c"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rankwatch.conventions import metric
 from rankwatch.conventions.gpus import GPUS
 from rankwatch_agent.sources.gpu.protocol import Reading, Sample
 from support.agent.process import until
-from support.gpu.nvml_node import split_into_instances
+from support.gpu.nvml_node import connect_to_grace, split_into_instances
 from support.gpu.reading import Node, node_values, values_of
 
 OF_THE_AGENT = {
@@ -26,6 +26,7 @@ OF_THE_AGENT = {
 def test_every_declared_metric_is_read(node: Node) -> None:
     """With the declared labels, so that nothing is missing on either side."""
     node.driver.update(lambda fake: split_into_instances(fake["gpus"][7]))
+    node.driver.update(lambda fake: connect_to_grace(fake["gpus"][6]))
     node.driver.set(5, "power.usage_mw", 4294967295)
     node.driver.update(lambda fake: fake["gpus"][5]["fields"].update({"29": 1, "30": 1, "31": 0}))
     node.driver.update(lambda fake: fake["gpus"][4].update(fans=[30]))
