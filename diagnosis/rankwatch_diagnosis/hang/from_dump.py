@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, SUFFIX, UNCLOSED
 from rankwatch_agent.training.flight_recorder.operations import EQUAL_SIZES, elements, standard_name
 from rankwatch_agent.training.flight_recorder.parse import Dump, Entry, GroupConfig, Shapes
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
+from rankwatch_diagnosis.hang.snapshot import ANYONE, UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 
-_MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9}|\?)")
+"""A receive from any source has no peer."""
 _LARGEST_GAP = 10_000
 """Numbers that may be missing between two collectives of one group before the history starts anew."""
 _MAX_CONFIGURED = 4096
@@ -62,8 +64,9 @@ class _Builder:
         self._signature_of: dict[tuple[object, ...], int] = {}
         self._pending: dict[tuple[int, bool, int], list[Operation]] = {}
         """By group, whether it is a send or receive, and number: parts of a coalesced call share one."""
-        self._coalesced: set[tuple[int, int]] = set()
-        """Group and number of the calls of coalesced sends and receives that have an entry of their own."""
+        self._closed: set[tuple[int, int]] = set()
+        """Group and number of the batches of sends and receives that have an entry of their own."""
+        self._first_record = dump.entries[0].record_id if dump.entries else 0
         self._any_complete = False
         self._batches = False
         self._hides_messages = False
@@ -85,7 +88,7 @@ class _Builder:
             self._moved_ns = ended
         if entry.is_p2p:
             self._take_message(entry, index)
-        else:
+        elif entry.closed_by == NO_PART:
             self._take_collective(entry, index, ended)
 
     def finish(self, dump: Dump, rank: int) -> HangSnapshot:
@@ -129,12 +132,10 @@ class _Builder:
         else:
             _append_out_of_order(group, sequence, signature, entry.time_created_ns)
         # Gloo leaves the state at "scheduled" and only sets `retired`.
-        if not entry.retired and entry.state != "completed":
-            self._add_pending(entry, index, sequence)
-        else:
+        if entry.state == "completed" or entry.complete:
             self._any_complete = True
-            if operation.endswith(":coalesced"):
-                self._pending.pop((index, False, sequence), None)
+        else:
+            self._add_pending(entry, index, sequence)
         if entry.op_id > sequence and operation.startswith("gloo:"):
             group.hidden_operations = True
 
@@ -143,33 +144,51 @@ class _Builder:
         sequence = entry.p2p_seq_id
         if sequence < 0:
             raise ValueError("it has no number")
-        coalesced = entry.profiling_name.endswith(":coalesced")
-        if coalesced:
-            self._coalesced.add((index, sequence))
-        if not entry.complete:
+        batch = entry.profiling_name.endswith(SUFFIX)
+        if batch:
+            self._closed.add((index, sequence))
+        if entry.complete:
+            self._any_complete = True
+        elif entry.closed_by == UNCLOSED:
+            self._batches = True
+        elif batch:
+            self._batches = True
+            self._add_lost_parts(entry, index, sequence)
+        else:
             self._add_pending(entry, index, sequence)
-            self._batches = self._batches or coalesced
-            return
-        self._any_complete = True
-        if coalesced:
-            # The parts of a coalesced call share its number and never get a state of their own.
-            self._pending.pop((index, True, sequence), None)
+
+    def _add_lost_parts(self, entry: Entry, index: int, sequence: int) -> None:
+        """A batch of which the ring has lost the first parts may wait for anyone."""
+        known = self._pending.setdefault((index, True, sequence), [])
+        if not known or 0 < known[0].record == self._first_record:
+            known.append(
+                Operation(
+                    record=entry.record_id,
+                    group=index,
+                    sequence=sequence,
+                    name=SUFFIX,
+                    peer=ANYONE,
+                    sends=False,
+                    started=entry.state == "started",
+                    created_ns=entry.time_created_ns,
+                    own=ANYONE,
+                )
+            )
 
     def _add_pending(self, entry: Entry, index: int, sequence: int) -> None:
         to_peer = bool(entry.is_p2p)
         name = entry.profiling_name.partition(":")[2][:_MAX_TEXT] or entry.profiling_name[:_MAX_TEXT]
         message = _MESSAGE.fullmatch(name) if to_peer else None
         if to_peer and message is None:
-            if name != "coalesced":
-                raise ValueError("its name is not that of a send or receive")
-            return
+            raise ValueError("its name is not that of a send or receive")
+        peer = message[3] if message else ""
         operation = Operation(
             record=entry.record_id,
             group=index,
             sequence=sequence,
             name=message[1] if message else name,
             # "send 0->3" and "recv 0<-3": the rank itself stands first in both.
-            peer=int(message[3]) if message else UNKNOWN,
+            peer=int(peer) if peer.isdecimal() else (ANYONE if message else UNKNOWN),
             sends=message is not None and message[1] == "send",
             started=entry.state == "started",
             created_ns=entry.time_created_ns,
@@ -184,7 +203,7 @@ class _Builder:
         return [
             each.record
             for (index, to_peer, number), parts in self._pending.items()
-            if to_peer and (index, number) not in self._coalesced
+            if to_peer and (index, number) not in self._closed
             for each in parts
         ]
 

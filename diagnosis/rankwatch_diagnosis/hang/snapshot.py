@@ -7,6 +7,8 @@ import msgspec
 UNKNOWN = -1
 MAX_RANKS = 1 << 17
 """Ranks of a job; a greater number in a dump or in a file's name is no rank."""
+ANYONE = MAX_RANKS
+"""The peer of a receive from any source, and of a batch whose parts are not in the recorder."""
 
 
 class Signature(msgspec.Struct, array_like=True, frozen=True):
@@ -31,7 +33,7 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
     """Number in its group; of point-to-point operations a number of the rank's own."""
     name: str
     peer: int
-    """Point-to-point: the peer's index in the group; else UNKNOWN."""
+    """Point-to-point: the peer's index in the group, or ANYONE; else UNKNOWN."""
     sends: bool
     started: bool
     """The device has begun it; only recorded where timing is on."""

@@ -70,20 +70,6 @@ def test_gloo_sets_retired_only(dumps: Dumps) -> None:
     assert verdict_on(dumps) == (State.HANG, (5,))
 
 
-def test_coalesced_parts_have_no_state(dumps: Dumps) -> None:
-    """An entry of a coalesced call has no state of its own.
-
-    Sends and receives inside stay scheduled for ever; only the entry `coalesced` completes.
-    """
-    for each in dumps.values():
-        first = each["entries"][0]
-        part = first | {"is_p2p": True, "p2p_seq_id": 1, "collective_seq_id": 0, "state": "scheduled"}
-        sent = part | {"profiling_name": "nccl:send 0->1", "retired": False}
-        end = part | {"profiling_name": "nccl:coalesced", "retired": True, "state": "completed"}
-        each["entries"] = [sent, end, *each["entries"]]
-    assert verdict_on(dumps) == (State.HANG, (5,))
-
-
 def test_groups_of_one_name(dumps: Dumps) -> None:
     """Groups of one name and different members are kept apart.
 
@@ -215,9 +201,9 @@ def test_real_dumps() -> None:
     assert sum(bool(each.entries) for each in dumps) >= 28
 
 
-def hung(shape: Shape, rank: int) -> Dumps:
+def hung(shape: Shape, rank: int, *, batched: bool = True) -> Dumps:
     """The rank sleeps, in the middle of a step."""
-    job = HungJob(shape, 3)
+    job = HungJob(shape, 3, batched=batched)
     places = job.places(rank, "asleep")
     job.run(Fault("asleep", (rank,), places[len(places) // 2]))
     return job.dumps()
@@ -227,45 +213,32 @@ def judged(dumps: Dumps) -> HangVerdict:
     return diagnose([parsed(each, rank) for rank, each in dumps.items()])
 
 
-def coalesced(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same calls, with each send and receive in a batch of its own, as `batch_isend_irecv` makes it."""
-    found = []
-    for entry in entries:
-        if entry["is_p2p"]:
-            found.append(entry | {"state": "scheduled", "retired": False})
-            entry = entry | {"profiling_name": "nccl:coalesced", "input_sizes": [], "output_sizes": []}
-        found.append(entry)
-    return [entry | {"record_id": number} for number, entry in enumerate(found)]
-
-
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("batched", [False, True])
-def test_unmarked_sends(rank: int, batched: bool) -> None:
-    """Sends are known by their names where a version does not mark them.
+def test_format_before_p2p(rank: int, batched: bool) -> None:
+    """Formats before 2.0 have one kind of number and do not mark sends: their names do.
 
-    Before `is_p2p` came, with sends of their own and with coalesced ones.
+    With sends of their own and with batches.
     """
-    dumps = hung(Shape(2, 4), rank)
-    marked = judged(dumps)
+    dumps = hung(Shape(2, 4), rank, batched=batched)
     for each in dumps.values():
-        if batched:
-            each["entries"] = coalesced(each["entries"])
+        each["version"] = "1.5"
         for entry in each["entries"]:
-            del entry["is_p2p"]
+            entry["seq_id"] = entry.pop("collective_seq_id") + entry.pop("p2p_seq_id")
+            del entry["is_p2p"], entry["op_id"]
     verdict = judged(dumps)
-    assert (verdict.state, verdict.ranks) == (marked.state, marked.ranks) == (State.HANG, (rank,))
+    assert (verdict.state, verdict.ranks) == (State.HANG, (rank,))
 
 
-def test_active_only_coalesced_parts() -> None:
-    """Parts of completed coalesced calls are no waits where only active entries are dumped.
+def test_active_only_batches() -> None:
+    """Parts of completed batches are no waits where only active entries are dumped.
 
     They stay scheduled for ever, and the entry that shows their end is left out of such dumps.
     """
     for rank in range(8):
         dumps = hung(Shape(2, 4), rank)
         for each in dumps.values():
-            entries = coalesced(each["entries"])
-            each["entries"] = [entry for entry in entries if entry["state"] != "completed"]
+            each["entries"] = [entry for entry in each["entries"] if entry["state"] != "completed"]
         assert judged(dumps).ranks == (rank,)
 
 

@@ -1,13 +1,20 @@
 """Small distributed jobs, run on paper until they stand still, and the flight recorders they leave.
 
 Each rank has a program and two pointers into it: what its host has enqueued and what its device has finished.
-A collective completes when all members are at it with the same call, a send when its receive is there.
+A collective completes when all members are at it with the same call, a send when its receive is there, and a
+batch of sends and receives when all of them have met their counterparts.
+
+The dumps have the form that ProcessGroupNCCL.cpp of PyTorch gives them. `pointToPoint` records the parts of a
+batch with null events, so they stay `scheduled`, under one `p2p_seq_id`; `endCoalescing` calls `initWork`,
+which records `nccl:coalesced` without tensors, with the numbers of the last part and with
+`isP2POp(OpType::COALESCED)`, which is false. `FlightRecorderDetail.hpp`, `getCollectiveTrace` derives the
+state from the events alone.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,6 +39,14 @@ class Op(NamedTuple):
     group: str
     size: int = 1024
     peer: int = -1
+    source: int = -1
+    """Of a send: the rank from which the same batch receives."""
+
+    @property
+    def messages(self) -> tuple[tuple[str, int], ...]:
+        """Name and peer of each send and receive of the call."""
+        first = ((self.name, self.peer),) if self.peer >= 0 else ()
+        return (*first, ("recv", self.source)) if self.source >= 0 else first
 
 
 class Shape(NamedTuple):
@@ -79,6 +94,9 @@ class HungJob:
     lead: operations that a host may be ahead of its device, 0 for blocking calls.
     only_active: the dumps leave out what is complete, as some tools ask.
     receives_early: a rank that sleeps has posted its next receive before.
+    batched: messages are called by `batch_isend_irecv`, else by `isend` and `irecv` one by one.
+    interleaved: pipelines alternate forward and backward, with a send and a receive in one batch.
+    messages_in: the kind of group of sends and receives, "pp" or "world".
     """
 
     shape: Shape
@@ -89,6 +107,9 @@ class HungJob:
     microbatches: int = 2
     only_active: bool = False
     receives_early: bool = False
+    batched: bool = True
+    interleaved: bool = False
+    messages_in: str = "pp"
     programs: list[list[Op]] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
     enqueued: list[int] = field(default_factory=list)
@@ -103,21 +124,58 @@ class HungJob:
     def _program(self, rank: int) -> list[Op]:
         shape, ops = self.shape, []
         stage = shape.stage(rank)
-        per_stage = shape.dp * shape.tp
         for _ in range(self.steps):
-            for towards in (1, -1):
-                for _ in range(self.microbatches):
-                    before, after = stage - towards, stage + towards
-                    if 0 <= before < shape.pp:
-                        ops.append(Op("recv", "pp", 64, rank - towards * per_stage))
-                    if shape.tp > 1:
-                        ops += [Op("_all_gather_base", "tp", 512), Op("_reduce_scatter_base", "tp", 512)]
-                    if 0 <= after < shape.pp:
-                        ops.append(Op("send", "pp", 64, rank + towards * per_stage))
+            ops += self._one_forward_one_backward(rank) if self.interleaved else self._all_forward(rank)
             if shape.dp > 1:
                 ops += [Op("all_reduce", "dp", size) for size in (4096, 2048 + stage)]
             ops.append(Op("all_reduce", "world", 1))
         return ops
+
+    def _all_forward(self, rank: int) -> list[Op]:
+        """All microbatches forward, then all of them backward."""
+        stage, ops = self.shape.stage(rank), []
+        for towards in (1, -1):
+            for _ in range(self.microbatches):
+                if 0 <= stage - towards < self.shape.pp:
+                    ops.append(self._message("recv", rank, -towards))
+                ops += self._compute()
+                if 0 <= stage + towards < self.shape.pp:
+                    ops.append(self._message("send", rank, towards))
+        return ops
+
+    def _one_forward_one_backward(self, rank: int) -> list[Op]:
+        """One microbatch forward, one backward, as Megatron's `forward_backward_pipelining` does.
+
+        In between, the neighbours exchange an activation and a gradient in one batch.
+        """
+        stage, last, ops = self.shape.stage(rank), self.shape.pp - 1, []
+        first = stage == 0
+        ahead = min(last - stage, self.microbatches)
+        steady = self.microbatches - ahead
+        for _ in range(ahead):
+            ops += [] if first else [self._message("recv", rank, -1)]
+            ops += [*self._compute(), self._message("send", rank, 1)]
+        if steady and not first:
+            ops.append(self._message("recv", rank, -1))
+        for each in range(steady):
+            ops += self._compute()
+            ops += [] if stage == last else [self._message("send", rank, 1, receives=True)]
+            ops += self._compute()
+            if not first:
+                ops.append(self._message("send", rank, -1, receives=each < steady - 1))
+        for _ in range(ahead):
+            ops += [self._message("recv", rank, 1), *self._compute()]
+            ops += [] if first else [self._message("send", rank, -1)]
+        return ops
+
+    def _message(self, name: str, rank: int, stages: int, *, receives: bool = False) -> Op:
+        peer = rank + stages * self.shape.dp * self.shape.tp
+        return Op(name, self.messages_in, 64, peer, peer if receives else -1)
+
+    def _compute(self) -> list[Op]:
+        """What the tensor-parallel neighbours call in one pass."""
+        names = ("_all_gather_base", "_reduce_scatter_base") if self.shape.tp > 1 else ()
+        return [Op(name, "tp", 512) for name in names]
 
     def places(self, rank: int, kind: str) -> list[int]:
         """Indices at which a fault of this kind can strike, after the first step."""
@@ -142,6 +200,7 @@ class HungJob:
             self._strike(fault, rank)
         self.dead = frozenset(fault.ranks) if fault.kind == "killed" else frozenset()
         self.done, self.shown = [0] * world, [0] * world
+        self.met: list[set[tuple[str, int]]] = [set() for _ in range(world)]
         self.times: list[list[int]] = [[0] for _ in range(world)]
         while self._advance():
             self.clock += 1
@@ -175,10 +234,7 @@ class HungJob:
             if op is None:
                 continue
             if op.peer >= 0:
-                other = self._at(op.peer)
-                if other is not None and other.peer == rank and {op.name, other.name} == {"send", "recv"}:
-                    self._complete((rank, op.peer))
-                    moved = True
+                moved = self._exchange(rank, op) or moved
                 continue
             members = self.shape.members(op.group, rank)
             if (
@@ -190,8 +246,25 @@ class HungJob:
                 moved = True
         return moved
 
+    def _exchange(self, rank: int, op: Op) -> bool:
+        """Let the messages of a call meet their counterparts; True where one has."""
+        moved = False
+        for name, peer in op.messages:
+            other = self._at(peer)
+            counterpart = ("recv" if name == "send" else "send", rank)
+            if (name, peer) in self.met[rank] or other is None or counterpart not in other.messages:
+                continue
+            self.met[rank].add((name, peer))
+            self.met[peer].add(counterpart)
+            moved = True
+            for each, call in ((rank, op), (peer, other)):
+                if len(self.met[each]) == len(call.messages):
+                    self._complete((each,))
+        return moved
+
     def _complete(self, ranks: tuple[int, ...]) -> None:
         for rank in ranks:
+            self.met[rank].clear()
             self.done[rank] += 1
             self.times[rank].append(self.clock)
 
@@ -201,7 +274,7 @@ class HungJob:
         if self.receives_early and end < len(program) and self.limit[rank] == end:
             early = [place for place in range(end, len(program)) if program[place].name == "recv"]
             sender = self._at(program[early[0]].peer) if early else None
-            if early and (sender is None or (sender.name, sender.peer) != ("send", rank)):
+            if early and (sender is None or ("send", rank) not in sender.messages):
                 return [*range(end), early[0]]
         return list(range(end))
 
@@ -222,21 +295,25 @@ class HungJob:
 
     def _dump(self, rank: int) -> dict[str, Any]:
         used = list(dict.fromkeys(("world", *(op.group for op in self.programs[rank]))))
-        numbers: dict[tuple[str, bool], int] = defaultdict(int)
-        entries, status = [], {str(local): {"last_enqueued_collective": -1} for local in range(len(used))}
-        for local in range(len(used)):
-            status[str(local)] |= {"last_started_collective": -1, "last_completed_collective": -1}
+        names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+        status = {str(local): dict.fromkeys(names, -1) for local in range(len(used))}
+        recorder = _Recorder()
         for index in self._posted(rank):
-            op = self.programs[rank][index]
-            to_peer, completed = op.peer >= 0, index < self.shown[rank]
-            numbers[(op.group, to_peer)] += 1
+            op, completed = self.programs[rank][index], index < self.shown[rank]
             local = used.index(op.group)
-            sequence = numbers[(op.group, to_peer)]
-            status[str(local)]["last_enqueued_collective"] = sequence
+            facts = self._facts(rank, index, op, local)
+            if op.peer < 0:
+                number = recorder.collective(local, facts, completed)
+            elif self.batched:
+                number = recorder.batch(local, [facts | each for each in self._named(rank, op)], completed)
+            else:
+                number = recorder.message(local, facts | self._named(rank, op)[0], completed)
+            status[str(local)]["last_enqueued_collective"] = number
             if completed:
-                status[str(local)]["last_completed_collective"] = sequence
-            if not (self.only_active and completed):
-                entries.append(self._entry(rank, index, op, local, sequence, completed))
+                status[str(local)]["last_completed_collective"] = number
+        entries = recorder.entries
+        if self.only_active:
+            entries = [each for each in entries if each["state"] != "completed"]
         config = {}
         for group in used:
             name, description = self.group_name(group, rank)
@@ -258,32 +335,64 @@ class HungJob:
             return f"{('tp', 'dp', 'pp').index(group) + 1}{members[0]:04d}", f"{kinds[group]}_PARALLEL_GROUP"
         return f"{crc32(repr((group, members)).encode()):x}", f"mesh_{group}"
 
-    def _entry(
-        self, rank: int, index: int, op: Op, local: int, sequence: int, completed: bool
-    ) -> dict[str, Any]:
-        members = self.shape.members(op.group, rank)
-        name = op.name
-        if op.peer >= 0:
-            arrow = "->" if op.name == "send" else "<-"
-            name = f"{op.name} {members.index(rank)}{arrow}{members.index(op.peer)}"
+    def _facts(self, rank: int, index: int, op: Op, local: int) -> dict[str, Any]:
         kind = "Float" if self.wrong_type.get(rank) == index else "BFloat16"
         return {
-            "record_id": index,
             "pg_id": local,
             "process_group": self.group_name(op.group, rank),
-            "collective_seq_id": 0 if op.peer >= 0 else sequence,
-            "p2p_seq_id": sequence if op.peer >= 0 else 0,
-            "op_id": sequence,
-            "profiling_name": f"nccl:{name}",
+            "profiling_name": f"nccl:{op.name}",
             "time_created_ns": START_NS + 50_000_000 * self._time(rank, index) + index,
             "input_sizes": [[op.size, 8]],
             "input_dtypes": [kind],
             "output_sizes": [[op.size, 8]],
             "output_dtypes": [kind],
-            "state": "completed" if completed else "scheduled",
             "time_discovered_started_ns": None,
             "time_discovered_completed_ns": None,
-            "retired": completed,
             "timeout_ms": 180_000,
-            "is_p2p": op.peer >= 0,
         }
+
+    def _named(self, rank: int, op: Op) -> list[dict[str, Any]]:
+        """The names of the sends and receives of a call."""
+        members = self.shape.members(op.group, rank)
+        arrows = {"send": "->", "recv": "<-"}
+        return [
+            {"profiling_name": f"nccl:{name} {members.index(rank)}{arrows[name]}{members.index(peer)}"}
+            for name, peer in op.messages
+        ]
+
+
+class _Recorder:
+    """Numbers entries as ProcessGroupNCCL does; each method returns what `workEnqueue` takes as status."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._numbers: dict[int, Counter[str]] = defaultdict(Counter)
+
+    def collective(self, local: int, facts: dict[str, Any], completed: bool) -> int:
+        numbers = self._numbers[local]
+        numbers.update(("collective_seq_id", "op_id"))
+        self._record(local, facts, completed)
+        return numbers["collective_seq_id"]
+
+    def message(self, local: int, facts: dict[str, Any], completed: bool) -> int:
+        numbers = self._numbers[local]
+        numbers.update(("p2p_seq_id", "op_id"))
+        self._record(local, facts | {"is_p2p": True}, completed)
+        return numbers["p2p_seq_id"]
+
+    def batch(self, local: int, parts: list[dict[str, Any]], completed: bool) -> int:
+        numbers = self._numbers[local]
+        numbers["p2p_seq_id"] += 1
+        for part in parts:
+            numbers["op_id"] += 1
+            self._record(local, part | {"is_p2p": True}, completed=False)
+        nothing: dict[str, Any] = {
+            each: [] for each in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+        }
+        self._record(local, parts[-1] | nothing | {"profiling_name": "nccl:coalesced"}, completed)
+        return numbers["p2p_seq_id"]
+
+    def _record(self, local: int, facts: dict[str, Any], completed: bool) -> None:
+        numbers = {each: self._numbers[local][each] for each in ("collective_seq_id", "p2p_seq_id", "op_id")}
+        state = {"state": "completed" if completed else "scheduled", "retired": completed}
+        self.entries.append({"record_id": len(self.entries), **numbers, **state, "is_p2p": False, **facts})

@@ -15,6 +15,7 @@ from rankwatch_agent.training.collectives.totals import (
     GroupKey,
     Position,
 )
+from rankwatch_agent.training.flight_recorder.coalesced import NO_PART
 from rankwatch_agent.training.flight_recorder.operations import (
     backend_of,
     input_bytes,
@@ -99,7 +100,7 @@ class MergedRecorder:
         """How far the rank has come in each group, by the last pull."""
         self.totals: dict[tuple[str, str, str], CollectiveTotals] = {}
         """(group, members, operation) -> completed collectives that were seen: a sample where entries were
-        missed. Sends and receives count too; what the black box records does not."""
+        missed. Sends and receives count too, a batch of them once; what the black box records does not."""
         self._names = BoundedNames(max_groups)
         self._max_groups = max_groups
         self._begin_process()
@@ -157,7 +158,7 @@ class MergedRecorder:
     def _completed(self, entry: Entry) -> None:
         """Count an entry that is seen complete for the first time."""
         group = self._groups.of(entry.pg_id)
-        if group is None or backend_of(entry) == _RECORDED_BY_BLACK_BOX:
+        if group is None or entry.closed_by != NO_PART or backend_of(entry) == _RECORDED_BY_BLACK_BOX:
             return
         duration = entry.duration_ms
         if self._timed and duration is None:
@@ -190,7 +191,8 @@ class MergedRecorder:
         """Groups of this dump alone: those that were destroyed are gone."""
         by_group: dict[int, list[Entry]] = {}
         for entry in ordered:
-            by_group.setdefault(entry.pg_id, []).append(entry)
+            if entry.closed_by == NO_PART:
+                by_group.setdefault(entry.pg_id, []).append(entry)
         positions: dict[GroupKey, Position] = {}
         by_id = {int(text): each for text, each in statuses.items() if text.isdecimal() and len(text) < 10}
         for local_id, status in list(by_id.items())[: self._max_groups]:

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
+from rankwatch_agent.training.flight_recorder.coalesced import SUFFIX
 from rankwatch_agent.training.flight_recorder.parse import Entry
 
 _OPERATIONS: Mapping[str, str] = MappingProxyType(
     {
+        "ALLGATHER_coalesced": "all_gather",
+        "REDUCE_SCATTER_coalesced": "reduce_scatter",
         "_all_gather_base": "all_gather",
         "_allgather_base": "all_gather",
         "_broadcast_oop": "broadcast",
@@ -18,16 +21,27 @@ _OPERATIONS: Mapping[str, str] = MappingProxyType(
         "_reduce_scatter_base": "reduce_scatter",
         "all_gather_into_tensor": "all_gather",
         "all_gather_into_tensor_coalesced": "all_gather",
+        "all_gather_single": "all_gather",
+        "all_gather_v": "all_gather",
         "all_reduce_barrier": "barrier",
         "all_to_all_single": "all_to_all",
+        "all_to_all_v_single": "all_to_all",
         "all_to_allv": "all_to_all",
+        "allgather": "all_gather",
+        "allgather_coalesced": "all_gather",
         "allgather_into_tensor_coalesced": "all_gather",
+        "allreduce": "all_reduce",
         "allreduce_coalesced": "all_reduce",
+        "alltoall": "all_to_all",
+        "reduce_scatter_single": "reduce_scatter",
         "reduce_scatter_tensor": "reduce_scatter",
         "reduce_scatter_tensor_coalesced": "reduce_scatter",
+        "reduce_scatter_v": "reduce_scatter",
     }
 )
-"""Names of PyTorch's recorders that differ from ours."""
+"""Names of the recorders of PyTorch and torchcomms that differ from ours."""
+BATCH = "send_recv"
+"""A batch of sends and receives."""
 EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Operations in which every rank gives and takes as many elements as the others. In the rest, all_to_all
 above all, sizes may differ between the ranks by design, and only the operation is compared."""
@@ -45,13 +59,14 @@ _LONGEST_NAME = 40
 
 
 def backend_of(entry: Entry) -> str:
-    """nccl, gloo, ...; empty where the entry does not say."""
+    """nccl, nccl2, gloo, ...; empty where the entry does not say."""
     return entry.profiling_name.partition(":")[0] if ":" in entry.profiling_name else ""
 
 
 def operation_of(entry: Entry) -> str:
     """The operation, by the name that the dispatcher's hook gives it too."""
-    return standard_name(entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME])
+    name = entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME]
+    return BATCH if entry.is_p2p and name == SUFFIX else standard_name(name)
 
 
 def standard_name(name: str) -> str:

@@ -20,6 +20,12 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 
 from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_agent.training.flight_recorder.coalesced import (
+    MAY_BE_COALESCED,
+    NO_PART,
+    SUFFIX,
+    join_calls,
+)
 
 RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
 """Handlers of the worker server. Torch built with CUDA has two recorders, each with its own entries and
@@ -61,13 +67,14 @@ class Entry(msgspec.Struct, gc=False):
     collective_seq_id: Int = UNKNOWN
     """Number of the collective in the group, from 1; for a send or a receive, collectives before it."""
     seq_id: Int = UNKNOWN
-    """The name of `collective_seq_id` in formats before 2.0."""
+    """The one number of formats before 2.0, of operations of any kind."""
     p2p_seq_id: Int = UNKNOWN
     """Number of the send or receive in the group; parts of a coalesced call share one."""
     op_id: Int = 0
     """Number of the operation of any kind in the group."""
     is_p2p: bool | None = None
-    """A send, a receive, or a coalesced call of these; never None in a parsed dump."""
+    """A send, a receive, or a coalesced call of these; never None in a parsed dump. NCCL writes False for the
+    last."""
     profiling_name: str = ""
     """Backend and operation: nccl:all_reduce, nccl:send 0->3."""
     input_sizes: Shapes | None = None
@@ -76,18 +83,24 @@ class Entry(msgspec.Struct, gc=False):
     output_dtypes: tuple[str, ...] | None = None
     state: str = ""
     retired: bool | None = False
-    """No longer watched, because it completed or failed. Gloo's entries stay `scheduled` for ever."""
+    """No longer watched, because it completed or failed. Gloo's entries stay `scheduled` for ever; of NCCL's
+    the state alone tells whether they completed."""
     time_created_ns: Int = 0
     """Unix time of the enqueue."""
     time_discovered_completed_ns: Int | None = None
     """Unix time at which the rank noticed the end."""
     duration_ms: float | None = None
     """Time on the GPU, waiting for peers included; only of NCCL, and only with timing switched on."""
+    closed_by: Int = NO_PART
+    """Of a part of a coalesced call: the record id of the entry that closes the call, or UNCLOSED. Such a part
+    has the state of the call. Set by the parser."""
 
     @property
     def complete(self) -> bool:
-        """Whether it has ended."""
-        return bool(self.retired) or self.state == "completed"
+        """Whether it has ended. What NCCL's watchdog gave up is retired, and still on the device."""
+        if self.state == "completed":
+            return True
+        return bool(self.retired) and not (self.state and self.profiling_name.startswith("nccl:"))
 
     @property
     def group(self) -> tuple[str, str]:
@@ -318,29 +331,15 @@ def _converted_values(values: object, kind: type[_T]) -> dict[str, _T]:
 
 def _normalized(entries: list[Entry]) -> list[Entry]:
     """Fill in, in place, what older formats call otherwise or do not write."""
-    if any(entry.is_p2p is None for entry in entries):
-        _mark_messages(entries)
+    coalesced: bool | None = False
     for entry in entries:
         if entry.collective_seq_id < 0:
             entry.collective_seq_id = entry.seq_id
+            entry.p2p_seq_id = max(entry.p2p_seq_id, entry.seq_id)
+        if entry.is_p2p is None and not entry.profiling_name.endswith(SUFFIX):
+            entry.is_p2p = _MESSAGE.search(entry.profiling_name) is not None
+        coalesced = coalesced or entry.is_p2p or entry.profiling_name.endswith(MAY_BE_COALESCED)
+    if coalesced:
+        join_calls(entries)
     return entries
 
-
-def _mark_messages(entries: list[Entry]) -> None:
-    """Tell sends, receives and coalesced calls of these from collectives by their names.
-
-    The entry of a coalesced call names no peer, but it follows its parts in its group at once. Where the ring
-    begins between the two, its kind is unknown; as a call of messages it is no evidence against any rank.
-    """
-    after_message: set[tuple[int, tuple[str, str] | None]] = set()
-    for position, entry in enumerate(entries):
-        group = (entry.pg_id, entry.process_group)
-        if entry.is_p2p is None:
-            if entry.profiling_name.endswith(":coalesced"):
-                entry.is_p2p = group in after_message or position == 0
-            else:
-                entry.is_p2p = _MESSAGE.search(entry.profiling_name) is not None
-        if entry.is_p2p:
-            after_message.add(group)
-        else:
-            after_message.discard(group)

@@ -51,7 +51,7 @@ def test_completed_group_has_no_oldest() -> None:
 
     It has no signature either. Gloo's entries stay scheduled and are retired.
     """
-    body = reply(entry(0, retired=True), enqueued=1, done=1)
+    body = reply(entry(0, retired=True, profiling_name="gloo:all_reduce"), enqueued=1, done=1)
     assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(1, 1, None)}
 
 
