@@ -9,7 +9,11 @@ import re
 from typing import NamedTuple
 
 from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, SUFFIX, UNCLOSED
-from rankwatch_agent.training.flight_recorder.operations import EQUAL_SIZES, elements, standard_name
+from rankwatch_agent.training.flight_recorder.operations import (
+    EQUAL_SIZES,
+    compared_elements,
+    standard_name,
+)
 from rankwatch_agent.training.flight_recorder.parse import Dump, Entry, GroupConfig, Shapes
 from rankwatch_diagnosis.hang.snapshot import ANYONE, UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 
@@ -249,9 +253,11 @@ def _signature(call: _Call) -> Signature:
     types = sorted({each[:40] for each in (*(call.input_types or ())[:64], *(call.output_types or ())[:64])})
     text = " ".join([name, *filter(None, [inputs, f"-> {outputs}" if outputs else "", *types])])
     match = name
-    if standard_name(name) in EQUAL_SIZES and call.inputs:
+    operation = standard_name(name)
+    if operation in EQUAL_SIZES and call.inputs:
         # Shapes may differ where the number of elements does not.
-        match = " ".join([name, str(elements(call.inputs)), str(elements(call.outputs)), *types])
+        counts = compared_elements(operation, call.inputs, call.outputs)
+        match = " ".join([name, *map(str, counts), *types])
     return Signature(name, match, text)
 
 

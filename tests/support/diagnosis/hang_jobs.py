@@ -7,8 +7,9 @@ batch of sends and receives when all of them have met their counterparts.
 The dumps have the form that ProcessGroupNCCL.cpp of PyTorch gives them. `pointToPoint` records the parts of a
 batch with null events, so they stay `scheduled`, under one `p2p_seq_id`; `endCoalescing` calls `initWork`,
 which records `nccl:coalesced` without tensors, with the numbers of the last part and with
-`isP2POp(OpType::COALESCED)`, which is false. `FlightRecorderDetail.hpp`, `getCollectiveTrace` derives the
-state from the events alone.
+`isP2POp(OpType::COALESCED)`, which is false. Uneven collectives leave parts of one number and an entry that
+closes them, too, named by its `OpType`: `allgather` and `reduce_scatter` call `_broadcast_oop` or `_reduce_oop`
+for each member. In FlightRecorderDetail.hpp, `getCollectiveTrace` derives the state from the events alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -47,6 +49,13 @@ class Op(NamedTuple):
         """Name and peer of each send and receive of the call."""
         first = ((self.name, self.peer),) if self.peer >= 0 else ()
         return (*first, ("recv", self.source)) if self.source >= 0 else first
+
+
+class Uneven(StrEnum):
+    """The collective whose tensors differ in size, by the operation that each of its parts is."""
+
+    ALLGATHER = "_broadcast_oop"
+    REDUCE_SCATTER = "_reduce_oop"
 
 
 class Shape(NamedTuple):
@@ -97,6 +106,7 @@ class HungJob:
     batched: messages are called by `batch_isend_irecv`, else by `isend` and `irecv` one by one.
     interleaved: pipelines alternate forward and backward, with a send and a receive in one batch.
     messages_in: the kind of group of sends and receives, "pp" or "world".
+    uneven: a collective of tensor-parallel neighbours whose tensors differ in size.
     """
 
     shape: Shape
@@ -110,6 +120,7 @@ class HungJob:
     batched: bool = True
     interleaved: bool = False
     messages_in: str = "pp"
+    uneven: Uneven | None = None
     programs: list[list[Op]] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
     enqueued: list[int] = field(default_factory=list)
@@ -174,8 +185,10 @@ class HungJob:
 
     def _compute(self) -> list[Op]:
         """What the tensor-parallel neighbours call in one pass."""
-        names = ("_all_gather_base", "_reduce_scatter_base") if self.shape.tp > 1 else ()
-        return [Op(name, "tp", 512) for name in names]
+        if self.shape.tp == 1:
+            return []
+        uneven = (self.uneven.name,) if self.uneven else ()
+        return [Op(name, "tp", 512) for name in (*uneven, "_all_gather_base", "_reduce_scatter_base")]
 
     def places(self, rank: int, kind: str) -> list[int]:
         """Indices at which a fault of this kind can strike, after the first step."""
@@ -302,7 +315,10 @@ class HungJob:
             op, completed = self.programs[rank][index], index < self.shown[rank]
             local = used.index(op.group)
             facts = self._facts(rank, index, op, local)
-            if op.peer < 0:
+            if self.uneven and op.name == self.uneven.name:
+                members = len(self.shape.members(op.group, rank))
+                number = recorder.uneven(local, facts, self.uneven, members, completed)
+            elif op.peer < 0:
                 number = recorder.collective(local, facts, completed)
             elif self.batched:
                 number = recorder.batch(local, [facts | each for each in self._named(rank, op)], completed)
@@ -361,6 +377,11 @@ class HungJob:
         ]
 
 
+_NOTHING: dict[str, Any] = {
+    each: [] for each in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+}
+
+
 class _Recorder:
     """Numbers entries as ProcessGroupNCCL does; each method returns what `workEnqueue` takes as status."""
 
@@ -386,11 +407,21 @@ class _Recorder:
         for part in parts:
             numbers["op_id"] += 1
             self._record(local, part | {"is_p2p": True}, completed=False)
-        nothing: dict[str, Any] = {
-            each: [] for each in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
-        }
-        self._record(local, parts[-1] | nothing | {"profiling_name": "nccl:coalesced"}, completed)
+        self._record(local, parts[-1] | _NOTHING | {"profiling_name": "nccl:coalesced"}, completed)
         return numbers["p2p_seq_id"]
+
+    def uneven(
+        self, local: int, facts: dict[str, Any], operation: Uneven, members: int, completed: bool
+    ) -> int:
+        numbers = self._numbers[local]
+        numbers["collective_seq_id"] += 1
+        for member in range(members):
+            numbers["op_id"] += 1
+            sizes = {"input_sizes": [[member + 1, 8]], "output_sizes": [[member + 1, 8]]}
+            self._record(local, facts | sizes | {"profiling_name": f"nccl:{operation}"}, completed=False)
+        end = {"profiling_name": f"nccl:{operation.name}_coalesced"}
+        self._record(local, facts | _NOTHING | end, completed)
+        return numbers["collective_seq_id"]
 
     def _record(self, local: int, facts: dict[str, Any], completed: bool) -> None:
         numbers = {each: self._numbers[local][each] for each in ("collective_seq_id", "p2p_seq_id", "op_id")}

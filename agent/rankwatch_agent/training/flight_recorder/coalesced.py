@@ -3,7 +3,7 @@
 ProcessGroupNCCL.cpp records the parts of `batch_isend_irecv` without events (`pointToPoint`), since 2.7 also
 those of an uneven `all_gather` or `reduce_scatter` (`collective`): they stay `scheduled` and never retire.
 `endCoalescing` records the entry that closes the call, with the numbers of its last part, without tensors and
-with `is_p2p` false, before it launches anything. Other backends, as ProcessGroupXCCL.cpp, mark it as `is_p2p`.
+with `is_p2p` false, before it launches anything. Where `is_p2p` is true there, it means the same.
 """
 
 from __future__ import annotations
@@ -60,11 +60,7 @@ def _closes(entry: Entry) -> bool:
 def _same_call(one: Entry, other: Entry) -> bool:
     """Whether both have the numbers of one call. Formats before 2.0 have one kind of number."""
     known = one.seq_id >= 0 or (one.p2p_seq_id if one.is_p2p else one.collective_seq_id) >= 0
-    return (
-        known
-        and one.collective_seq_id == other.collective_seq_id
-        and one.p2p_seq_id == other.p2p_seq_id
-    )
+    return known and one.collective_seq_id == other.collective_seq_id and one.p2p_seq_id == other.p2p_seq_id
 
 
 def _without_events(parts: Sequence[Entry]) -> bool:
@@ -84,7 +80,8 @@ def _close(parts: Sequence[Entry], end: Entry) -> None:
 
 def _leave_open(parts: Sequence[Entry] | None) -> None:
     """Several entries with one number are parts, and so is an operation that is never called alone."""
-    if parts and (len(parts) > 1 or parts[0].profiling_name.endswith(_NAMES_OF_PARTS)):
-        if _without_events(parts):
-            for part in parts:
-                part.closed_by = UNCLOSED
+    if not parts or not _without_events(parts):
+        return
+    if len(parts) > 1 or parts[0].profiling_name.endswith(_NAMES_OF_PARTS):
+        for part in parts:
+            part.closed_by = UNCLOSED

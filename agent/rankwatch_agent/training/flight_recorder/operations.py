@@ -96,10 +96,26 @@ def signature(entry: Entry) -> int:
     """
     text = operation = operation_of(entry)
     if operation in EQUAL_SIZES:
-        counts = [elements(sizes or ()) for sizes in (entry.input_sizes, entry.output_sizes)]
+        counts = compared_elements(operation, entry.input_sizes or (), entry.output_sizes or ())
         types = sorted({*(entry.input_dtypes or ()), *(entry.output_dtypes or ())})
         text = " ".join([operation, *map(str, counts), *types])
     return zlib.crc32(text.encode("utf-8", "replace"))
+
+
+def compared_elements(
+    operation: str, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> tuple[int | None, int | None]:
+    """Elements of input and output, by which ranks compare their calls; None for what may differ.
+
+    FlightRecorderHook.cpp, `onPre`, records the lists of a call as they are. Where those of an all_gather are
+    uneven each rank gives another share, and all get the same; in a reduce_scatter it is the other way round.
+    """
+    given, taken = elements(inputs), elements(outputs)
+    if operation == "all_gather" and outputs and any(each != outputs[0] for each in outputs):
+        given = None
+    if operation == "reduce_scatter" and inputs and any(each != inputs[0] for each in inputs):
+        taken = None
+    return given, taken
 
 
 def elements(sizes: Sequence[Sequence[int]]) -> int | None:

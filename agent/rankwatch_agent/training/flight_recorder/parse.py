@@ -92,8 +92,8 @@ class Entry(msgspec.Struct, gc=False):
     duration_ms: float | None = None
     """Time on the GPU, waiting for peers included; only of NCCL, and only with timing switched on."""
     closed_by: Int = NO_PART
-    """Of a part of a coalesced call: the record id of the entry that closes the call, or UNCLOSED. Such a part
-    has the state of the call. Set by the parser."""
+    """Set by the parser, of a part of a coalesced call: the record id of the entry that closes it, whose state
+    the part has, or UNCLOSED."""
 
     @property
     def complete(self) -> bool:
@@ -342,4 +342,3 @@ def _normalized(entries: list[Entry]) -> list[Entry]:
     if coalesced:
         join_calls(entries)
     return entries
-

@@ -84,6 +84,77 @@ def test_messages_are_no_collectives() -> None:
     assert (pending.enqueued, pending.completed) == (27, 26)
 
 
+BATCH: dict[str, object] = {"collective_seq_id": 26, "p2p_seq_id": 7, "op_id": 34}
+END: dict[str, object] = {
+    **BATCH,
+    "profiling_name": "nccl:coalesced",
+    **{each: [] for each in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")},
+}
+"""ProcessGroupNCCL.cpp, `endCoalescing`: the numbers of the last part, no tensors, `is_p2p` false."""
+
+
+def batch(first: int) -> list[dict[str, object]]:
+    """The parts, as `pointToPoint` records them: they stay so for ever."""
+    names = ("nccl:send 0->1", "nccl:recv 0<-1")
+    return [entry(first + each, **BATCH, is_p2p=True, profiling_name=name) for each, name in enumerate(names)]
+
+
+def test_completed_batch_is_nothing_pending() -> None:
+    """Parts of a completed batch have no state and are no oldest entry.
+
+    The entry that closes it has the number of the last collective and is none.
+    """
+    before = completed(10, collective_seq_id=26)
+    body = reply(before, *batch(11), completed(13, **END), enqueued=7, done=7)
+    assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(26, 26, None)}
+
+
+def test_pending_batch() -> None:
+    """A pending batch is the oldest entry, and its number is no collective that is pending."""
+    before = completed(10, collective_seq_id=26)
+    body = reply(before, *batch(11), entry(13, **END), enqueued=7, done=6)
+    assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(26, 26, 1013.0)}
+
+
+def test_batch_counts_once() -> None:
+    """A batch is one operation with the time of its end and the bytes of its parts; it is no collective."""
+    body = reply(completed(10, 4.0, collective_seq_id=26), *batch(11), completed(13, 2.0, **END))
+    recorder = pull(MergedRecorder(8), body)
+    assert totals(recorder) == {
+        (*DEFAULT, "all_reduce"): (1, 4096, 0.004),
+        (*DEFAULT, "send_recv"): (1, 2 * 4096, 0.002),
+    }
+    (group,) = recorder.groups
+    assert {number: time for number, (time, _, _) in group.completed.items()} == {26: 0.004}
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_uneven_collective(done: bool) -> None:
+    """The entry that closes an uneven all_gather is the collective; its parts are nothing."""
+    parts = [
+        entry(each, collective_seq_id=5, p2p_seq_id=0, profiling_name="nccl:_broadcast_oop")
+        for each in range(2)
+    ]
+    end = {**END, "collective_seq_id": 5, "p2p_seq_id": 0, "profiling_name": "nccl:ALLGATHER_coalesced"}
+    last = completed(2, 3.0, **end) if done else entry(2, **end)
+    recorder = pull(MergedRecorder(8), reply(*parts, last, enqueued=5, done=4 + done))
+    position = recorder.positions[DEFAULT]
+    assert position[:3] == (5, 4 + done, None if done else 1002.0)
+    assert totals(recorder) == ({(*DEFAULT, "all_gather"): (1, 0, 0.003)} if done else {})
+
+
+def test_parts_without_an_end() -> None:
+    """Parts that nothing closes are not launched, or were closed by what is left out: neither waits."""
+    body = reply(completed(10, collective_seq_id=26), *batch(11), enqueued=6, done=6)
+    assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(26, 26, None)}
+
+
+def test_given_up_by_the_watchdog() -> None:
+    """A collective that NCCL's watchdog gave up is retired, and still the oldest."""
+    body = reply(completed(0), entry(1, retired=True), enqueued=2, done=1)
+    assert pull(MergedRecorder(8), body).positions[DEFAULT][:3] == (2, 1, 1001.0)
+
+
 def test_waiting_receive_has_no_number() -> None:
     """A rank that waits in a receive is exported as waiting where its group has nothing else.
 

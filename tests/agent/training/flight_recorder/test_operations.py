@@ -25,6 +25,13 @@ def made(name: str = "nccl:all_reduce", **fields: object) -> Entry:
         ("nccl:_reduce_scatter_base", "nccl", "reduce_scatter"),
         ("nccl:all_reduce_barrier", "nccl", "barrier"),
         ("nccl:send 0->3", "nccl", "send"),
+        ("nccl:ALLGATHER_coalesced", "nccl", "all_gather"),
+        ("nccl:REDUCE_SCATTER_coalesced", "nccl", "reduce_scatter"),
+        ("nccl:allreduce_coalesced", "nccl", "all_reduce"),
+        ("nccl2:all_reduce", "nccl2", "all_reduce"),
+        ("nccl2:recv 1<-?", "nccl2", "recv"),
+        ("c10d:alltoall", "c10d", "all_to_all"),
+        ("ncclx:all_to_all_v_single", "ncclx", "all_to_all"),
         ("gloo:all_to_all", "gloo", "all_to_all"),
         ("", "", ""),
         ("odd", "", "odd"),
@@ -98,6 +105,35 @@ def test_uneven_operations_compare_by_name() -> None:
     """
     one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
     assert signature(one) == signature(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "even", "uneven", "other"),
+    [
+        (
+            "nccl2:all_gather",
+            ([[8]], [[8], [8]]),
+            [([[8]], [[8], [3]]), ([[3]], [[8], [3]])],
+            ([[3]], [[8], [4]]),
+        ),
+        (
+            "nccl2:reduce_scatter",
+            ([[8], [8]], [[8]]),
+            [([[8], [3]], [[8]]), ([[8], [3]], [[3]])],
+            ([[8], [4]], [[3]]),
+        ),
+    ],
+)
+def test_uneven_lists(
+    name: str, even: tuple[object, object], uneven: list[tuple[object, object]], other: tuple[object, object]
+) -> None:
+    """Shares of an uneven all_gather or reduce_scatter differ by design, and what is gathered does not."""
+
+    def of(sizes: tuple[object, object]) -> int:
+        return signature(made(name, input_sizes=sizes[0], output_sizes=sizes[1], input_dtypes=["Float"]))
+
+    assert of(uneven[0]) == of(uneven[1]) != of(other)
+    assert of(even) != of(uneven[0])
 
 
 def test_signature_is_stable() -> None:

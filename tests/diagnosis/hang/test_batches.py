@@ -1,0 +1,185 @@
+"""Hangs of pipelines and of uneven collectives, in the form in which ProcessGroupNCCL records them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, Uneven, parsed
+
+KINDS = ("asleep", "killed", "loading", "device")
+SEEDS = range(12)
+
+
+def drawn(stages: int, seed: int, **options: Any) -> tuple[HungJob, int] | None:
+    """A pipeline of so many stages with a fault on one rank, run until it stands; and the rank."""
+    draw = random.Random(100 * seed + stages)
+    shape = draw.choice((Shape(1, stages), Shape(2, stages), Shape(1, stages, 2)))
+    drawn_options: dict[str, Any] = {
+        "lead": draw.choice((0, 0, 3, 12)),
+        "microbatches": draw.choice((2, 4, stages + 2)),
+        "interleaved": draw.random() < 0.7,
+    }
+    job = HungJob(shape, seed, **drawn_options | options)
+    kind, rank = draw.choice(KINDS), draw.randrange(shape.world)
+    places = job.places(rank, kind)
+    if not places:
+        return None
+    job.run(Fault(kind, (rank,), draw.choice(places)))
+    return job, rank
+
+
+def judged(dumps: dict[int, dict[str, Any]]) -> HangVerdict:
+    return diagnose([parsed(each, rank) for rank, each in dumps.items()])
+
+
+def jobs(stages: int, **options: Any) -> Iterable[tuple[HungJob, int]]:
+    return filter(None, (drawn(stages, seed, **options) for seed in SEEDS))
+
+
+@pytest.mark.parametrize("stages", range(2, 9))
+@pytest.mark.parametrize("messages_in", ["pp", "world"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_pipeline(stages: int, messages_in: str, batched: bool) -> None:
+    """The rank at fault is named and no other, whatever the schedule.
+
+    With a group of their own and in the group of all ranks, whose collectives lend their number to the
+    entries that close batches.
+    """
+    for job, rank in jobs(stages, messages_in=messages_in, batched=batched):
+        verdict = judged(job.dumps())
+        assert (verdict.state, verdict.ranks) == (State.HANG, (rank,)), (job.seed, job.shape)
+
+
+def test_active_entries_only() -> None:
+    """No innocent is named where the end of a batch is left out of the dumps, and most culprits are."""
+    right = total = 0
+    for stages in range(2, 9):
+        for job, rank in jobs(stages, only_active=True):
+            ranks = judged(job.dumps()).ranks
+            assert ranks in ((rank,), ()), (job.seed, job.shape)
+            right, total = right + bool(ranks), total + 1
+    assert right >= 0.9 * total
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13])
+def test_ring_that_begins_inside(length: int) -> None:
+    """A ring that begins between a batch's parts and their end names no innocent.
+
+    Hosts are not ahead of their devices, so that a ring holds the end of what the rank waits in. Every other
+    rank has the whole of it.
+    """
+    right = total = 0
+    for stages in (2, 3, 4):
+        for job, rank in jobs(stages, lead=0):
+            dumps = job.dumps()
+            for other in list(dumps)[::2]:
+                dumps[other]["entries"] = dumps[other]["entries"][-length:]
+            ranks = judged(dumps).ranks
+            assert ranks in ((rank,), ()), (job.seed, job.shape)
+            right, total = right + bool(ranks), total + 1
+    assert right >= (0.9 if length > 3 else 0.5) * total
+
+
+def test_batch_without_peers() -> None:
+    """A rank that waits in a batch of which only the end is left waits for an unknown rank.
+
+    It is not named.
+    """
+    job = HungJob(Shape(1, 4), 1, lead=0)
+    job.run(Fault("asleep", (3,), job.places(3, "asleep")[0]))
+    dumps = job.dumps()
+    (waits,) = (each for each in dumps[2]["entries"][-1:])
+    assert (waits["profiling_name"], waits["is_p2p"], waits["state"]) == (
+        "nccl:coalesced",
+        False,
+        "scheduled",
+    )
+    dumps[2]["entries"] = [waits]
+    assert 2 not in judged(dumps).ranks
+
+
+def test_rank_inside_a_batch() -> None:
+    """A rank that stands between the parts of a batch has launched none of them: its peers wait for it."""
+    job = HungJob(Shape(1, 4), 1, lead=0, interleaved=True, microbatches=6)
+    place = next(each for each in job.places(1, "asleep") if len(job.programs[1][each].messages) == 2)
+    job.run(Fault("asleep", (1,), place))
+    dumps = job.dumps()
+    job.limit[1], job.enqueued[1] = place + 1, place + 1
+    inside = job.dumps()[1]
+    del inside["entries"][-1]  # the end of the batch
+    assert len(inside["entries"]) == len(dumps[1]["entries"]) + 2
+    verdict = judged(dumps | {1: inside})
+    assert (verdict.state, verdict.ranks) == (State.HANG, (1,))
+
+
+def test_receive_from_any_source() -> None:
+    """A receive from any source waits for an unknown rank, and is understood.
+
+    FlightRecorderHook.cpp, `profilingName`, writes "recv 2<-?".
+    """
+    job = HungJob(Shape(1, 4), 1, lead=0, batched=False)
+    place = next(each for each in job.places(1, "asleep") if job.programs[1][each].name == "send")
+    job.run(Fault("asleep", (1,), place))
+    dumps = job.dumps()
+    last = dumps[2]["entries"][-1]
+    assert last["profiling_name"] == "nccl:recv 2<-1"
+    last["profiling_name"] = "nccl:recv 2<-?"
+    snapshot = parsed(dumps[2], 2)
+    assert (snapshot.skipped_entries, len(snapshot.pending)) == (0, 1)
+    assert 2 not in judged(dumps).ranks
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2", "ncclx", "xccl"])
+def test_any_backend(backend: str) -> None:
+    """Names are `backend:operation` for any backend; some mark the end of a batch as `is_p2p`."""
+    for job, rank in jobs(4):
+        dumps = job.dumps()
+        for entry in (entry for each in dumps.values() for entry in each["entries"]):
+            entry["profiling_name"] = entry["profiling_name"].replace("nccl", backend)
+            entry["is_p2p"] = entry["is_p2p"] or (backend == "xccl" and entry["input_sizes"] == [])
+        assert judged(dumps).ranks == (rank,)
+
+
+@pytest.mark.parametrize("operation", ["ALLGATHER", "REDUCE_SCATTER"])
+@pytest.mark.parametrize("kind", ["asleep", "killed", "device"])
+@pytest.mark.parametrize("only_active", [False, True])
+def test_uneven_collective(operation: str, kind: str, only_active: bool) -> None:
+    """The rank that does not come to an uneven collective is named.
+
+    Its parts have no state of their own.
+    """
+    for seed in SEEDS:
+        job = HungJob(Shape(4, 1, 2), seed, lead=seed % 4, only_active=only_active, uneven=Uneven[operation])
+        places = job.places(5, kind)
+        job.run(Fault(kind, (5,), places[seed % len(places)]))
+        verdict = judged(job.dumps())
+        assert (verdict.state, verdict.ranks) == (State.HANG, (5,)), seed
+
+
+def test_other_call_in_place_of_an_uneven_one() -> None:
+    """A rank that calls another operation in place of an uneven collective is out of step."""
+    job = HungJob(Shape(4, 1, 2), 3, lead=0, uneven=Uneven.ALLGATHER)
+    place = next(each for each in job.places(5, "other") if job.programs[5][each].name == "ALLGATHER")
+    job.run(Fault("other", (5,), place))
+    verdict = judged(job.dumps())
+    assert (verdict.state, verdict.ranks) == (State.DESYNC, (5,))
+
+
+def test_given_up_by_the_watchdog() -> None:
+    """What the watchdog of NCCL gave up is retired and still pending: only its state tells.
+
+    FlightRecorder.hpp says so of `retired_`; the process lives on under NoHandling.
+    """
+    job = HungJob(Shape(4), 1, lead=0)
+    job.run(Fault("asleep", (2,), job.places(2, "asleep")[1]))
+    dumps = job.dumps()
+    for each in dumps.values():
+        for entry in each["entries"]:
+            entry["retired"] = True
+    assert judged(dumps).ranks == (2,)
