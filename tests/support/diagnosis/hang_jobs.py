@@ -8,8 +8,8 @@ The dumps have the form that ProcessGroupNCCL.cpp of PyTorch gives them. `pointT
 batch with null events, so they stay `scheduled`, under one `p2p_seq_id`; `endCoalescing` calls `initWork`,
 which records `nccl:coalesced` without tensors, with the numbers of the last part and with
 `isP2POp(OpType::COALESCED)`, which is false. Uneven collectives leave parts of one number and an entry that
-closes them, too, named by its `OpType`: `allgather` and `reduce_scatter` call `_broadcast_oop` or `_reduce_oop`
-for each member. In FlightRecorderDetail.hpp, `getCollectiveTrace` derives the state from the events alone.
+closes them, too, named by its `OpType`: `allgather` calls `_broadcast_oop` for each member, `reduce_scatter`
+calls `_reduce_oop`. FlightRecorderDetail.hpp, `getCollectiveTrace`, derives the state from the events alone.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from rankwatch_agent.training.flight_recorder.ask import (
     ask_all,
 )
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
+from rankwatch_agent.training.flight_recorder.parse import NCCL2
 from rankwatch_agent.training.follower import run_label
 from rankwatch_agent.training.run_directories import RunDirectories
 
@@ -246,7 +247,10 @@ class RecordedRank:
                 raise answer
             for name, body in answer.items():
                 dump = self.client.parse(body)
-                recorder = self._recorders.setdefault(name, MergedRecorder(self._max_groups))
+                recorder = self._recorders.get(name)
+                if recorder is None:
+                    recorder = MergedRecorder(self._max_groups, only_active=name == NCCL2)
+                    self._recorders[name] = recorder
                 recorder.merge(dump, known)
         except FlightRecorderError as error:
             self._answered = False

@@ -25,6 +25,7 @@ from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.training.flight_recorder.parse import (
+    NCCL2,
     RECORDERS,
     Dump,
     DumpError,
@@ -40,12 +41,16 @@ MAX_OBJECTS = 1 << 18
 _MAX_NAMES_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 13
 _CHUNK_BYTES = 1 << 18
+_TARGETS = {NCCL2: "fr_trace_json?backend=nccl2"}
+"""What is asked where a recorder is not called as its handler."""
+_RECORDER_PER_BACKEND = "fr_dump_file"
+"""A handler of the releases whose `fr_trace_json` takes a backend: control_plane/Handlers.cpp of PyTorch."""
 _HAS_ENTRY = b'"record_id"'
 _MOST_FOUND_AT_ONCE = 64
 """More ranks than a node has."""
 
 Replies = Mapping[str, bytearray]
-"""Handler -> the body of its answer, JSON where the rank is honest."""
+"""Recorder -> the body of its answer, JSON where the rank is honest."""
 _Key = TypeVar("_Key")
 
 
@@ -84,7 +89,8 @@ class FlightRecorderClient:
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
                 self._keep_off_captures()
-                replies[name] = self._body("POST", f"/handler/{name}", left, deadline)
+                target = f"/handler/{_TARGETS.get(name, name)}"
+                replies[name] = self._body("POST", target, left, deadline)
                 left -= len(replies[name])
             return replies
         except FlightRecorderError:
@@ -118,9 +124,15 @@ class FlightRecorderClient:
             names = load_json(self._body("GET", "/handler/", _MAX_NAMES_BYTES, deadline))
         except DumpError as error:
             raise FlightRecorderError(f"could not read {self._path}: {error}") from error
-        found = tuple(name for name in RECORDERS if isinstance(names, list) and name in names)
+        served = names if isinstance(names, list) else []
+        found = tuple(
+            name
+            for name in RECORDERS
+            if name in served or (name in _TARGETS and _RECORDER_PER_BACKEND in served)
+        )
         if not found:
-            raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(RECORDERS)}")
+            expected = " or ".join(name for name in RECORDERS if name not in _TARGETS)
+            raise FlightRecorderError(f"could not read {self._path}: no handler {expected}")
         return found
 
     def _body(self, method: str, target: str, most_bytes: int, deadline: float) -> bytearray:
@@ -169,7 +181,7 @@ def socket_beside(box: Path) -> Path | None:
 
 
 def main_recorder(replies: Replies) -> str:
-    """The handler of the recorder that matters: NCCL's where both have entries."""
+    """The recorder that matters: NCCL's where others have entries too."""
     with_entries = [name for name in RECORDERS if _HAS_ENTRY in replies.get(name, b"")]
     return with_entries[-1] if with_entries else next(iter(replies))
 

@@ -91,11 +91,13 @@ def _ranks(listed: str | Sequence[int]) -> list[int]:
 class MergedRecorder:
     """What the dumps of one recorder of one rank add up to, across restarts of its process."""
 
-    def __init__(self, max_groups: int) -> None:
+    def __init__(self, max_groups: int, *, only_active: bool = False) -> None:
         self.entries = 0
         """Entries merged."""
         self.missed = 0
-        """Entries overwritten before they were read, or not understood: ids that are absent."""
+        """Entries overwritten before they were read, or not understood: ids that are absent. 0 where dumps
+        are `only_active`: what is absent there has completed."""
+        self._only_active = only_active
         self.positions: dict[GroupKey, Position] = {}
         """How far the rank has come in each group, by the last pull."""
         self.totals: dict[tuple[str, str, str], CollectiveTotals] = {}
@@ -146,7 +148,7 @@ class MergedRecorder:
 
     def _count(self, ordered: list[Entry]) -> None:
         new = [entry for entry in ordered if entry.record_id > self._last_id]
-        if new:
+        if new and not self._only_active:
             first = self._last_id + 1 if self._last_id >= 0 else new[0].record_id
             self.missed += new[-1].record_id + 1 - first - len(new)
         self.entries += len(new)

@@ -27,9 +27,11 @@ from rankwatch_agent.training.flight_recorder.coalesced import (
     join_calls,
 )
 
-RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
-"""Handlers of the worker server. Torch built with CUDA has two recorders, each with its own entries and
-record ids: that of gloo and other backends, and that of NCCL. Earlier releases have NCCL's alone."""
+NCCL2 = "fr_trace_json_nccl2"
+RECORDERS = ("fr_trace_json", NCCL2, "dump_nccl_trace_json")
+"""Recorders of a rank, by handlers of the worker server. Torch built with CUDA has two, each with its own
+entries and record ids: that of gloo and other backends, and that of NCCL. Earlier releases have NCCL's alone.
+From 2.15 on NCCL2, the backend behind NCCL, has its own at the handler of the first."""
 MAX_ENTRIES = 500_000
 """PyTorch's advice is a ring of 2,000 entries; large jobs use 20,000."""
 UNKNOWN = -1
@@ -92,8 +94,8 @@ class Entry(msgspec.Struct, gc=False):
     duration_ms: float | None = None
     """Time on the GPU, waiting for peers included; only of NCCL, and only with timing switched on."""
     closed_by: Int = NO_PART
-    """Set by the parser, of a part of a coalesced call: the record id of the entry that closes it, whose state
-    the part has, or UNCLOSED."""
+    """Set by the parser, of a part of a coalesced call: the record id of the entry that closes it, or
+    UNCLOSED. The part has the state of that entry."""
 
     @property
     def complete(self) -> bool:

@@ -1,6 +1,8 @@
 """A rank's flight recorder as torch dumps it, with the keys of format 2.9 and 2.10; and its files.
 
-Collective timing is off, as it is by default: what has not completed is `scheduled`, started or not.
+Collective timing is off, as it is by default: what has not completed is `scheduled`, started or not. Each
+message is a batch of its own, in the form that ProcessGroupNCCL.cpp gives it: `pointToPoint` records the part
+without a state, and `endCoalescing` an entry that closes it, without tensors and not marked as a message.
 """
 
 from __future__ import annotations
@@ -24,6 +26,19 @@ VERSIONS: Mapping[str, str] = MappingProxyType({"2.9": "nccl_version", "2.10": "
 
 _BEGAN_NS = 1_760_000_000_000_000_000
 """An arbitrary wall clock: the job of a seed has the same dumps at any time."""
+_WITHOUT_STATE: Mapping[str, Any] = MappingProxyType(
+    {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}
+)
+_BATCH: Mapping[str, Any] = MappingProxyType(
+    {
+        "profiling_name": "nccl:coalesced",
+        "input_sizes": [],
+        "input_dtypes": [],
+        "output_sizes": [],
+        "output_dtypes": [],
+        "is_p2p": False,
+    }
+)
 _RETIRED_AFTER_NS = 100_000_000
 """Pace of the watchdog."""
 
@@ -79,7 +94,7 @@ class Snapshots:
         count = _enqueued(program, track, self._recorder.run_ahead)
         collectives: defaultdict[str, int] = defaultdict(int)
         messages: defaultdict[str, int] = defaultdict(int)
-        entries = []
+        entries: list[dict[str, Any]] = []
         for index in range(count):
             call = program.calls[index]
             group = self._groups.of(rank, call.plane)
@@ -90,14 +105,19 @@ class Snapshots:
             if index in track.completed_ns:
                 of_group["last_completed_collective"] = counter[group.name]
             entry = self._timing(index, track) | {
-                "record_id": index,
+                "record_id": len(entries),
                 "pg_id": local[group.name],
                 "process_group": (group.name, group.description),
                 "collective_seq_id": collectives[group.name],
                 "p2p_seq_id": messages[group.name],
                 "op_id": collectives[group.name] + messages[group.name],
             }
-            entries.append(entry | self._called(rank, call, group))
+            if call.tag is not None:
+                entries.append(entry | dict(_WITHOUT_STATE) | self._called(rank, call, group))
+                entry = entry | dict(_BATCH) | {"record_id": len(entries)}
+                entries.append(entry)
+            else:
+                entries.append(entry | self._called(rank, call, group))
         return entries
 
     def _timing(self, index: int, track: Track) -> dict[str, Any]:

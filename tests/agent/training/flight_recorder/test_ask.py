@@ -26,11 +26,12 @@ from rankwatch_agent.training.flight_recorder.ask import (
     SilentRankError,
     ask_all,
     find_silent,
+    main_recorder,
 )
 from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import DEADLINE_SECONDS
 from support.training.ranks import values
-from support.training.recorder import worker_server
+from support.training.recorder import entry, reply, worker_server
 
 HANDLERS = b'["ping","fr_trace_json"]'
 
@@ -195,6 +196,25 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
         del long["dump_nccl_trace_json"]
         alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
         assert len(alone["fr_trace_json"]) > MAX_REPLY_BYTES - 200
+
+
+def test_recorder_per_backend(tmp_path: Path) -> None:
+    """NCCL2 has a recorder of its own at the handler of gloo's, and is the one that matters.
+
+    Releases without `fr_dump_file` ignore the backend and would show gloo's recorder twice.
+    """
+    gloo = reply(entry(0, profiling_name="gloo:all_reduce"), enqueued=1)
+    nccl2 = reply(entry(41, profiling_name="nccl2:all_reduce"), enqueued=42, done=41)
+    handlers = {"fr_trace_json": gloo, "fr_dump_file": {}, "fr_trace_json?backend=nccl2": nccl2}
+    with worker_server(tmp_path / "0.sock", lambda: handlers) as asked:
+        client = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS)
+        replies = client.ask()
+        assert main_recorder(replies) == "fr_trace_json_nccl2"
+        assert client.parse(replies["fr_trace_json_nccl2"]).entries[0].record_id == 41
+        assert asked[1:] == ["/handler/fr_trace_json", "/handler/fr_trace_json?backend=nccl2"]
+        del handlers["fr_dump_file"]
+        client.find()
+        assert list(client.ask()) == ["fr_trace_json"]
 
 
 def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:

@@ -263,6 +263,14 @@ def test_gap_is_counted() -> None:
     assert (recorder.entries, recorder.missed) == (4, 8)
 
 
+def test_completed_entries_that_are_left_out() -> None:
+    """Nothing is missed where the handler shows active entries alone: the others have completed."""
+    recorder = MergedRecorder(8, only_active=True)
+    pull(recorder, reply(entry(0), entry(1)))
+    pull(recorder, reply(entry(10), entry(11)))
+    assert (recorder.entries, recorder.missed) == (4, 0)
+
+
 def test_odd_entry_is_missed_once() -> None:
     """An entry that is not understood counts as missed once.
 

@@ -30,7 +30,14 @@ def hang(fault: HangFault, **recorder: Any) -> SimulatedHang:
 
 
 def pending(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in snapshot["entries"] if entry["state"] != "completed"]
+    """What has not completed; of a batch its message, whose state the entry after it holds."""
+    entries = snapshot["entries"]
+    messages = [None, *(entry if entry["is_p2p"] else None for entry in entries)]
+    return [
+        message or entry
+        for message, entry in zip(messages, entries, strict=False)
+        if entry["state"] != "completed" and not entry["is_p2p"]
+    ]
 
 
 @pytest.mark.parametrize("fault", tuple(faults()), ids=lambda fault: f"{fault.kind}-{fault.plane}")
@@ -133,7 +140,28 @@ def test_ring() -> None:
     assert short["entries"] == whole["entries"][-5:]
     assert short["pg_status"] == whole["pg_status"]
     active = hang(fault, only_active=True).snapshots[0]
-    assert active["entries"] == pending(whole)
+    assert active["entries"] == [entry for entry in whole["entries"] if entry["state"] != "completed"]
+
+
+def test_messages() -> None:
+    """A message is a part without a state and the entry that closes it, with its numbers and no tensors.
+
+    ProcessGroupNCCL.cpp, `pointToPoint` and `endCoalescing`.
+    """
+    entries = hang(HangFault(ranks=(FAULTY,))).snapshots[0]["entries"]
+    parts = [index for index, entry in enumerate(entries) if entry["is_p2p"]]
+    assert parts
+    for index in parts:
+        part, end = entries[index : index + 2]
+        assert (part["state"], part["retired"], end["profiling_name"]) == (
+            "scheduled",
+            False,
+            "nccl:coalesced",
+        )
+        for name in ("collective_seq_id", "p2p_seq_id", "op_id", "process_group"):
+            assert part[name] == end[name]
+        assert end["input_sizes"] == end["output_sizes"] == []
+    assert [entry["record_id"] for entry in entries] == list(range(len(entries)))
 
 
 def test_run_ahead() -> None:
