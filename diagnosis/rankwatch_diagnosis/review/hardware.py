@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.model import Event, EventKind
+from rankwatch_diagnosis.run.gpus import Page, read_page
 
 FAULT_COUNTERS: Mapping[str, tuple[str, Severity]] = {
     "rankwatch_gpu_xid_errors_total": ("XID errors of a GPU", Severity.WARNING),
@@ -33,13 +34,11 @@ CALM_LABELS: Mapping[str, frozenset[str]] = {
     "scope": frozenset({"aggregate"}),
 }
 """Label -> values with which a counter reports no fault, or the same fault a second time."""
-_MOST_PAGE_BYTES = 64 << 20
 _MOST_EVENTS = 100
 LEAST_GROWTH = 0.5
 """Less is noise of an interpolated increase, or a short moment of throttling."""
 _UNNAMED = frozenset({"cluster", "node", "instance", "job", "run"})
-
-_Page = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+_WANTED = (*FAULT_COUNTERS, XID_MOMENT, XID_MEANING)
 
 
 class Growth(NamedTuple):
@@ -85,7 +84,7 @@ def events_of_bundle(bundle: Path, *, at: float, until: float, node: str) -> tup
     """What the two pages of metrics in a bundle show, and why nothing is seen; empty where it is."""
     folder = bundle / "metrics"
     try:
-        before, after = (_page(folder / name) for name in ("before.prom", "after.prom"))
+        before, after = (read_page(folder / name, _WANTED) for name in ("before.prom", "after.prom"))
     except ModuleNotFoundError:
         return [], "events of the hardware: the metrics in the bundle need prometheus_client (extra [agent])"
     except (OSError, ValueError) as error:
@@ -102,25 +101,10 @@ def events_of_bundle(bundle: Path, *, at: float, until: float, node: str) -> tup
     return found[:_MOST_EVENTS], ""
 
 
-def _grown(before: _Page, after: _Page) -> Iterator[Growth]:
+def _grown(before: Page, after: Page) -> Iterator[Growth]:
     grown = (
         Growth(name, named(dict(labels)), value - before.get((name, labels), 0.0))
         for (name, labels), value in sorted(after.items(), key=lambda each: (each[0][0], sorted(each[0][1])))
         if name in FAULT_COUNTERS and is_fault(dict(labels))
     )
     return islice((each for each in grown if each.amount > LEAST_GROWTH), _MOST_EVENTS)
-
-
-def _page(path: Path) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """The series of a page of metrics that tell of faults. Raises OSError and ValueError."""
-    from prometheus_client.parser import text_string_to_metric_families  # of the agent's extra
-
-    if path.stat().st_size > _MOST_PAGE_BYTES:
-        raise ValueError
-    wanted = (*FAULT_COUNTERS, XID_MOMENT, XID_MEANING)
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(wanted))
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families("\n".join(lines) + "\n")
-        for sample in family.samples
-    }

@@ -11,6 +11,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
+from rankwatch_diagnosis.run.gpus import gpus_of_bundle, with_gpus
 from rankwatch_diagnosis.run.loss_by_rank import compare_losses
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
@@ -130,7 +131,10 @@ def _look(directory: Path, stall: float | None, *, complete: bool) -> _Looked:
     recorders, processes = _ask(folder, boxes, copied)
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
-    hang = with_places(boxes, with_processes(boxes, hang, processes))
+    hang = with_processes(boxes, hang, processes)
+    if folder.bundle is not None:
+        hang = with_gpus(boxes, hang, gpus_of_bundle(folder.bundle, boxes.run))
+    hang = with_places(boxes, hang)
     return _Looked(folder.boxes[0].parent, boxes, recorders, processes, limit, hang)
 
 

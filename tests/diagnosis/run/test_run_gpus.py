@@ -1,0 +1,147 @@
+"""What the GPUs of the ranks of a run that stands show: spinning, never launched, dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.engine import diagnose_waiting
+from rankwatch_diagnosis.run.gpus import GpuFigures, GpuState, gpus_of_bundle, with_gpus
+from support.diagnosis.run_boxes import RankBox, boxes_seen
+
+SPINS = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.04, power_share=0.2)
+IDLE = GpuFigures(up=1.0, utilization=0.0, multiprocessors=0.0, power_share=0.1)
+COMPUTES = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.9, power_share=0.8)
+DEAD = GpuFigures(up=0.0)
+NOT_KNOWN = GpuFigures(up=1.0)
+NOBODY = HangVerdict(state=State.HANG)
+
+
+def waiting(directory: Path) -> list[RankBox]:
+    """Three ranks that have waited in the same collective for 70 s: by the boxes nobody holds it up."""
+    ranks = [RankBox(directory, number) for number in range(3)]
+    for each in ranks:
+        each.completes(5, 70.02, 70.01)
+        each.enqueues(6, open_since=70.0)
+    return ranks
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Boxes]:
+    ranks = waiting(tmp_path)
+    yield boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0))
+    for each in ranks:
+        each.writer.unlock()
+
+
+@pytest.mark.parametrize(
+    ("figures", "state"),
+    [
+        (SPINS, GpuState.SPINS),
+        (SPINS._replace(multiprocessors=None), GpuState.SPINS),
+        (SPINS._replace(power_share=None), GpuState.SPINS),
+        (IDLE, GpuState.NOT_LAUNCHED),
+        (COMPUTES, GpuState.COMPUTES),
+        (DEAD, GpuState.DEAD),
+        (NOT_KNOWN, None),
+        (SPINS._replace(multiprocessors=None, power_share=None), None),
+        (SPINS._replace(power_share=0.9), None),
+        (SPINS._replace(utilization=0.5), None),
+    ],
+)
+def test_state(figures: GpuFigures, state: GpuState | None) -> None:
+    """Figures that are few, in between or at odds with each other tell nothing."""
+    assert figures.state is state
+
+
+@pytest.mark.parametrize(
+    ("seen", "ranks"),
+    [
+        ((SPINS, IDLE, SPINS), (1,)),
+        ((SPINS, DEAD, SPINS), (1,)),
+        ((SPINS, DEAD, IDLE), (1,)),
+        ((SPINS, SPINS, SPINS), ()),
+        ((IDLE, IDLE, IDLE), ()),
+        ((SPINS, IDLE, IDLE), ()),
+        ((SPINS, IDLE, COMPUTES), ()),
+        ((SPINS, IDLE, NOT_KNOWN), ()),
+        ((SPINS, IDLE), ()),
+    ],
+)
+def test_who_is_named(seen: tuple[GpuFigures, ...], ranks: tuple[int, ...], boxes: Boxes) -> None:
+    """A dead GPU, or the one that alone runs nothing while those of all others spin; else nobody."""
+    found = with_gpus(boxes, NOBODY, dict(enumerate(seen)))
+    assert (found.state, found.ranks) == (State.HANG, ranks)
+
+
+def test_named_rank_keeps_its_reason(boxes: Boxes) -> None:
+    """Where the waits name a rank, its GPU is told beside the reason, and an idle one is a victim."""
+    named = HangVerdict(state=State.HANG, ranks=(2,), evidence={"reasons": {"2": "has not called it"}})
+    found = with_gpus(boxes, named, {0: SPINS, 1: IDLE, 2: SPINS})
+    assert found.ranks == (2,)
+    assert found.evidence["reasons"] == {
+        "2": "has not called it; its GPU spins in a kernel (100% utilisation, 4% active multiprocessors, "
+        "20% power of the limit)"
+    }
+    assert found.evidence["gpus"] == {"spins in a kernel": [0, 2], "runs no kernel": [1]}
+
+
+@pytest.mark.parametrize("state", [State.OK, State.SLOW, State.INCONCLUSIVE])
+def test_run_that_does_not_stand(state: State, boxes: Boxes) -> None:
+    """GPUs of a run that goes on, or of which nothing waits, say nothing about a hang."""
+    going = HangVerdict(state=state)
+    assert with_gpus(boxes, going, {0: SPINS, 1: DEAD, 2: SPINS}) == going
+
+
+def page(gpus: Mapping[str, tuple[float, float]], *, run: str = "job") -> str:
+    """Utilisation and power of each GPU, the rank of the same place on it."""
+    lines = []
+    for rank, (gpu, (utilization, watts)) in enumerate(gpus.items()):
+        lines += [
+            f'rankwatch_rank_gpu_info{{run="{run}",rank="{rank}",gpu="{gpu}"}} 1',
+            f'rankwatch_gpu_up{{gpu="{gpu}"}} 1',
+            f'rankwatch_gpu_utilization_ratio{{gpu="{gpu}"}} {utilization}',
+            f'rankwatch_gpu_activity_ratio{{gpu="{gpu}",unit="tensor"}} 0.0',
+            f'rankwatch_gpu_activity_ratio{{gpu="{gpu}",unit="sm"}} {0.04 * utilization}',
+            f'rankwatch_gpu_power_watts{{gpu="{gpu}"}} {watts}',
+            f'rankwatch_gpu_power_limit_watts{{gpu="{gpu}"}} 700',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def bundle(directory: Path, text: str) -> Path:
+    for each in waiting(directory / "blackboxes"):
+        each.writer.unlock()
+    (directory / "metrics").mkdir()
+    (directory / "metrics" / "after.prom").write_text(text)
+    return directory
+
+
+def test_bundle(tmp_path: Path) -> None:
+    """The page in an evidence bundle names the rank of which the boxes say nothing."""
+    figures = {"GPU-a": (1.0, 140.0), "GPU-b": (0.0, 70.0), "GPU-c": (1.0, 140.0)}
+    found = diagnose_waiting(bundle(tmp_path, page(figures)))
+    assert (found.state, found.ranks) == (State.HANG, (1,))
+    assert "its GPU runs no kernel (0% utilisation" in str(found.evidence["reasons"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "rankwatch_gpu_up{",
+        page({"GPU-a": (1.0, 140.0), "GPU-b": (0.0, 70.0), "GPU-c": (1.0, 140.0)}, run="other"),
+    ],
+    ids=["empty", "garbled", "another run"],
+)
+def test_page_without_figures(text: str, tmp_path: Path) -> None:
+    """A page that shows no GPU of the run changes nothing."""
+    directory = bundle(tmp_path, text)
+    assert gpus_of_bundle(directory, "job") == {}
+    found = diagnose_waiting(directory)
+    assert found.ranks == ()
+    assert "gpus" not in found.evidence
