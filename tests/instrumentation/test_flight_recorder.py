@@ -167,3 +167,32 @@ def test_log_lines(tmp_path: Path) -> None:
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "TORCH_CPP_LOG_LEVEL": "INFO"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stderr.count("WorkerServer.cpp") == 3
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not serves_gloo_recorder(), reason=NO_GLOO_RECORDER)
+def test_beside_the_debug_server(tmp_path: Path) -> None:
+    """`torch.distributed.debug` starts a worker server of its own: both answer, and ours outlives it."""
+    code = (
+        "import sys, urllib.request as web, torch, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "from torch._C._distributed_c10d import _WorkerServer\n"
+        "from rankwatch.flight_recorder import FlightRecorderServer\n"
+        "from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient\n"
+        "path = Path(sys.argv[1])\n"
+        "dist.init_process_group('gloo', init_method=f'file://{path}/store', rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "ours, theirs = FlightRecorderServer(path / '0.sock'), _WorkerServer('::', 0)\n"
+        "asked = web.Request(f'http://localhost:{theirs.port}/handler/fr_trace_json', method='POST')\n"
+        "client = FlightRecorderClient(path / '0.sock')\n"
+        "replies = [web.urlopen(asked).read(), client.ask()['fr_trace_json']]\n"
+        "theirs.shutdown()\n"
+        "replies.append(client.ask()['fr_trace_json'])\n"
+        "print([reply.count(b'gloo:all_reduce') for reply in replies])\n"
+        "ours.close()\n"
+        "dist.destroy_process_group()\n"
+    )
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "50", "no_proxy": "localhost"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[1, 1, 1]\n"), done.stderr

@@ -160,8 +160,8 @@ def _without_settled_messages(newest: Mapping[int, HangSnapshot]) -> Mapping[int
 
     A part of a coalesced call never gets a state of its own. In a whole dump the entry of the call shows its
     end; with TORCH_INCLUDE_ONLY_ACTIVE that entry is left out once it is complete, and its parts stay for
-    ever. A pending coalesced call shows that the job makes them. Where none is pending, a send may as well
-    be one of its own, and nothing is left out.
+    ever. A pending call, or several parts of one, show that the job makes them. Where there is neither, a
+    send may as well be one of its own, and nothing is left out.
     """
     if not any(each.batches for each in newest.values()):
         return newest

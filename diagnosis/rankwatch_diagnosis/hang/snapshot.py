@@ -94,7 +94,7 @@ class HangSnapshot(msgspec.Struct, array_like=True):
     skipped_entries: int = 0
     """Entries that could not be understood."""
     batches: bool = False
-    """A coalesced call of sends and receives is pending."""
+    """A batch of sends and receives is pending, or the dump holds the parts of one without its end."""
     unsettled: list[int] = []
     """Records of sends and receives that may have completed, where the dump holds nothing complete: with
     TORCH_INCLUDE_ONLY_ACTIVE the parts of a completed coalesced call stay in it as if they were pending."""

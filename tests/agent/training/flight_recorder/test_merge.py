@@ -116,16 +116,17 @@ def test_pending_batch() -> None:
     assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(26, 26, 1013.0)}
 
 
-def test_batch_counts_once() -> None:
+@pytest.mark.parametrize("timed", [False, True])
+def test_batch_counts_once(timed: bool) -> None:
     """A batch is one operation with the time of its end and the bytes of its parts; it is no collective."""
-    body = reply(completed(10, 4.0, collective_seq_id=26), *batch(11), completed(13, 2.0, **END))
-    recorder = pull(MergedRecorder(8), body)
+    before = completed(10, 4.0 if timed else None, collective_seq_id=26)
+    end = completed(13, 2.0 if timed else None, **END)
+    recorder = pull(MergedRecorder(8), reply(before, *batch(11), end))
     assert totals(recorder) == {
-        (*DEFAULT, "all_reduce"): (1, 4096, 0.004),
-        (*DEFAULT, "send_recv"): (1, 2 * 4096, 0.002),
+        (*DEFAULT, "all_reduce"): (1, 4096, 0.004 * timed),
+        (*DEFAULT, "send_recv"): (1, 2 * 4096, 0.002 * timed),
     }
-    (group,) = recorder.groups
-    assert {number: time for number, (time, _, _) in group.completed.items()} == {26: 0.004}
+    assert [list(group.completed) for group in recorder.groups] == ([[26]] if timed else [])
 
 
 @pytest.mark.parametrize("done", [False, True])
