@@ -68,7 +68,11 @@ class RawFiles:
         files = [each for each in folder.rglob("*") if each.is_file() and not each.is_symlink()]
         for file in sorted(files, key=lambda each: each.stat().st_size):
             name = f"{prefix}/{file.relative_to(folder)}"
-            packed = _packed(file, name)
+            try:
+                packed = _packed(file, name)
+            except OSError as error:
+                left_out.append(f"{name} ({error})")
+                continue
             if len(packed) > min(left, self._limit - self._size):
                 left_out.append(f"{name} ({len(packed)} bytes)")
                 continue
@@ -103,8 +107,8 @@ def run_part(part: Part, limit: float, folder: Path, arguments: Sequence[str]) -
         finally:
             _kill_group(process)
     seconds, kept = time.monotonic() - began, folder / "result.json"
-    if not cut and kept.exists():
-        outcome, found = json.loads(kept.read_text())
+    with suppress(OSError, ValueError):  # no result, or one that was being written
+        outcome, found = json.loads("" if cut else kept.read_text())
         return Result(part.name, outcome, part.expected, found, seconds)
     notes = folder / "notes.txt"
     seen = notes.read_text().splitlines() if notes.exists() else []

@@ -173,7 +173,7 @@ def four_ranks(context: Context) -> Outcome:
 
 
 def ddp(context: Context) -> Outcome:
-    launches: list[int] = []
+    launches: list[int | None] = []
 
     def live(job: Job) -> None:
         answers = pull(context, job.folder, job.name)
@@ -187,7 +187,7 @@ def ddp(context: Context) -> Outcome:
     return passed and live_pulls and (context.rehearse or any(launches)), found
 
 
-def _launches(context: Context) -> list[int]:
+def _launches(context: Context) -> list[int | None]:
     """Launches of each communicator by RAS, whose answer is kept; empty, with a note, where it has none."""
     from rankwatch_agent.runtime.errors import AgentError
     from rankwatch_agent.sources.nccl_ras.client import ask, parse_addresses
@@ -288,8 +288,8 @@ def _same_losses(mode: str, pair: Sequence[Job]) -> Outcome:
     """Whether a job has the same losses bare and with zero-code."""
     codes = [job.wait() for job in pair]
     bare, ours = (job.reports().get(0, {}).get("losses") for job in pair)
-    count = len(bare or ())
-    return bool(bare) and bare == ours, f"{mode}: ended with {codes}, {count} losses, equal: {bare == ours}"
+    equal = bool(bare) and bare == ours
+    return equal, f"{mode}: bare and ours ended with {codes}, {len(bare or ())} losses, equal: {equal}"
 
 
 def _pair(context: Context, mode: str) -> list[Job]:
@@ -371,7 +371,8 @@ def profiles(context: Context) -> Outcome:
 
 
 def gloo(context: Context) -> Outcome:
-    before, seen = used_mib(), {}
+    before = used_mib()
+    seen: dict[str, Any] = {}
 
     def live(job: Job) -> None:
         time.sleep(3.0)
