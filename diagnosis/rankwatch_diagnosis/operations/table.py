@@ -52,6 +52,8 @@ class OperationTable:
     """Names: forward, backward, all_reduce, send, ..."""
     groups: tuple[str, ...]
     """Names of process groups; "" stands for none."""
+    waits_known: bool = False
+    """Whether each wait for other ranks has a row, so that no other row hides one."""
 
     def __len__(self) -> int:
         return len(self.step)

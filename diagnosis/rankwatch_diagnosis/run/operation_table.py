@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankwatch.blackbox.layout import RecordKind
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
@@ -26,6 +27,8 @@ class _Rank(NamedTuple):
     start_of_clock: float
     """What turns its monotonic clock into seconds since the run's first start."""
     rows: Sequence[Row]
+    on_device: bool
+    """Whether the rows are those of a GPU's compute stream, on which every wait is timed."""
 
 
 def table_of_run(directory: Path) -> OperationTable:
@@ -57,6 +60,7 @@ def _rank(box: Box, rows: Sequence[Row], first_wall: float) -> _Rank:
         replica=replica,
         start_of_clock=box.wall(0.0) - first_wall,
         rows=rows,
+        on_device=any(each.kind == RecordKind.DEVICE_STEP for each in box.records),
     )
 
 
@@ -110,4 +114,5 @@ def _table(ranks: Sequence[_Rank]) -> OperationTable:
         work=np.array(work, dtype=np.float64),
         operations=tuple(operations),
         groups=tuple(groups),
+        waits_known=all(each.on_device for each in ranks),
     )

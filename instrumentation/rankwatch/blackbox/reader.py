@@ -56,7 +56,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = os.fspath(path)
-        self._file = _open(path)
+        self._file = open_box(path)
         try:
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
@@ -326,17 +326,8 @@ def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:
     }
 
 
-def is_capturing(path: Path) -> bool:
-    """True if the rank of this box captures a CUDA graph now. Raises BlackBoxError, as `Reader`."""
-    file = _open(path)
-    try:
-        raw = os.pread(file, 8, layout.NOW_OFFSET + 8 * Now.CAPTURING)
-    finally:
-        os.close(file)
-    return int.from_bytes(raw, "little", signed=True) > 0
-
-
-def _open(path: Path) -> int:
+def open_box(path: Path) -> int:
+    """Open a file that may be a black box; it may be anything else. Raises BlackBoxError."""
     try:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.capturing import answered
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.place import create_hidden, own_run, take
 from rankwatch.conventions.capabilities import Capability, Unseen
@@ -206,6 +207,11 @@ class Writer:
             _pack_head(target, at, 0, 0.0, 0.0, number)  # as above
             raise
         _pack_head(target, at, tag, start, end, number)
+
+    def is_left_alone(self) -> bool:
+        """Wait until nobody asks for the flight recorder of this rank, which has announced a capture. Returns
+        False if somebody does so for longer than an answer takes."""
+        return self._file < 0 or answered(self._file)
 
     def unlock(self) -> None:
         """Close the descriptor, which releases the lock. Writing stays possible."""

@@ -73,13 +73,14 @@ class ComputeStream:
 class Captures:
     """The captures of CUDA graphs in this process.
 
-    While one goes on, no event may be queried and no pinned memory allocated, in any thread. The now block
-    shows it, so that the agent does not ask for the flight recorder, which queries events.
+    While one goes on, no event may be queried and no pinned memory allocated, in any thread. So it begins
+    once nobody asks for the flight recorder (see `rankwatch.blackbox.capturing`).
     """
 
     def __init__(self, writer: Writer, torch: Any) -> None:
         self._writer = writer
         self._open = 0
+        self._patience = _MOST_HELD_UP
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._graph = torch.cuda.CUDAGraph
         self._found = {name: self._graph.__dict__[name] for name in _METHODS}
@@ -111,6 +112,8 @@ class Captures:
     def _count(self, change: int) -> None:
         self._open = max(0, self._open + change)
         self._writer.integers[Now.CAPTURING] = self._open
+        if change > 0 and self._patience and not self._writer.is_left_alone():
+            self._patience -= 1
 
     def _begin(self, original: Any) -> Any:
         def capture_begin(graph: Any, *arguments: Any, **named: Any) -> Any:
@@ -163,6 +166,8 @@ class Gpu:
             self.timeline.use(self.stream)
 
 
+_MOST_HELD_UP = 3
+"""Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
 _METHODS = ("capture_begin", "capture_end", "replay")
 
 

@@ -7,7 +7,6 @@ sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import stat
@@ -18,9 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from rankwatch.blackbox.capturing import may_ask
 from rankwatch.blackbox.layout import SUFFIX as BOX_SUFFIX
-from rankwatch.blackbox.reader import is_capturing
-from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
@@ -63,7 +61,7 @@ class SilentRankError(FlightRecorderError):
 
 
 class CapturingRankError(FlightRecorderError):
-    """A rank captures a CUDA graph. The recorder would query events, which breaks the capture."""
+    """A rank captures a CUDA graph, which an answer would break."""
 
 
 class FlightRecorderClient:
@@ -88,9 +86,11 @@ class FlightRecorderClient:
                 self._recorders = self._find_recorders(deadline)
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
-                self._keep_off_captures()
                 target = f"/handler/{_TARGETS.get(name, name)}"
-                replies[name] = self._body("POST", target, left, deadline)
+                with may_ask(self._path.with_suffix(BOX_SUFFIX)) as free:
+                    if not free:
+                        raise CapturingRankError(f"did not ask {self._path}: it captures a CUDA graph")
+                    replies[name] = self._body("POST", target, left, deadline)
                 left -= len(replies[name])
             return replies
         except FlightRecorderError:
@@ -113,11 +113,6 @@ class FlightRecorderClient:
         if dump.skipped and not dump.entries:
             raise FlightRecorderError(f"could not read {self._path}: none of its entries can be understood")
         return dump
-
-    def _keep_off_captures(self) -> None:
-        with contextlib.suppress(BlackBoxError, OSError):
-            if is_capturing(self._path.with_suffix(BOX_SUFFIX)):
-                raise CapturingRankError(f"did not ask {self._path}: the rank captures a CUDA graph")
 
     def _find_recorders(self, deadline: float) -> tuple[str, ...]:
         try:

@@ -1,0 +1,73 @@
+"""Captures of CUDA graphs and questions for the flight recorder keep out of each other's way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox import capturing
+from rankwatch.blackbox.capturing import may_ask
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path, Identity(run="job"), phases=())
+
+
+def test_capture(writer: Writer) -> None:
+    """While a rank captures, nobody may ask; before and after, anybody may, several at once."""
+    with may_ask(writer.path) as first, may_ask(writer.path) as second:
+        assert first
+        assert second
+    writer.integers[Now.CAPTURING] = 1
+    assert writer.is_left_alone()
+    with may_ask(writer.path) as free:
+        assert not free
+    writer.integers[Now.CAPTURING] = 0
+    with may_ask(writer.path) as free:
+        assert free
+
+
+def test_question_under_way(writer: Writer) -> None:
+    """A capture begins after the answer that is under way, and nobody asks in between."""
+    begun = threading.Event()
+
+    def capture() -> None:
+        writer.integers[Now.CAPTURING] = 1
+        assert writer.is_left_alone()
+        begun.set()
+
+    with may_ask(writer.path) as free:
+        assert free
+        thread = threading.Thread(target=capture)
+        thread.start()
+        assert not begun.wait(0.05)
+    assert begun.wait(30.0)
+    thread.join()
+    with may_ask(writer.path) as free:
+        assert not free
+
+
+def test_endless_question(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever never ends a question holds a capture up for half a second, and not for ever."""
+    monkeypatch.setattr(capturing, "MOST_SECONDS", 0.0)
+    with may_ask(writer.path):
+        assert not writer.is_left_alone()
+    assert writer.is_left_alone()
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "short"])
+def test_no_box(tmp_path: Path, kind: str) -> None:
+    """A rank whose box says nothing may be asked: it announces no captures."""
+    path = tmp_path / "0.blackbox"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "short":
+        path.write_bytes(b"RANKWBOX")
+    with may_ask(path) as free:
+        assert free
