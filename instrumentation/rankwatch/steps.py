@@ -85,7 +85,7 @@ class Steps:
         writer.integers[_STEP] = step
         writer.floats[_STEP_BEGAN] = began
         if self._device is not None:
-            self._device.step_began()
+            self._device.step_began(began)
 
     def end(self, *, failed: bool = False, at: float = 0.0) -> None:
         """Close the open step and write its record. at: when it ended, if that was earlier than now."""

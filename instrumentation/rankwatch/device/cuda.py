@@ -31,8 +31,8 @@ class ComputeStream:
         self._captures = captures
         self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._current_stream = torch.cuda.current_stream
-        self._new_event = torch.cuda.Event
-        self._record = torch._C._CudaEventBase.record  # below `torch.cuda.Event.record`, which we replace
+        self._new_event = torch._C._CudaEventBase  # `torch.cuda.Event` adds Python around it
+        self._record = torch._C._CudaEventBase.record
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
         self._stream: Any = None
         self.handle = -1
@@ -66,8 +66,8 @@ class ComputeStream:
         return self._graph_task() != -1
 
     def is_capturing(self) -> bool:
-        """True while the process captures a CUDA graph."""
-        return self._captures.going_on()
+        """True while the process captures a CUDA graph through torch."""
+        return self._captures.open > 0
 
 
 class Captures:
@@ -79,7 +79,8 @@ class Captures:
 
     def __init__(self, writer: Writer, torch: Any) -> None:
         self._writer = writer
-        self._open = 0
+        self.open = 0
+        """Captures under way."""
         self._patience = _MOST_HELD_UP
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._graph = torch.cuda.CUDAGraph
@@ -97,7 +98,7 @@ class Captures:
 
     def going_on(self) -> bool:
         """True while the process captures a graph; by another library than torch only in this thread."""
-        return self._open > 0 or self._capturing()
+        return self.open > 0 or self._capturing()
 
     def collective(self) -> None:
         """A collective is captured."""
@@ -110,14 +111,14 @@ class Captures:
                 setattr(self._graph, name, self._found[name])
 
     def _count(self, change: int) -> None:
-        self._open = max(0, self._open + change)
-        self._writer.integers[Now.CAPTURING] = self._open
+        self.open = max(0, self.open + change)
+        self._writer.integers[Now.CAPTURING] = self.open
         if change > 0 and self._patience and not self._writer.is_left_alone():
             self._patience -= 1
 
     def _begin(self, original: Any) -> Any:
         def capture_begin(graph: Any, *arguments: Any, **named: Any) -> Any:
-            if not self._open:
+            if not self.open:
                 self._collectives = False
             self._count(1)
             try:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
@@ -32,6 +32,9 @@ _MOST_BETWEEN = 1024
 """Events between two steps, such as those of an evaluation; beyond, the oldest are forgotten."""
 MOST_STEPS = 64
 """Steps that the device has not finished; beyond, all of them are dropped."""
+_FRESH_SECONDS = 2e-5
+"""A phase that begins so soon after the last event shares it, which halves the cost of phases in a row. What
+was enqueued in between counts to that phase."""
 _clock = time.monotonic
 
 
@@ -83,14 +86,11 @@ class Wait:
         self.seconds = 0.0
 
 
-class _Mark(NamedTuple):
-    """An event, and what the stream does from there to the next one."""
-
-    moment: float
-    """When it was enqueued, on the host's clock."""
-    event: Any
-    phase: Occurrence | None
-    wait: WaitKey | None
+Mark = tuple[float, Any, Occurrence | None, WaitKey | None]
+"""When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
+the innermost open phase, and what it waits for. A plain tuple, because there are many in each step."""
+_MOMENT: Final = 0
+_EVENT: Final = 1
 
 
 class _EndedStep(NamedTuple):
@@ -115,13 +115,15 @@ class DeviceTimeline:
         self._stream: Stream | None = None
         self._thread = 0
         self._free: list[Any] = []
-        self._marks: deque[_Mark] = deque()
+        self._marks: deque[Mark] = deque()
         self._taken = 0
         """Marks that are not in `_marks` any more."""
         self._steps: deque[_EndedStep] = deque()
         self._open: list[Occurrence] = []
         self._wait: WaitKey | None = None
         self._unknown = self._step_open = self._blind = False
+        self._began = 0.0
+        """Start of the open step, on the host's clock."""
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -141,14 +143,16 @@ class DeviceTimeline:
         """Return a phase that is timed on the host and on the device."""
         return DeviceSpan(self, host, number)
 
-    def step_began(self) -> None:
-        """A step begins, in the training thread."""
+    def step_began(self, began: float) -> None:
+        """A step begins, in the training thread. began: when the wait for its batch began, or now."""
         stream = self._stream
         if stream is not None:
             self._thread = get_ident()
-            self._step_open = True
+            self._step_open, self._began = True, began
             stream.follow()
-            self._mark(0.0)
+            self._wait = None
+            if not self._continues(began):
+                self._mark(0.0)
 
     def step_ended(self, number: int, began: float, ended: float) -> bool:
         """A step is over. ended: 0 for now. Returns True if its time on the device will be recorded."""
@@ -159,7 +163,7 @@ class DeviceTimeline:
         count = len(self._marks)
         if ended:
             for mark in reversed(self._marks):
-                if mark.moment <= ended:
+                if mark[_MOMENT] <= ended:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
@@ -177,8 +181,12 @@ class DeviceTimeline:
             if phase.number == number:  # an exception kept its end from us: it is not open inside itself
                 del self._open[at:]
                 break
-        self._open.append(Occurrence(number))
-        self._mark(moment)
+        phase = Occurrence(number)
+        self._open.append(phase)
+        if self._step_open and self._continues(self._began):
+            self._marks[-1] = (*self._marks[-1][:2], phase, None)
+        else:
+            self._mark(moment)
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
         """The phase that began last has ended."""
@@ -231,12 +239,19 @@ class DeviceTimeline:
             self._unknown = True
             return
         phases = self._open
-        self._marks.append(_Mark(moment or self._clock(), event, phases[-1] if phases else None, self._wait))
+        self._marks.append((moment or self._clock(), event, phases[-1] if phases else None, self._wait))
         if len(self._marks) > MOST_MARKS:
             self._drop()
         elif len(self._marks) > _MOST_BETWEEN and not self._step_open and not self._steps:
-            self._free.append(self._marks.popleft().event)
+            self._free.append(self._marks.popleft()[_EVENT])
             self._taken += 1
+
+    def _continues(self, began: float) -> bool:
+        """True if the last mark of the open step is so fresh that what begins now may begin there."""
+        if not self._marks:
+            return False
+        moment, _, _, wait = self._marks[-1]
+        return wait is None and moment >= began and self._clock() - moment < _FRESH_SECONDS
 
     def _drop(self) -> None:
         """Let go of all marks: the device does not keep up, or a step does not end."""
@@ -255,52 +270,52 @@ class DeviceTimeline:
         while steps and stream is not None and not stream.is_capturing():
             step = steps[0]
             count = step.marks_before_end - self._taken
-            if count > 0 and not self._marks[count - 1].event.query():
+            if count > 0 and not self._marks[count - 1][_EVENT].query():
                 return
             steps.popleft()
             marks = [self._marks.popleft() for _ in range(count)]
             self._taken += max(0, count)
-            within = [mark for mark in marks if mark.moment >= step.began]
-            self._free += [mark.event for mark in marks[: len(marks) - len(within)]]
+            within = [mark for mark in marks if mark[_MOMENT] >= step.began]
+            self._free += [mark[_EVENT] for mark in marks[: len(marks) - len(within)]]
             if len(within) > 1:
                 self._record(step, within)
 
-    def _record(self, step: _EndedStep, marks: list[_Mark]) -> None:
-        lengths = [a.event.elapsed_time(b.event) / 1e3 for a, b in pairwise(marks)]
+    def _record(self, step: _EndedStep, marks: list[Mark]) -> None:
+        lengths = [a[_EVENT].elapsed_time(b[_EVENT]) / 1e3 for a, b in pairwise(marks)]
         began = at = self._moment_of(marks, sum(lengths))
         occurrences: dict[int, Occurrence] = {}
         waited = 0.0
-        none = Occurrence(0)
-        for mark, seconds in zip(marks, lengths, strict=False):
-            occurrence = mark.phase or none
+        outside = Occurrence(0)
+        for (_, _, phase, wait), seconds in zip(marks, lengths, strict=False):
+            occurrence = phase or outside
             if id(occurrence) not in occurrences:
                 occurrences[id(occurrence)] = occurrence
                 occurrence.began = at
                 occurrence.seconds = occurrence.own = 0.0
             occurrence.seconds += seconds
-            if mark.wait is None:
+            if wait is None:
                 occurrence.own += seconds
             else:
                 waited += seconds
-                _add(occurrence.waits, mark.wait, at, seconds)
+                _add(occurrence.waits, wait, at, seconds)
             at += seconds
             occurrence.ended = at
-        self._last = (marks[-1].event, at)
-        self._free += [mark.event for mark in marks[:-1]]
+        self._last = (marks[-1][_EVENT], at)
+        self._free += [mark[_EVENT] for mark in marks[:-1]]
         self._write(step, list(occurrences.values()), began, at, waited)
 
-    def _moment_of(self, marks: list[_Mark], seconds: float) -> float:
+    def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.
 
         Counted from the last step, so that the drift between the clocks does not add up: the device passes a
         mark neither before it was enqueued nor after it was seen passed.
         """
-        first, latest = marks[0], self._clock() - seconds
-        moment = first.moment
+        moment, first, _, _ = marks[0]
+        latest = self._clock() - seconds
         if self._last is not None:
             event, before = self._last
             self._free.append(event)
-            moment = max(moment, before + event.elapsed_time(first.event) / 1e3)
+            moment = max(moment, before + event.elapsed_time(first) / 1e3)
         return min(moment, latest)
 
     def _write(

@@ -183,7 +183,7 @@ def test_collective_on_gpu(recording: Recording, world: Any) -> None:
     stream: Any = NoEvents()
     timeline = DeviceTimeline(recording.writer, recording.failures)
     timeline.use(stream)
-    timeline.step_began()
+    timeline.step_began(0.0)
     captures: Any = SimpleNamespace(going_on=lambda: False)
     gpu = Gpu(timeline, captures)
     gpu.stream = stream
