@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ from gpu.node import (
 )  # fmt: skip
 
 SLOW_RANK, SLOW = 2, 1.5
-RESIDUAL = (0.35, 0.65)
-"""What +50 % of own work may look like."""
+RESIDUAL = (0.25, 0.65)
+"""What +50 % of own work may look like: contexts that share a GPU stretch the work of ranks that compute at
+the same time."""
+MOST_APART = 0.05
+"""By how much the local time of a rank may differ from its own work as the rank has timed it."""
 Outcome = tuple[bool, str]
 """Whether it is as expected, and what was found."""
 
@@ -59,8 +63,11 @@ class Judged:
         return self.named == [SLOW_RANK] and self.inside and RESIDUAL[0] <= self.over <= RESIDUAL[1]
 
 
-def judge(context: Context, seen: Agent, run: str) -> Judged:
-    """The verdict and the times of a step, which are printed for each rank."""
+def judge(context: Context, seen: Agent, run: str, truth: Mapping[int, float] | None = None) -> Judged:
+    """The verdict and the times of a step, which are printed for each rank.
+
+    truth: milliseconds of own work in a step, as each rank has timed it itself.
+    """
     (context.raw / f"agent.{run}.metrics.txt").write_text(seen.page())
     verdict = diagnose(context, "run", str(context.boxes / run), name=f"run.{run}")
     slow = verdict.get("straggler") or {}
@@ -74,12 +81,17 @@ def judge(context: Context, seen: Agent, run: str) -> Judged:
     )
     inside = len(local) == 4 and all(own <= step.get(rank, 0.0) * 1.02 for rank, own in local.items())
     over, named = residual(local, SLOW_RANK), list(slow.get("ranks") or _heavy_stages(slow))
+    apart = {rank: local.get(rank, 0.0) / own - 1 for rank, own in (truth or {}).items() if own}
     cause = slow.get("cause", verdict.get("error"))
     text = (
         f"{cause} {slow.get('phase')} ranks {named}; local ms {numbers(local)} ({over:+.0%}); "
         f"step ms {numbers(step)}{'' if inside else '; NOT local <= step on four ranks'}"
     )
-    return Judged(named, slow.get("phase"), over, inside, text)
+    if truth:
+        text += f"; own work as the ranks timed it {numbers(dict(truth))}, local apart from it by "
+        text += " ".join(f"{rank}:{value:+.1%}" for rank, value in apart.items())
+    most = max(map(abs, apart.values()), default=0.0)
+    return Judged(named, slow.get("phase"), over, inside and most < MOST_APART, text)
 
 
 def _heavy_stages(slow: dict[str, Any]) -> list[int]:
@@ -100,10 +112,9 @@ def slow_job(
         if live is not None:
             context.until(lambda: seen.has_begun(job), 60)
             live(job)
-        steps = {rank: each["step_ms"] for rank, each in job.run_to_end().items()}
-        context.note(f"by the ranks a step takes {numbers(steps)} ms")
+        truth = {rank: each["own_ms"] for rank, each in job.run_to_end().items()}
         time.sleep(2.5)  # two more readings of the agent
-        found = judge(context, seen, job.name)
+        found = judge(context, seen, job.name, truth)
     return found.right, found.text
 
 
@@ -284,36 +295,70 @@ def desync(context: Context) -> Outcome:
     return all(ranks == [1] for ranks in found.values()), f"ranks {found}"
 
 
-def _same_losses(mode: str, pair: Sequence[Job]) -> Outcome:
-    """Whether a job has the same losses bare and with zero-code."""
-    codes = [job.wait() for job in pair]
-    bare, ours = (job.reports().get(0, {}).get("losses") for job in pair)
-    equal = bool(bare) and bare == ours
-    return equal, f"{mode}: bare and ours ended with {codes}, {len(bare or ())} losses, equal: {equal}"
+LEAST_APART = {"graph": 0.0, "compiled": 1e-6, "lightning": 0.0, "transformers": 0.0}
+"""Relative difference of losses that passes: the compiler may choose other kernels in each process."""
 
 
-def _pair(context: Context, mode: str) -> list[Job]:
+def _bare_and_ours(context: Context, mode: str) -> list[Job]:
+    """Twice bare and once with zero-code."""
     return [
-        Job(context, mode, world=1, name=f"{mode}-{'zero' if ours else 'bare'}", zero_code=ours)
-        for ours in (False, True)
+        Job(context, mode, world=1, name=f"{mode}-{name}", zero_code=name == "zero")
+        for name in ("bare", "again", "zero")
     ]
 
 
+def _same_losses(mode: str, jobs: Sequence[Job]) -> Outcome:
+    """Whether a job has the same losses with zero-code as bare: apart by no more than two bare ones are."""
+    codes = [job.wait() for job in jobs]
+    bare, again, ours = (job.reports().get(0, {}).get("losses") or [] for job in jobs)
+    apart, noise = _apart(bare, ours), _apart(bare, again)
+    text = (
+        f"{mode}: ended with {codes}, {len(bare)} losses, apart by {apart:.1e} (two bare runs: {noise:.1e})"
+    )
+    return bool(bare) and apart <= max(noise, LEAST_APART[mode]), text
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Greatest relative difference; infinite where there are not as many."""
+    if len(one) != len(other):
+        return math.inf
+    return max((abs(a - b) / max(abs(a), 1e-12) for a, b in zip(one, other, strict=True)), default=0.0)
+
+
 def graphs(context: Context) -> Outcome:
-    pairs = {mode: _pair(context, mode) for mode in ("graph", "compiled")}
+    jobs = {mode: _bare_and_ours(context, mode) for mode in ("graph", "compiled")}
     off = {"RANKWATCH_DISABLE": "1"}
     bare = Job(context, "captures", "--seconds", "12", world=2, name="captures-bare", environ=lambda _: off)
     job = Job(context, "captures", "--seconds", "12", world=2)
-    pulls = 0
-    while any(each.poll() is None for each in job.processes) and context.left > 0:
-        pulls += sum(pull(context, job.folder, job.name).values())
-        time.sleep(0.05)
+    pulls, held_back = _ask_often(context, job)
     for each in (bare, job):
         codes, done = each.wait(), [own.get("captures") for own in each.reports().values()]
         context.note(f"{each.name}: {done} captures with an all-reduce, ended with {codes}")
-    judged = [_same_losses(mode, pair) for mode, pair in pairs.items()]
+    judged = [_same_losses(mode, each) for mode, each in jobs.items()]
     passed = all(each for each, _ in judged) and not any(codes) and pulls > 0
-    return passed, "; ".join([*(text for _, text in judged), f"{pulls} answers of recorders during captures"])
+    asked = f"{pulls} answers of recorders between captures, {held_back} questions held back during one"
+    return passed, "; ".join([*(text for _, text in judged), asked])
+
+
+def _ask_often(context: Context, job: Job) -> tuple[int, int]:
+    """Ask the ranks for their recorders as the agent does, and often; answers, and questions held back."""
+    from rankwatch_agent.training.flight_recorder.ask import (
+        CapturingRankError,
+        FlightRecorderClient,
+        FlightRecorderError,
+    )  # fmt: skip
+
+    answers = held_back = 0
+    while any(each.poll() is None for each in job.processes) and context.left > 0:
+        for path in (context.boxes / job.name).glob("*.sock"):
+            try:
+                FlightRecorderClient(path).ask()
+                answers += 1
+            except CapturingRankError:
+                held_back += 1
+            except FlightRecorderError:
+                time.sleep(0.01)
+    return answers, held_back
 
 
 def overhead(context: Context) -> Outcome:
@@ -342,10 +387,10 @@ def _overhead(context: Context, connections: str) -> Outcome:
 
 def frameworks(context: Context) -> Outcome:
     with agent(context) as seen:
-        pairs = {mode: _pair(context, mode) for mode in ("lightning", "transformers")}
-        judged = [_same_losses(mode, pair) for mode, pair in pairs.items()]
+        jobs = {mode: _bare_and_ours(context, mode) for mode in ("lightning", "transformers")}
+        judged = [_same_losses(mode, each) for mode, each in jobs.items()]
         time.sleep(2.5)
-        for mode in pairs:
+        for mode in jobs:
             run = f"{mode}-zero"
             series = seen.series("rankwatch_step_phase_seconds_total", run=run)
             phases = {own["phase"]: round(value, 3) for own, value in series}
@@ -461,7 +506,7 @@ class Part:
     """Neighbours of one group run beside each other: they measure no time."""
 
 
-NAMED = f"rank {SLOW_RANK} alone, its local time +50 % (+35 to +65), local <= step on every rank"
+NAMED = f"rank {SLOW_RANK} alone; local time within 5 % of own work as each rank timed it, and <= step"
 PARTS: tuple[Part, ...] = (
     Part("versions", 80, "versions noted, rankwatch starts", versions),
     Part("contexts", 40, "no new context after a query in a new thread and a pull", contexts, True),

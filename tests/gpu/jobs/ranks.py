@@ -45,14 +45,23 @@ parser.add_argument("--out", type=Path, default=Path())
 given = parser.parse_args()
 ON_GPU = given.device == "cuda"
 FACTOR = given.slow if given.slow_rank == RANK else 1.0
+OWN: list[Callable[[], float]] = []
+"""Milliseconds that each piece of emulated compute really took: contexts that share a GPU stretch it."""
 
 
 def work(milliseconds: float) -> None:
-    """Emulated compute, longer on the slow rank."""
+    """Emulated compute, longer on the slow rank, timed by itself."""
     if ON_GPU:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
         torch.cuda._sleep(int(milliseconds * FACTOR * CYCLES_PER_MS))
+        last.record()
+        OWN.append(lambda: first.elapsed_time(last))
     else:
+        began = time.perf_counter()
         time.sleep(milliseconds * FACTOR / 1e3)
+        took = (time.perf_counter() - began) * 1e3
+        OWN.append(lambda: took)
 
 
 def synchronize() -> None:
@@ -128,11 +137,13 @@ def train(run: Any, step: Callable[[], None], *, seconds: float | None = None) -
     steps = torch.tensor(max(12.0, min(300.0, wanted / (time.monotonic() - began))), device=given.device)
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     count, began = int(steps), time.monotonic()
+    OWN.clear()
     for _ in range(count):
         with run.step():
             step()
     synchronize()
-    report(steps=count, step_ms=(time.monotonic() - began) / count * 1e3, factor=FACTOR)
+    took = (time.monotonic() - began) / count * 1e3
+    report(steps=count, step_ms=took, own_ms=sum(each() for each in OWN) / count, factor=FACTOR)
 
 
 def phased(run: Any, model: Any, optimizer: Any) -> Callable[[], None]:
@@ -326,8 +337,8 @@ def desync() -> None:
     """After ten equal all-reduces the slow rank calls another size, or another operation."""
     run = rankwatch.start()
     connect()
-    usual, larger = (torch.ones(size, device=given.device) for size in (1 << 20, 1 << 21))
-    for number in itertools.count():
+    usual, larger = (torch.ones(size, device=given.device) for size in (1 << 20, 1 << 24))
+    for number in range(11):
         with run.step(), run.phase("communication"):
             if number < 10 or given.slow_rank != RANK:
                 dist.all_reduce(usual)
@@ -335,10 +346,9 @@ def desync() -> None:
                 dist.all_reduce(larger)
             else:
                 dist.broadcast(usual, 0)
-        synchronize()
         report(steps=number + 1)
-        if number > 40:
-            return
+        synchronize()
+    time.sleep(60.0)  # NCCL lets some ranks through
 
 
 def _pieces() -> tuple[Any, Any, Any]:
