@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -17,15 +17,16 @@ T = TypeVar("T")
 class BatchWait(AbstractContextManager[None]):
     """Phase `data_wait`. Outside a step it belongs to the following step."""
 
-    __slots__ = ("_began", "_enter", "_exit", "_steps")
+    __slots__ = ("_began", "_clock", "_enter", "_exit", "_steps")
 
-    def __init__(self, phase: Span, steps: Steps) -> None:
+    def __init__(self, phase: Span, steps: Steps, clock: Callable[[], float] = time.monotonic) -> None:
         self._enter, self._exit = phase.__enter__, phase.__exit__
         self._steps = steps
+        self._clock = clock
         self._began = 0.0
 
     def __enter__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._enter()
 
     def __exit__(

@@ -125,7 +125,7 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
     captures = Captures(writer, torch)
     captures.on_replay = timeline.spoil
     run.when_ended(captures.remove)
-    run.gpu = shown = Gpu(timeline, captures)
+    run.gpu = shown = Gpu(timeline, captures, torch)
     run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)
     memory = AllocatorMemory(writer, torch.cuda, device=lambda: shown.device)
     run.after_steps(memory.resolve)

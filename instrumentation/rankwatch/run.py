@@ -56,16 +56,17 @@ class Run:
         phases: Iterable[str],
         *,
         on_gpu: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
         """Complete as soon as the rank is known; see `rankwatch.identification`."""
         self._writer = writer
         self._failures = Failures(writer)
-        self.device = DeviceTimeline(writer, self._failures) if on_gpu else None
+        self.device = DeviceTimeline(writer, self._failures, clock) if on_gpu else None
         """The timeline of the compute stream; None where torch was not built for GPUs."""
         self.gpu: Gpu | None = None
         """Set by the hooks, where `device` is."""
-        self._steps = Steps(writer, self._failures, self.device)
+        self._steps = Steps(writer, self._failures, self.device, clock)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
         self.checkpoint_log = CheckpointLog(writer, self._failures)
@@ -86,10 +87,10 @@ class Run:
         self._spans = _Phases(self._failures)
         for name in phases:
             number = writer.name_number(name)
-            span, follow = phase_span(writer, number)
+            span, follow = phase_span(writer, number, clock)
             self._followers.append(follow)
             self._spans[name] = self.device.span(span, number) if self.device else span
-        self._wait = BatchWait(self._spans[DATA_WAIT], self._steps)
+        self._wait = BatchWait(self._spans[DATA_WAIT], self._steps, clock)
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
         self._steps.call_after_each(self._resolve)

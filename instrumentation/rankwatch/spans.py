@@ -36,12 +36,13 @@ class NullSpan(AbstractContextManager[None]):
     ) -> None: ...
 
 
-def phase_span(writer: Writer, number: int) -> tuple[Span, Callable[[], None]]:
+def phase_span(
+    writer: Writer, number: int, clock: Callable[[], float] = time.monotonic
+) -> tuple[Span, Callable[[], None]]:
     """Return a context manager that records phase `number`, and a function to call after `Writer.detach`.
 
     The function makes the context manager write where the writer writes from then on.
     """
-    clock = time.monotonic
     pack = layout.HEAD.pack_into
     tag = layout.tag(RecordKind.PHASE, number)
     word = Now.PHASE_BEGAN + number

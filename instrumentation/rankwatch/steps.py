@@ -18,7 +18,6 @@ _FIRST_TOO_LARGE = 1 << 62
 
 _TAG = layout.tag(RecordKind.STEP, 0)
 _pack = layout.STEP.pack_into
-_clock = time.monotonic
 # Plain numbers, because members of an enum are slow keys.
 _STEP, _STEP_BEGAN, _STEP_ENDED = int(Now.STEP), int(Now.STEP_BEGAN), int(Now.STEP_ENDED)
 _STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
@@ -27,8 +26,15 @@ _STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
 class Steps:
     """The steps of one run. As a context manager it is the step that the last call of `number` chose."""
 
-    def __init__(self, writer: Writer, failures: Failures, device: DeviceTimeline | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        failures: Failures,
+        device: DeviceTimeline | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._writer = writer
+        self._clock = clock
         self._failures = failures
         self._device = device
         self._wanted: int | None = None
@@ -79,7 +85,7 @@ class Steps:
         self.current = step = following if number is None else self._whole(number, following)
         if step <= self._last_ended:
             self.repeats += 1
-        self._began = began = self._waiting_since or _clock()
+        self._began = began = self._waiting_since or self._clock()
         self._waiting_since = 0.0
         writer = self._writer
         writer.integers[_STEP] = step
@@ -96,7 +102,7 @@ class Steps:
         flags = int(failed)
         if self._device is not None and self._device.step_ended(self.current, self._began, at):
             flags |= layout.STEP_ON_DEVICE
-        ended = at or _clock()
+        ended = at or self._clock()
         writer.pair(_TAG, self._began, ended, _pack, self.current, flags)
         self.seconds += ended - self._began
         self._last_ended = self.current

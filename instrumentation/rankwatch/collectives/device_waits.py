@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +38,18 @@ _COALESCED = 17
 class DeviceWaits:
     """Shows the timeline of the GPU each wait of its compute stream.
 
-    broadcast: number of the name of that operation.
+    broadcast: number of the name of that operation. torch, distributed: the modules.
     """
 
-    def __init__(self, gpu: Gpu, groups: Groups, failures: Failures, broadcast: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        groups: Groups,
+        failures: Failures,
+        broadcast: int,
+        torch: Any,
+        distributed: Any,
+    ) -> None:
         self._gpu = gpu
         self._timeline = gpu.timeline
         self._groups = groups
@@ -53,8 +60,6 @@ class DeviceWaits:
         """The asynchronous operations that were enqueued last: of any kind, and of two kinds."""
         self._by_storage: dict[int, WaitKey] = {}
         self._last_in_backward: object = None
-        torch: Any = importlib.import_module("torch")
-        dist: Any = importlib.import_module("torch.distributed")
         self._queue: Callable[[Callable[[], None]], None] = (
             torch.autograd.Variable._execution_engine.queue_callback
         )
@@ -62,8 +67,8 @@ class DeviceWaits:
             _Patch(torch.cuda.Event, "record", self._record),
             _Patch(torch.cuda.Event, "wait", self._wait),
         ]
-        if hasattr(dist, "_broadcast_coalesced"):
-            self._patches.append(_Patch(dist, "_broadcast_coalesced", self._broadcast(broadcast)))
+        if hasattr(distributed, "_broadcast_coalesced"):
+            self._patches.append(_Patch(distributed, "_broadcast_coalesced", self._broadcast(broadcast)))
 
     def remove(self) -> None:
         """Restore what was replaced."""

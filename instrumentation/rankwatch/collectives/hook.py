@@ -51,7 +51,11 @@ class CollectiveHook:
         self._futures: set[object] = set()
         self._exit_wait = ExitWait(self._futures)
         broadcast = writer.name_number("broadcast")
-        self._device = None if gpu is None else DeviceWaits(gpu, self._groups, failures, broadcast)
+        self._device = (
+            None
+            if gpu is None
+            else DeviceWaits(gpu, self._groups, failures, broadcast, torch, torch.distributed)
+        )
         self._waiting = Waiting(c10d.Work, failures, self._device)
         self._tensor_waits = TensorWaits(failures, self._device)
         self._library = torch.library.Library("c10d", "IMPL")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +21,10 @@ def has_cuda() -> bool:
 class ComputeStream:
     """The stream on which the training computes, of one device of a process that uses CUDA already.
 
-    All calls name the device, because the current one may be another. device: its index.
+    All calls name the device, because the current one may be another. device: its index. torch: the module.
     """
 
-    def __init__(self, device: int, captures: Captures) -> None:
-        torch: Any = importlib.import_module("torch")
+    def __init__(self, device: int, captures: Captures, torch: Any) -> None:
         self.device = device
         self._captures = captures
         self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -152,7 +150,8 @@ class Captures:
 class Gpu:
     """The GPU of this rank: its compute stream, once the training has shown which device it uses."""
 
-    def __init__(self, timeline: DeviceTimeline, captures: Captures) -> None:
+    def __init__(self, timeline: DeviceTimeline, captures: Captures, torch: Any) -> None:
+        self._torch = torch
         self.timeline = timeline
         self.captures = captures
         self.device: int | None = None
@@ -163,7 +162,7 @@ class Gpu:
         """The training computes on this device, or communicates from it. The first one counts."""
         if self.stream is None:
             self.device = device
-            self.stream = ComputeStream(device, self.captures)
+            self.stream = ComputeStream(device, self.captures, self._torch)
             self.timeline.use(self.stream)
 
 

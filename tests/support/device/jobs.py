@@ -1,0 +1,203 @@
+"""Whole jobs on simulated devices: what is slow in them, what that truly costs, and what we say about it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from rankwatch.blackbox.reader import Reader
+from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.identity import Identity
+from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.totals import RankTotals
+from rankwatch_diagnosis.run.boxes import read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.pace import judge_straggler
+from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.straggler.verdict import Verdict
+from support.device.machine import Operation
+from support.device.programs import PROGRAMS, Program, Step
+from support.device.rank import Network, Rank, run_together
+
+LOADER_SECONDS = 0.5e-3
+NOISE = 0.01
+_FUTURE_SECONDS = 1e4
+
+
+class Slow(StrEnum):
+    """What one rank is slow in."""
+
+    COMPUTE = "compute"
+    """Its device."""
+    HOST = "host"
+    """Its host enqueues so slowly that the device is idle."""
+    LOADER = "loader"
+    BETWEEN = "between"
+    """Its host works between phases."""
+    LINK = "link"
+    """All transfers that it takes part in."""
+    BATCHES = "batches"
+    """All ranks have batches of unequal size."""
+
+
+PHASES = {
+    Slow.COMPUTE: SlowPhase.COMPUTE,
+    Slow.HOST: SlowPhase.COMPUTE,
+    Slow.LOADER: SlowPhase.DATA_LOADING,
+    Slow.BETWEEN: SlowPhase.OTHER,
+}
+"""The phase of a slow rank that grows."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is slow, on which rank, and by which part of the step."""
+
+    what: Slow
+    rank: int
+    size: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A program, its fault, and how its hosts run."""
+
+    program: str
+    fault: Fault | None = None
+    steps: int = 24
+    seed: int = 0
+    reads_loss: bool = True
+    """Whether the host reads the loss in each step, so that it never runs ahead by more than a step."""
+
+    @property
+    def of(self) -> Program:
+        """What the ranks run."""
+        return PROGRAMS[self.program]
+
+
+class Result:
+    """A job that has run, with its boxes in a directory."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        self.job, self.directory = job, directory
+        self.ranks = _ranks(job, directory)
+        self.step_seconds = self._run() / job.steps
+        """Truth: the time that the job took, by step."""
+
+    def _run(self) -> float:
+        grid = self.job.of.grid
+        began = max(each.host.now for each in self.ranks)
+        run_together([(each, _train(each, self.job.of.step(each, grid), self.job)) for each in self.ranks])
+        return max(each.host.now for each in self.ranks) - began
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What `diagnose run` says about the boxes."""
+        boxes = read_boxes(find_run(self.directory).boxes, copied=None)
+        found = judge_straggler(boxes, rows_by_rank(boxes))
+        assert found is not None
+        return found
+
+    @cached_property
+    def agent(self) -> Mapping[int, StepAssembler]:
+        """What the agent has added up, by rank."""
+        return {each.number: totals(each) for each in self.ranks}
+
+    def residuals(self) -> Mapping[int, float]:
+        """Local time of each rank over the median of its stage, less 1, as the rules compute it."""
+        local = {rank: each.local_seconds / each.steps for rank, each in self.agent.items()}
+        stages: dict[int, list[float]] = {}
+        for rank, seconds in local.items():
+            stages.setdefault(self._stage(rank), []).append(seconds)
+        return {rank: seconds / median(stages[self._stage(rank)]) - 1.0 for rank, seconds in local.items()}
+
+    def _stage(self, rank: int) -> int:
+        return self.job.of.grid.place(rank)[0]
+
+
+def totals(rank: Rank) -> StepAssembler:
+    """The steps of a rank as the agent adds them up from its box."""
+    reader = Reader(rank.writer.path)
+    try:
+        found = RankTotals(lambda _: None, max_names=64)
+        found.add(reader.poll(), reader.name)
+    finally:
+        reader.close()
+    end = time.monotonic() + _FUTURE_SECONDS
+    found.steps.settle(end, end)
+    return found.steps
+
+
+def _ranks(job: Job, directory: Path) -> list[Rank]:
+    grid, network = job.of.grid, Network()
+    began = time.monotonic()
+    found = []
+    for number in range(grid.size):
+        coordinates = grid.coordinates(number)
+        identity = Identity(run="job", rank=number, world_size=grid.size, coordinates=coordinates)
+        rank = Rank(number, network, directory, identity, began=began, seed=job.seed)
+        rank.noise = NOISE
+        found.append(rank)
+    return found
+
+
+def _train(rank: Rank, step: Step, job: Job) -> Iterator[Operation]:
+    """The loop of one rank, with the fault."""
+    pace = _Pace(rank, job)
+    run, ended = rank.run, deque[Operation]()
+    for _ in range(job.steps):
+        with run.phase("data_wait"):
+            rank.host.spend(pace.loader_seconds)
+        with run.step():
+            pace.batch()
+            yield from step()
+            if job.reads_loss:
+                yield from rank.wait_for_device()
+            rank.host.spend(pace.between_seconds)
+        ended.append(rank.machine.current().last)
+        if len(ended) > 2:
+            yield ended.popleft()
+    yield from rank.wait_for_device()
+    run.finish()
+
+
+class _Pace:
+    """How fast a rank works."""
+
+    def __init__(self, rank: Rank, job: Job) -> None:
+        self._rank = rank
+        self._fault = fault = job.fault
+        self.loader_seconds, self.between_seconds = LOADER_SECONDS, 0.0
+        if fault is None:
+            return
+        if fault.what is Slow.LINK:
+            rank.link_factors = {fault.rank: 1.0 + fault.size}
+        if rank.number != fault.rank:
+            return
+        if fault.what is Slow.COMPUTE:
+            rank.compute_factor += fault.size
+        elif fault.what is Slow.HOST:
+            rank.host_per_compute = 1.0 + fault.size
+        elif fault.what is Slow.LOADER:
+            self.loader_seconds += fault.size * STEP_SECONDS
+        elif fault.what is Slow.BETWEEN:
+            self.between_seconds = fault.size * STEP_SECONDS
+
+    def batch(self) -> None:
+        """A batch begins."""
+        fault, rank = self._fault, self._rank
+        if fault is not None and fault.what is Slow.BATCHES:
+            rank.compute_factor = rank.random.uniform(1.0 - fault.size, 1.0 + fault.size)
+            rank.run.work(tokens=round(1e4 * rank.compute_factor))
+
+
+STEP_SECONDS = 0.028
+"""About the own time of a step of most programs: what the size of a fault of the host refers to."""
+EXPECTED = {Slow.LINK: Cause.NETWORK, Slow.BATCHES: Cause.UNEQUAL_BATCHES}
+"""Causes that name no rank."""
