@@ -19,7 +19,7 @@ from typing import Any
 
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
-from rankwatch.device.cuda import Gpu
+from rankwatch.device.cuda import ComputeStream, Gpu
 from rankwatch.device.timeline import WaitKey
 from rankwatch.failures import Failures
 from rankwatch.uncompiled import keep_from_compiler
@@ -88,6 +88,9 @@ class DeviceWaits:
         if gpu.captures.going_on():
             gpu.captures.collective()
             return False
+        if device != gpu.device:
+            self._timeline.spoil()  # the compute stream may wait for that device, which nothing shows
+            return False
         if not asynchronous:
             if self._timeline.wait_began(key):
                 return True
@@ -100,15 +103,19 @@ class DeviceWaits:
             self._latest_collective = key
         if output is not None:
             self._remember(output, key)
-        stream = gpu.stream
+        stream = self._compute()
         if stream is not None and stream.in_backward():
             self._follow_backward(key)
         return False
 
     def _runs_elsewhere(self, key: WaitKey) -> None:
-        stream = self._gpu.stream
+        stream = self._compute()
         if stream is not None and (current := stream.current()) != stream.handle:
             self._communicating[current] = key
+
+    def _compute(self) -> ComputeStream | None:
+        """The compute stream; None until it is known, because side streams cannot be told from it before."""
+        return self._gpu.stream if self._timeline.stream is not None else None
 
     def _remember(self, output: Any, key: WaitKey) -> None:
         known = self._by_storage
@@ -141,7 +148,7 @@ class DeviceWaits:
             key = key or self._latest
             if self._timeline.wait_began(key):
                 return True
-            if self._gpu.stream is not None and not self._gpu.captures.going_on():
+            if not self._gpu.captures.going_on():
                 self._runs_elsewhere(key)
         except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
             self._failures.note(_FOLLOW, error)
@@ -210,7 +217,7 @@ class DeviceWaits:
     def _begins_on(self, stream: Any, key: WaitKey) -> bool:
         """As `begins`, for a wait of this stream. Another stream that waits communicates from then on."""
         try:
-            compute, address = self._gpu.stream, self._address(stream)
+            compute, address = self._compute(), self._address(stream)
             if compute is None or self._gpu.captures.going_on():
                 return False
             if address == compute.handle:
@@ -223,7 +230,8 @@ class DeviceWaits:
     def _address(self, stream: Any) -> int:
         if stream is not None:
             return int(getattr(stream, "cuda_stream", -1))
-        return self._gpu.stream.current() if self._gpu.stream is not None else -1
+        compute = self._compute()
+        return compute.current() if compute is not None else -1
 
     def _broadcast(self, operation: int) -> Callable[[Any], Any]:
         def replacement(original: Any) -> Any:

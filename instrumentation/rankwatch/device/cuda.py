@@ -34,7 +34,7 @@ class ComputeStream:
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
         self._stream: Any = None
         self.handle = -1
-        """Address of the stream; none has this one, until `follow` was called."""
+        """Address of the stream; -1 before the first step that begins with the device known."""
 
     def follow(self) -> None:
         """Take the stream that is current now as the compute stream."""

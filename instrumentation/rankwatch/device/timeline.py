@@ -112,6 +112,7 @@ class DeviceTimeline:
         self._writer = writer
         self._failures = failures
         self._clock = clock
+        self._shown: Stream | None = None
         self._stream: Stream | None = None
         self._thread = 0
         self._free: list[Any] = []
@@ -131,13 +132,13 @@ class DeviceTimeline:
 
     @property
     def stream(self) -> Stream | None:
-        """The compute stream; None until the training has shown its device."""
+        """The compute stream; None until a step begins after the training has shown its device."""
         return self._stream
 
     def use(self, stream: Stream) -> None:
         """Record on this stream from the next step on. The first call counts."""
-        if self._stream is None:
-            self._stream = stream
+        if self._shown is None:
+            self._shown = stream
 
     def span(self, host: Span, number: int) -> DeviceSpan:
         """Return a phase that is timed on the host and on the device."""
@@ -145,7 +146,7 @@ class DeviceTimeline:
 
     def step_began(self, began: float) -> None:
         """A step begins, in the training thread. began: when the wait for its batch began, or now."""
-        stream = self._stream
+        stream = self._stream = self._shown
         if stream is not None:
             self._thread = get_ident()
             self._step_open, self._began = True, began

@@ -27,6 +27,8 @@ from support.device.rank import Network, Rank, run_together
 
 LOADER_SECONDS = 0.5e-3
 NOISE = 0.01
+WARM_STEPS = 4
+"""Steps that find the device, capture graphs and fill queues."""
 _FUTURE_SECONDS = 1e4
 
 
@@ -87,14 +89,17 @@ class Result:
     def __init__(self, job: Job, directory: Path) -> None:
         self.job, self.directory = job, directory
         self.ranks = _ranks(job, directory)
-        self.step_seconds = self._run() / job.steps
-        """Truth: the time that the job took, by step."""
+        self._warm: list[float] = []
+        self._run()
+        self.step_seconds = (self._end() - max(self._warm)) / (job.steps - WARM_STEPS)
+        """Truth: the time that a step took, without the first ones."""
 
-    def _run(self) -> float:
-        grid = self.job.of.grid
-        began = max(each.host.now for each in self.ranks)
-        run_together([(each, _train(each, self.job.of.step(each, grid), self.job)) for each in self.ranks])
-        return max(each.host.now for each in self.ranks) - began
+    def _run(self) -> None:
+        make, grid = self.job.of.step, self.job.of.grid
+        run_together([(each, _train(each, make(each, grid), self.job, self._warm)) for each in self.ranks])
+
+    def _end(self) -> float:
+        return max(each.host.now for each in self.ranks)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -116,6 +121,10 @@ class Result:
         for rank, seconds in local.items():
             stages.setdefault(self._stage(rank), []).append(seconds)
         return {rank: seconds / median(stages[self._stage(rank)]) - 1.0 for rank, seconds in local.items()}
+
+    def known(self) -> bool:
+        """Whether the agent has the local time of all ranks."""
+        return all(each.local_known for each in self.agent.values())
 
     def _stage(self, rank: int) -> int:
         return self.job.of.grid.place(rank)[0]
@@ -147,11 +156,14 @@ def _ranks(job: Job, directory: Path) -> list[Rank]:
     return found
 
 
-def _train(rank: Rank, step: Step, job: Job) -> Iterator[Operation]:
-    """The loop of one rank, with the fault."""
+def _train(rank: Rank, step: Step, job: Job, warm: list[float]) -> Iterator[Operation]:
+    """The loop of one rank, with the fault; adds to `warm` when its first steps are over."""
     pace = _Pace(rank, job)
     run, ended = rank.run, deque[Operation]()
-    for _ in range(job.steps):
+    for number in range(job.steps):
+        if number == WARM_STEPS:
+            yield from rank.wait_for_device()
+            warm.append(rank.host.now)
         with run.phase("data_wait"):
             rank.host.spend(pace.loader_seconds)
         with run.step():

@@ -632,7 +632,7 @@ def interleaved(rank: Rank, grid: Grid) -> Step:
     pipe = Pipe(rank, grid, 2)
     order = interleaved_order(grid.pp)
     mine, replicas = grid.place(rank.number)[0], grid.group("mesh_dp", rank.number, "dp")
-    neighbours = {(mine - 1) % grid.pp: "F", (mine + 1) % grid.pp: "B"}
+    neighbours = ((mine - 1) % grid.pp, "F"), ((mine + 1) % grid.pp, "B")
 
     def microbatches() -> None:
         pipe.begin()
@@ -641,7 +641,7 @@ def interleaved(rank: Rank, grid: Grid) -> Step:
             if action is not None:
                 pipe.run(action.kind)
                 sends = pipe.passed(*action)
-            for neighbour, kind in neighbours.items():
+            for neighbour, kind in neighbours:
                 theirs = order[neighbour][at]
                 if theirs is not None and theirs.kind == kind:
                     target = theirs.stage + (1 if kind == "F" else -1)
