@@ -28,6 +28,7 @@ _SLACK_SECONDS = 1e-6
 _LONGEST_SECONDS = 1e6
 _PASSES = ("forward", "backward")
 _COMPUTE = (*_PASSES, "optimizer")
+_MESSAGES = {"send", "recv"}
 
 
 class Row(NamedTuple):
@@ -147,11 +148,24 @@ def _on_device(step: DeviceStep) -> list[Piece]:
     found: list[Piece] = []
     at = step.start
     for piece in sorted(step.pieces, key=lambda each: each.start):
-        found.append(piece._replace(start=at))
+        if found and _together(found[-1], piece):
+            found[-1] = found[-1]._replace(seconds=found[-1].seconds + piece.seconds)
+        else:
+            found.append(piece._replace(start=at))
         at += piece.seconds
     if step.end - at > LEAST_GAP_SECONDS:
         found.append(Piece(at, step.end - at, OTHER))
     return found
+
+
+def _together(before: Piece, piece: Piece) -> bool:
+    """True for waits for several collectives of one group in one phase, which took turns with own work.
+
+    Only their sum ends for all ranks at once: a slow rank hardly waits for those before the last one.
+    """
+    if not (before.communicates and piece.communicates and before.inside and piece.inside):
+        return False
+    return before.group == piece.group and not {before.operation, piece.operation} & _MESSAGES
 
 
 def _work(box: Box) -> dict[int, list[float]]:

@@ -132,11 +132,11 @@ class DeviceTimeline:
 
     @property
     def stream(self) -> Stream | None:
-        """The compute stream; None until a step begins after the training has shown its device."""
+        """The compute stream; None until a step begins or ends after the training has shown its device."""
         return self._stream
 
     def use(self, stream: Stream) -> None:
-        """Record on this stream from the next step on. The first call counts."""
+        """Record on this stream from the end of this step on. The first call counts."""
         if self._shown is None:
             self._shown = stream
 
@@ -146,18 +146,15 @@ class DeviceTimeline:
 
     def step_began(self, began: float) -> None:
         """A step begins, in the training thread. began: when the wait for its batch began, or now."""
-        stream = self._stream = self._shown
-        if stream is not None:
-            self._thread = get_ident()
-            self._step_open, self._began = True, began
-            stream.follow()
-            self._wait = None
+        if self._follow():
+            self._step_open, self._began, self._wait = True, began, None
             if not self._continues(began):
                 self._mark(0.0)
 
     def step_ended(self, number: int, began: float, ended: float) -> bool:
         """A step is over. ended: 0 for now. Returns True if its time on the device will be recorded."""
-        if self._stream is None or not self._thread:
+        if self._stream is None:
+            self._follow()  # what comes before the next step may belong to it
             return False
         if not ended:
             self._mark(0.0)
@@ -173,6 +170,14 @@ class DeviceTimeline:
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return True
+
+    def _follow(self) -> bool:
+        """Take the current stream as the compute stream: between steps it is no side stream."""
+        stream = self._stream = self._shown
+        if stream is not None:
+            self._thread = get_ident()
+            stream.follow()
+        return stream is not None
 
     def phase_began(self, number: int, moment: float = 0.0) -> None:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
