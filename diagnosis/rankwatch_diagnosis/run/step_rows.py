@@ -54,6 +54,8 @@ class Piece(NamedTuple):
     communicates: bool = False
     inside: bool = False
     """It lay inside a phase."""
+    last: float = 0.0
+    """End of the last of the waits that it stands for, on a GPU."""
 
 
 @dataclass(slots=True)
@@ -132,7 +134,9 @@ def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[int, DeviceStep]:
         elif record.kind == RecordKind.DEVICE_WAIT:
             seconds, step, _, group, phase, _ = layout.DEVICE_WAIT.unpack_from(record.payload)
             if 0.0 <= seconds < _LONGEST_SECONDS:
-                piece = Piece(start, seconds, name, groups.get(group, ""), True, inside=phase != 0)
+                piece = Piece(
+                    start, seconds, name, groups.get(group, ""), True, inside=phase != 0, last=record.end
+                )
                 found[step].pieces.append(piece)
         elif record.kind == RecordKind.DEVICE_STEP:
             step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
@@ -148,8 +152,8 @@ def _on_device(step: DeviceStep) -> list[Piece]:
     found: list[Piece] = []
     at = step.start
     for piece in sorted(step.pieces, key=lambda each: each.start):
-        if found and _together(found[-1], piece):
-            found[-1] = found[-1]._replace(seconds=found[-1].seconds + piece.seconds)
+        if found and _take_turns(found[-1], piece):
+            found[-1] = _together(found[-1], piece)
         else:
             found.append(piece._replace(start=at))
         at += piece.seconds
@@ -158,14 +162,26 @@ def _on_device(step: DeviceStep) -> list[Piece]:
     return found
 
 
-def _together(before: Piece, piece: Piece) -> bool:
-    """True for waits for several collectives of one group in one phase, which took turns with own work.
+def _take_turns(before: Piece, piece: Piece) -> bool:
+    """True for waits of one phase for collectives that took turns, with each other or with own work.
 
     Only their sum ends for all ranks at once: a slow rank hardly waits for those before the last one.
     """
     if not (before.communicates and piece.communicates and before.inside and piece.inside):
         return False
-    return before.group == piece.group and not {before.operation, piece.operation} & _MESSAGES
+    if {before.operation, piece.operation} & _MESSAGES:
+        return False
+    return before.group == piece.group or piece.start < before.last
+
+
+def _together(before: Piece, piece: Piece) -> Piece:
+    """Both as one wait. Where their groups differ, nobody knows who waits for whom in it but by its end."""
+    group = before.group
+    if piece.group != group:
+        names = {each.partition(" ")[0] for each in (group, piece.group)}
+        group = "+".join(sorted(names))
+    last = max(before.last, piece.last)
+    return before._replace(seconds=before.seconds + piece.seconds, group=group, last=last)
 
 
 def _work(box: Box) -> dict[int, list[float]]:
