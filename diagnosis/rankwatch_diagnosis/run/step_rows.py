@@ -159,7 +159,25 @@ def _on_device(step: DeviceStep) -> list[Piece]:
         at += piece.seconds
     if step.end - at > LEAST_GAP_SECONDS:
         found.append(Piece(at, step.end - at, OTHER))
-    return found
+    return _messages_by_pass(found)
+
+
+def _messages_by_pass(pieces: Sequence[Piece]) -> list[Piece]:
+    """Name the wait for messages before each pass of a pipeline after what the pass needs: `recv_forward`.
+
+    A batch of sends and receives is one wait, and a stage that is late is waited for in its receives.
+    """
+    found = []
+    following = ""
+    for piece in reversed(pieces):
+        if piece.operation in _PASSES:
+            following = piece.operation
+        elif piece.operation in _MESSAGES and not piece.inside:
+            piece = piece._replace(operation=f"recv_{following}" if following else "recv")
+        else:
+            following = ""
+        found.append(piece)
+    return found[::-1]
 
 
 def _take_turns(before: Piece, piece: Piece) -> bool:
@@ -167,10 +185,11 @@ def _take_turns(before: Piece, piece: Piece) -> bool:
 
     Only their sum ends for all ranks at once: a slow rank hardly waits for those before the last one.
     """
-    if not (before.communicates and piece.communicates and before.inside and piece.inside):
+    if not (before.communicates and piece.communicates and before.inside == piece.inside):
         return False
-    if {before.operation, piece.operation} & _MESSAGES:
-        return False
+    messages = [each.operation in _MESSAGES for each in (before, piece)]
+    if any(messages) or not piece.inside:
+        return all(messages)
     return before.group == piece.group or piece.start < before.last
 
 
@@ -227,7 +246,7 @@ def _microbatches(pieces: list[Piece]) -> list[int]:
     for at in reversed(range(len(pieces))):
         if pieces[at].operation in _PASSES:
             following = found[at]
-        elif pieces[at].operation == "recv" and not pieces[at].inside:
+        elif pieces[at].operation.startswith("recv") and not pieces[at].inside:
             found[at] = following
     return found
 

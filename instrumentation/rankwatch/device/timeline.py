@@ -291,9 +291,11 @@ class DeviceTimeline:
         began = at = self._moment_of(marks, sum(lengths))
         occurrences: dict[int, Occurrence] = {}
         waited = 0.0
-        outside = Occurrence(0)
+        between = Occurrence(0)
         for (_, _, phase, wait), seconds in zip(marks, lengths, strict=False):
-            occurrence = phase or outside
+            if phase is not None and between.waits:
+                between = Occurrence(0)  # a pipeline waits between phases, for another message each time
+            occurrence = phase or between
             if id(occurrence) not in occurrences:
                 occurrences[id(occurrence)] = occurrence
                 occurrence.began = at
