@@ -1,0 +1,298 @@
+"""Phases on the clock of a simulated GPU, and of a real one on a machine that has it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankwatch
+from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
+from support.device.lone import PAIR, LoneRank
+from support.device.machine import EventBase, Operation
+from support.training.blackbox import box, of_kind
+
+KEY = (1, 1, 0)
+
+
+def near(seconds: float) -> Any:
+    """Equal but for the time that the host takes to enqueue."""
+    return pytest.approx(seconds, abs=1e-4)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> LoneRank:
+    return LoneRank(tmp_path)
+
+
+def test_phase(rank: LoneRank) -> None:
+    """A phase is recorded after a later step, once the GPU has passed its end, with its own step's number."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.030)
+    assert rank.phases() == []
+    rank.resolve()
+    assert rank.phases() == [("forward", near(0.030), near(0.030), 0)]
+
+
+def test_nested_phases(rank: LoneRank) -> None:
+    """The time of an inner phase does not count for the outer one."""
+    with rank.run.step(), rank.run.phase("optimizer"):
+        with rank.run.phase("forward"):
+            rank.compute(0.010)
+        with rank.run.phase("backward"):
+            rank.compute(0.020)
+        rank.compute(0.005)
+    rank.resolve()
+    assert rank.phases() == [
+        ("optimizer", near(0.005), near(0.005), 0),
+        ("forward", near(0.010), near(0.010), 0),
+        ("backward", near(0.020), near(0.020), 0),
+    ]
+
+
+def test_wait_in_phase(rank: LoneRank) -> None:
+    """What comes after a wait is the rank's own work again."""
+    rank.peer_comes(0.100)
+    with rank.run.step(), rank.run.phase("backward"):
+        rank.compute(0.010)
+        rank.collective("all_reduce", PAIR, 0.0)
+        rank.compute(0.020)
+    rank.resolve()
+    assert rank.recorded_waits() == [("all_reduce", near(0.090), 0)]
+    assert rank.phases() == [("backward", near(0.120), near(0.030), 0)]
+
+
+def test_idle_device(rank: LoneRank) -> None:
+    """Work of the host counts only as far as the device is idle for it."""
+    with rank.run.step():
+        with rank.run.phase("forward"):
+            rank.compute(0.030)
+            rank.host.spend(0.020)
+        rank.host.spend(0.025)
+        with rank.run.phase("backward"):
+            rank.compute(0.010)
+    rank.resolve()
+    step = rank.records(RecordKind.DEVICE_STEP)[0]
+    assert step.end - step.start == near(0.055)
+    assert rank.phases()[0][1] == near(0.030)
+
+
+def test_reused_events(rank: LoneRank) -> None:
+    """A long run creates no new events."""
+    for _ in range(200):
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.001)
+        rank.device_finishes()
+    assert rank.machine.events_made <= 10
+
+
+@pytest.mark.parametrize("steps", [3 * MOST_STEPS, 1])
+def test_gpu_that_never_finishes(rank: LoneRank, steps: int) -> None:
+    """Marks that the GPU does not pass, or that no step ends, are dropped and counted."""
+    rank.machine.current().enqueue(Operation(0.0, arrivals=2))
+    for _ in range(steps):
+        with rank.run.step():
+            for _ in range(MOST_MARKS if steps == 1 else 10):
+                with rank.run.phase("forward"):
+                    pass
+    timeline = rank.run.device
+    assert timeline is not None
+    assert len(timeline._marks) <= MOST_MARKS
+    assert len(timeline._steps) <= MOST_STEPS
+    dropped = rank.writer.integers[Now.DEVICE_MARKS_DROPPED]
+    assert dropped > 0
+    assert rank.machine.events_made == dropped + len(timeline._marks)
+
+
+def test_steps_after_dropped_marks(rank: LoneRank) -> None:
+    """The step whose marks were dropped is not known; the following ones are."""
+    with rank.run.step():
+        for _ in range(MOST_MARKS // 2 + 10):
+            with rank.run.phase("forward"):
+                pass
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.resolve()
+    assert rank.unknown_steps() == [0]
+    assert rank.phases()[-1] == ("forward", near(0.010), near(0.010), 1)
+
+
+def test_refused_events(rank: LoneRank) -> None:
+    """CUDA refuses events after an error on the GPU. The refusal is counted, and only the trainer's own
+    exception propagates."""
+    rank.machine.broken = True
+    with pytest.raises(KeyError), rank.run.step(), rank.run.phase("forward"):
+        raise KeyError
+    assert rank.writer.integers[Now.ERRORS] == 4
+    rank.machine.broken = False
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.resolve()
+    assert rank.phases() == [("forward", near(0.010), near(0.010), 1)]
+
+
+def test_failing_query(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that fails is counted, and must not block the steps behind it."""
+    queried: list[EventBase] = []
+    original = EventBase.query
+
+    def query(event: EventBase) -> bool:
+        queried.append(event)
+        if len(queried) == 1:
+            raise RuntimeError("CUDA error")
+        return original(event)
+
+    monkeypatch.setattr(EventBase, "query", query)
+    for _ in range(3):
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.001)
+    rank.resolve()
+    assert rank.writer.integers[Now.ERRORS] == 1
+    assert [step for *_, step in rank.phases()] == [0, 1, 2]
+
+
+def test_capture(rank: LoneRank) -> None:
+    """During the capture of a CUDA graph no event is recorded or queried, and the step has no own time."""
+    graph = rank.machine.torch.cuda.CUDAGraph()
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    made = rank.machine.events_made
+    graph.capture_begin()
+    assert rank.writer.integers[Now.CAPTURING] == 1
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    graph.capture_end()
+    assert rank.machine.events_made == made
+    assert rank.writer.integers[Now.CAPTURING] == 0
+    with rank.run.step(), rank.run.phase("forward"):
+        graph.replay()
+    rank.resolve()
+    assert rank.writer.integers[Now.ERRORS] == 0
+    assert 1 not in [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)]
+    assert [(step, own) for _, _, own, step in rank.phases()] == [
+        (0, near(0.010)),
+        (2, near(0.010)),
+    ]
+
+
+def test_capture_in_step(rank: LoneRank) -> None:
+    """A capture within a step hides its marks, so that the step has no own time."""
+    graph = rank.machine.torch.cuda.CUDAGraph()
+    with rank.run.step():
+        graph.capture_begin()
+        with rank.run.phase("forward"):
+            rank.compute(0.010)
+        graph.capture_end()
+    with rank.run.step():
+        pass
+    rank.resolve()
+    assert rank.writer.integers[Now.ERRORS] == 0
+    assert rank.unknown_steps() == [0]
+
+
+def test_graph_with_collectives(rank: LoneRank) -> None:
+    """The waits inside a replayed graph are not seen, so the step has no own time."""
+    graph = rank.machine.torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    rank.compute(0.010)
+    rank.collective("all_reduce", PAIR, 0.0)
+    graph.capture_end()
+    for number in range(2):
+        with rank.run.step():
+            if number:
+                rank.peer_comes(0.1)
+                graph.replay()
+    rank.resolve()
+    assert rank.unknown_steps() == [1]
+
+
+def test_foreign_thread(rank: LoneRank) -> None:
+    """Another thread that waits, as for a checkpoint, is not the training thread."""
+    timeline = rank.run.device
+    assert timeline is not None
+    found: list[bool] = []
+    with rank.run.step():
+        thread = threading.Thread(target=lambda: found.append(timeline.wait_began(KEY)))
+        thread.start()
+        thread.join()
+        assert timeline.wait_began(KEY)
+        timeline.wait_ended()
+    assert found == [False]
+
+
+def test_moments(rank: LoneRank) -> None:
+    """Records lie where the device was on the host's clock, although the host ran far ahead."""
+    began = rank.host.now
+    for _ in range(10):
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.030)
+    rank.resolve()
+    steps = rank.records(RecordKind.DEVICE_STEP)[:10]
+    assert [each.payload[0] for each in steps] == list(range(10))
+    for number, each in enumerate(steps):
+        assert each.start == near(began + 0.030 * number)
+        assert each.end == near(began + 0.030 * (number + 1))
+
+
+def test_moments_after_pause(rank: LoneRank) -> None:
+    """No step lies before its host enqueued it, or after it was seen to be over."""
+    for _ in range(5):
+        enqueued = rank.host.now
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.030)
+        rank.host.spend(0.5)
+        with rank.run.step():
+            pass
+        last = rank.records(RecordKind.DEVICE_STEP)[-1]
+        assert enqueued <= last.start <= last.end <= rank.host.now
+        rank.device_finishes()
+
+
+def test_device_shown_on_side_stream(tmp_path: Path) -> None:
+    """The compute stream is the current one where a step begins, and not the side stream on which the first
+    collective runs, as that of FSDP."""
+    rank = LoneRank(tmp_path, shown=False)
+    side = rank.machine.stream()
+    rank.peer_comes(0.0)
+    for number in range(3):
+        with rank.run.phase("data_wait"):
+            rank.host.spend(0.001)
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.010)
+            if not number:
+                with rank.machine.on(side):
+                    rank.collective("all_gather", PAIR, 0.0)
+    rank.resolve()
+    forward = [each[1:] for each in rank.phases() if each[0] == "forward"]
+    assert forward == [(near(0.010), near(0.010), step) for step in (1, 2)]
+
+
+@pytest.mark.gpu
+def test_real_gpu(tmp_path: Path) -> None:
+    """Timing never synchronises the GPU. In debug mode torch raises on a synchronising call."""
+    torch: Any = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU on this machine")
+    run = rankwatch.start(run="gpu", rank=0, directory=tmp_path, flight_recorder=False)
+    matrix = torch.randn(4096, 4096, device="cuda")
+    with run.step():
+        pass  # shows the device
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with run.step(), run.phase("forward"):
+            for _ in range(20):
+                matrix = matrix @ matrix / 64.0
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    with run.step():
+        pass
+    ((name, (seconds, own, step)),) = [
+        (each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.DEVICE_PHASE)
+    ]
+    assert (name, step) == ("forward", 1)
+    assert 0.0 < own == seconds

@@ -1,0 +1,219 @@
+"""Each way in which a compute stream waits for other ranks, on a simulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+from support.device.lone import PAIR, LoneRank
+from support.device.programs import Fsdp2, Reducer
+from support.device.rank import run_together
+
+OWN_SECONDS, LATE_SECONDS = 0.010, 0.050
+
+
+def near(seconds: float) -> Any:
+    """Equal but for the time that the host takes to enqueue, and small copies."""
+    return pytest.approx(seconds, abs=5e-4)
+
+
+def synchronous(rank: LoneRank) -> None:
+    """On the current stream."""
+    rank.collective("all_reduce", PAIR, 0.0)
+
+
+def work_wait(rank: LoneRank) -> None:
+    """On the stream of the group."""
+    rank.collective("all_reduce", PAIR, 0.0, asynchronous=True).wait()
+
+
+def wait_tensor(rank: LoneRank) -> None:
+    """A functional collective."""
+    rank.functional("all_reduce", PAIR, 0.0)()
+
+
+def buffers(rank: LoneRank) -> None:
+    """DDP's broadcast, in C++."""
+    rank.broadcast_buffers(PAIR, 0.0)
+
+
+def reducer(rank: LoneRank) -> None:
+    """The end of DDP's backward pass, in C++."""
+    with rank.machine.autograd.backward():
+        Reducer(rank, PAIR).bucket_ready(last=True)
+
+
+def wait_event(rank: LoneRank) -> None:
+    """A collective on a side stream, whose event the compute stream waits for."""
+    side = rank.machine.stream()
+    with rank.machine.on(side):
+        rank.collective("all_reduce", PAIR, 0.0)
+        event = side.record_event()
+    rank.machine.current().wait_event(event)
+
+
+def chain_of_streams(rank: LoneRank) -> None:
+    """A second side stream waits for the first one, and the compute stream for the second."""
+    first, second = rank.machine.stream(), rank.machine.stream()
+    with rank.machine.on(first):
+        rank.collective("all_reduce", PAIR, 0.0)
+    second.wait_stream(first)
+    rank.machine.current().wait_stream(second)
+
+
+def asynchronous_on_side_stream(rank: LoneRank) -> None:
+    """An asynchronous collective, waited for on a side stream, which the compute stream waits for."""
+    side = rank.machine.stream()
+    with rank.machine.on(side):
+        rank.collective("all_reduce", PAIR, 0.0, asynchronous=True).wait()
+    rank.machine.current().wait_stream(side)
+
+
+def exchange(rank: LoneRank) -> None:
+    """A batch of a send and a receive."""
+    for source, target in ((0, 1), (1, 0)):
+        peer = rank.network.meet((source, target, "x"), 2, 0.0)
+        peer.arrive(rank.host.now + LATE_SECONDS, ())
+    rank.exchange(PAIR, [(1, "x")], [(1, "x")], 0.0).wait()
+
+
+WAYS = [
+    synchronous,
+    work_wait,
+    wait_tensor,
+    buffers,
+    reducer,
+    wait_event,
+    chain_of_streams,
+    asynchronous_on_side_stream,
+    exchange,
+]
+
+
+class Measured(NamedTuple):
+    """Own seconds of the phase, and its waits: operation, seconds, flags."""
+
+    own: float
+    waits: list[tuple[str, float, int]]
+
+
+def measure(rank: LoneRank, way: Callable[[LoneRank], None]) -> Measured:
+    """Own work, a wait for a late peer, and own work again, in step 1."""
+    with rank.run.step():
+        pass
+    rank.device_finishes()
+    rank.peer_comes(OWN_SECONDS + LATE_SECONDS)
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(OWN_SECONDS)
+        way(rank)
+        rank.compute(OWN_SECONDS)
+    rank.resolve()
+    found = [
+        (each.name, each.payload[0], int(each.payload[5]))
+        for each in rank.records(RecordKind.DEVICE_WAIT)
+        if each.payload[1] == 1
+    ]
+    ((own, _),) = [(own, step) for _, _, own, step in rank.phases() if step == 1]
+    assert rank.writer.integers[Now.ERRORS] == 0
+    assert rank.machine.synchronisations == 0
+    assert not rank.unknown_steps()
+    return Measured(own, found)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_way_to_wait(tmp_path: Path, way: Callable[[LoneRank], None]) -> None:
+    """What the stream waits for a late peer is no own work, and carries the name of the operation."""
+    found = measure(LoneRank(tmp_path), way)
+    assert found.own == near(2 * OWN_SECONDS)
+    waited = [each for each in found.waits if each[1] > 1e-3]
+    operation = {"buffers": "broadcast", "exchange": "recv"}.get(way.__name__, "all_reduce")
+    flags = layout.POINT_TO_POINT | layout.BLOCKING if way is exchange else 0
+    expected = LATE_SECONDS - (OWN_SECONDS if way is exchange else 0.0)
+    assert waited == [(operation, near(expected), flags)]
+
+
+def test_side_stream_that_computes(tmp_path: Path) -> None:
+    """A wait for a stream without collectives is a wait for own work."""
+
+    def way(rank: LoneRank) -> None:
+        side = rank.machine.stream()
+        rank.collective("all_reduce", PAIR, 0.0)
+        side.wait_stream(rank.machine.current())
+        with rank.machine.on(side):
+            rank.compute(0.020)
+        rank.machine.current().wait_stream(side)
+
+    found = measure(LoneRank(tmp_path), way)
+    assert found.own == near(2 * OWN_SECONDS + 0.020)
+    assert [each[1] for each in found.waits] == [near(LATE_SECONDS)]
+
+
+def test_fsdp_of_a_slow_rank(tmp_path: Path) -> None:
+    """The rank that others wait for hardly waits, although FSDP waits for many events."""
+    rank = LoneRank(tmp_path)
+
+    def way(_: LoneRank) -> None:
+        shards = Fsdp2(rank, PAIR, None)
+        shards.begin_forward()
+        for _ in range(4):
+            rank.peer_comes(0.0)
+            shards.wait_for_unshard(shards.unshard(), forward=True)
+            rank.compute(OWN_SECONDS)
+        shards.end_forward()
+
+    found = measure(rank, way)
+    assert found.own == near(6 * OWN_SECONDS)
+    assert sum(seconds for _, seconds, _ in found.waits) == near(LATE_SECONDS)
+
+
+def test_collective_on_another_device(tmp_path: Path) -> None:
+    """Who waits for what between two devices of a process is not seen, so the step has no own time."""
+    rank = LoneRank(tmp_path)
+    with rank.run.step():
+        pass
+    rank.peer_comes(0.0)
+    with rank.run.step(), rank.machine.on_device(1):
+        rank.collective("all_reduce", PAIR, 0.0)
+    with rank.run.step():
+        pass
+    rank.resolve()
+    assert rank.unknown_steps() == [1]
+
+
+def test_host_that_waits(tmp_path: Path) -> None:
+    """While the host waits in a collective of gloo, the idle device waits for others."""
+    rank = LoneRank(tmp_path)
+
+    def program() -> Iterator[Any]:
+        with rank.run.step():
+            rank.compute(OWN_SECONDS)
+            rank.network.meet(("host", PAIR, 1), 2, 0.0).arrive(rank.host.now + LATE_SECONDS, ())
+            yield from rank.host_barrier(PAIR, 0.0)
+            rank.compute(OWN_SECONDS)
+
+    run_together([(rank, program())])
+    rank.resolve()
+    step = rank.records(RecordKind.DEVICE_STEP)[0]
+    assert step.payload[1] == near(LATE_SECONDS - OWN_SECONDS)
+    assert step.end - step.start - step.payload[1] == near(2 * OWN_SECONDS)
+
+
+def test_removed(tmp_path: Path) -> None:
+    """The end of the hooks restores what they replaced."""
+    rank = LoneRank(tmp_path)
+    cuda, distributed = rank.machine.torch.cuda, rank.distributed
+    ours = (cuda.Event.record, cuda.Event.wait, distributed._broadcast_coalesced, cuda.CUDAGraph.replay)
+    rank.waits.remove()
+    rank.gpu.captures.remove()
+    found = (cuda.Event.record, cuda.Event.wait, distributed._broadcast_coalesced, cuda.CUDAGraph.replay)
+    assert not set(map(id, ours)) & set(map(id, found))
+    rank.peer_comes(0.0)
+    with rank.run.step():
+        wait_event(rank)
+    rank.resolve()
+    assert rank.recorded_waits() == []

@@ -1,0 +1,60 @@
+"""One rank on a simulated GPU whose peer comes when the test says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.identity import Identity
+from support.device.rank import Members, Network, Rank
+from support.training.blackbox import Read, box, of_kind
+
+PAIR = Members("default_pg", (0, 1))
+
+
+class LoneRank(Rank):
+    """Rank 0 of two. The training has shown its device, unless `shown` is False."""
+
+    def __init__(self, directory: Path, *, shown: bool = True) -> None:
+        super().__init__(0, Network(), directory, Identity(run="gpu"), began=time.monotonic())
+        self._directory = directory
+        self._meetings = 0
+        if shown:
+            self.gpu.use(0)
+
+    def peer_comes(self, after_seconds: float) -> None:
+        """The peer comes to the next collective so long after now."""
+        self._meetings += 1
+        meeting = self.network.meet((PAIR, self._meetings), 2, 0.0)
+        meeting.arrive(self.host.now + after_seconds, ())
+
+    def device_finishes(self) -> None:
+        """The host works until the device has done all that it can."""
+        self.host.spend(100.0)
+
+    def resolve(self) -> None:
+        """Have the steps recorded that the device has finished, by a later step."""
+        self.device_finishes()
+        with self.run.step():
+            pass
+
+    def records(self, kind: RecordKind) -> list[Read]:
+        """Records of a kind in the box."""
+        return of_kind(box(self._directory), kind)
+
+    def phases(self) -> list[tuple[str, float, float, int]]:
+        """(phase, seconds, own seconds, step) of each record."""
+        found = self.records(RecordKind.DEVICE_PHASE)
+        return [(each.name, each.payload[0], each.payload[1], int(each.payload[2])) for each in found]
+
+    def recorded_waits(self) -> list[tuple[str, float, int]]:
+        """(operation, seconds, step) of each record."""
+        found = self.records(RecordKind.DEVICE_WAIT)
+        return [(each.name, each.payload[0], int(each.payload[1])) for each in found]
+
+    def unknown_steps(self) -> list[int]:
+        """Steps whose own time and waits could not be told apart."""
+        found = self.records(RecordKind.DEVICE_STEP)
+        return [int(each.payload[0]) for each in found if int(each.payload[2]) & layout.UNKNOWN_WAITS]
