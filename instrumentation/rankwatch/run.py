@@ -64,8 +64,7 @@ class Run:
         self._failures = Failures(writer)
         self.device = DeviceTimeline(writer, self._failures, clock) if on_gpu else None
         """The timeline of the compute stream; None where torch was not built for GPUs."""
-        self.gpu: Gpu | None = None
-        """Set by the hooks, where `device` is."""
+        self.gpu: Gpu | None = None  # set by the hooks
         self._steps = Steps(writer, self._failures, self.device, clock)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record

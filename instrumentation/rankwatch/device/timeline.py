@@ -254,7 +254,8 @@ class DeviceTimeline:
 
     def _continues(self, began: float) -> bool:
         """True if the last mark of the open step is so fresh that what begins now may begin there."""
-        if not self._marks:
+        ended = self._steps[-1].marks_before_end if self._steps else self._taken
+        if self._taken + len(self._marks) <= ended:
             return False
         moment, _, _, wait = self._marks[-1]
         return wait is None and moment >= began and self._clock() - moment < _FRESH_SECONDS

@@ -185,8 +185,8 @@ def test_collective_on_gpu(recording: Recording, world: Any) -> None:
     timeline.use(stream)
     timeline.step_began(0.0)
     captures: Any = SimpleNamespace(going_on=lambda: False)
-    gpu = Gpu(timeline, captures)
-    gpu.stream = stream
+    gpu = Gpu(timeline, captures, torch)
+    gpu.device, gpu.stream = 0, stream
     hook = CollectiveHook(recording.writer, recording.failures, gpu)
     try:
         number = recording.writer.name_number("all_reduce")

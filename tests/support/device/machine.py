@@ -124,7 +124,7 @@ class EventBase:
         self._point: Operation | None = None
         self.machine.events_made += 1
 
-    def record_on(self, stream: Stream) -> None:
+    def record(self, stream: Stream) -> None:
         """Record it on a stream."""
         self.machine.refuse_if_broken()
         self._point = stream.enqueue(Operation(0.0))
@@ -246,9 +246,10 @@ class Machine:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def _module(self) -> Any:
+        base = type("_CudaEventBase", (EventBase,), {"machine": self})
         return SimpleNamespace(
             cuda=SimpleNamespace(
-                Event=self._event_class(),
+                Event=_event_class(base),
                 CUDAGraph=self._graph_class(),
                 is_current_stream_capturing=lambda: self._capture is not None,
                 current_stream=self.current,
@@ -260,24 +261,10 @@ class Machine:
             ),
             _C=SimpleNamespace(
                 _cuda_getCurrentRawStream=lambda device: self.current(device).cuda_stream,
-                _CudaEventBase=SimpleNamespace(record=EventBase.record_on),
+                _CudaEventBase=base,
                 _current_graph_task_id=lambda: self.autograd.task,
             ),
         )
-
-    def _event_class(self) -> type[EventBase]:
-        """`torch.cuda.Event` of this process (torch/cuda/streams.py); its methods can be replaced."""
-
-        class Event(EventBase):
-            machine = self
-
-            def record(self, stream: Stream | None = None) -> None:
-                self.record_on(stream or self.machine.current())
-
-            def wait(self, stream: Stream | None = None) -> None:
-                self.block(stream or self.machine.current())
-
-        return Event
 
     def _graph_class(self) -> type[Graph]:
         """`torch.cuda.CUDAGraph` of this process; its methods can be replaced."""
@@ -296,3 +283,16 @@ class Machine:
                     action()
 
         return CUDAGraph
+
+
+def _event_class(base: type[EventBase]) -> type[EventBase]:
+    """`torch.cuda.Event` of a process (torch/cuda/streams.py); its methods can be replaced."""
+
+    class Event(base):  # type: ignore[misc,valid-type]
+        def record(self, stream: Stream | None = None) -> None:
+            super().record(stream or self.machine.current())
+
+        def wait(self, stream: Stream | None = None) -> None:
+            self.block(stream or self.machine.current())
+
+    return Event
