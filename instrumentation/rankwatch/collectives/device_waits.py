@@ -27,7 +27,7 @@ from rankwatch.uncompiled import keep_from_compiler
 MOST_STORAGES = 1024
 """Outputs of functional collectives whose operation is remembered."""
 _FOLLOW = "time a wait on the GPU"
-_MARK = "rankwatch_follows"
+_MARK = "_rankwatch_follows"
 """Attribute of an event that follows a collective: which one."""
 _NO_KEY = (0, 0, 0)
 _MESSAGES = (12, 13, 14)

@@ -134,13 +134,13 @@ class Captures:
             finally:
                 self._count(-1)
                 if self._collectives:
-                    graph.rankwatch_has_collectives = True
+                    graph._rankwatch_has_collectives = True
 
         return _in_place_of(original, capture_end)
 
     def _replay(self, original: Any) -> Any:
         def replay(graph: Any, *arguments: Any, **named: Any) -> Any:
-            if getattr(graph, "rankwatch_has_collectives", False):
+            if getattr(graph, "_rankwatch_has_collectives", False):
                 self.on_replay()
             return original(graph, *arguments, **named)
 

@@ -185,13 +185,13 @@ def test_sums_only_grow(steps: list[StepParts]) -> None:
 
 
 _OWN_TIME = """
-import rankwatch.steps
+import rankwatch.run
 moment = time.monotonic()
 def sleep(seconds):
     global moment
     moment += seconds
 time.sleep, time.monotonic = sleep, lambda: moment
-rankwatch.steps._clock = time.monotonic
+rankwatch.run.Run.__init__.__kwdefaults__["clock"] = time.monotonic
 """
 """The rank's time passes only while it sleeps: a busy machine would make its microbatches unequal too."""
 
