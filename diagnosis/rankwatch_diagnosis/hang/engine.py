@@ -69,7 +69,7 @@ def _judge(
     relevant = _relevant(waits, causes, mismatches)
     if relevant:
         settled = [each for each in relevant if stillness.is_settled(each)]
-        return State.DESYNC, _out_of_step(job, causes, settled, stillness)
+        return State.DESYNC, _out_of_step(job, waits, causes, settled, stillness)
     if not waits:
         return (State.OK if _shows_enough(job) else State.INCONCLUSIVE), ()
     if timing.moving:
@@ -98,14 +98,28 @@ def _shows_enough(job: Job) -> bool:
 
 
 def _out_of_step(
-    job: Job, causes: RootCauses, mismatches: Sequence[Mismatch], stillness: Stillness
+    job: Job,
+    waits: Sequence[Wait],
+    causes: RootCauses,
+    mismatches: Sequence[Mismatch],
+    stillness: Stillness,
 ) -> tuple[int, ...]:
     """The odd ones of all groups, and the ranks that have not come where others wait.
 
-    Ranks without a dump are left out: they are as likely to be victims.
+    Ranks without a dump are left out: they are as likely to be victims. An odd one may complete its own call
+    with what its peers have sent, as a broadcast among all-reduces of NCCL; so these do not hang by
+    themselves.
     """
     found = {rank for each in mismatches for rank in each.odd}
-    seen = [rank for rank in causes.ranks if rank in job.snapshots]
+    calls = {(each.group, each.sequence): each.odd for each in mismatches}
+    victims = {
+        rank
+        for wait in waits
+        if set(wait.completed) <= set(calls.get((wait.group, wait.sequence), ()))
+        for rank in wait.waiting
+        if rank in causes.stuck
+    }
+    seen = [rank for rank in causes.ranks if rank in job.snapshots and rank not in victims]
     return tuple(sorted(found if _hides_receives(job, seen, stillness) else found.union(seen)))
 
 
