@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
+from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.identity import Identity
@@ -26,6 +27,8 @@ from support.device.programs import PROGRAMS, Program, Step
 from support.device.rank import Network, Rank, run_together
 
 LOADER_SECONDS = 0.5e-3
+STEP_SECONDS = 0.028
+"""About the own time of a step of most programs: what the size of a fault of the host refers to."""
 NOISE = 0.01
 WARM_STEPS = 4
 """Steps that find the device, capture graphs and fill queues."""
@@ -55,6 +58,14 @@ PHASES = {
     Slow.BETWEEN: SlowPhase.OTHER,
 }
 """The phase of a slow rank that grows."""
+HEALTHY = (Cause.NONE, Cause.INCONCLUSIVE, Cause.NETWORK)
+"""What may be said of a healthy job: transfers of some programs are a large part of their steps."""
+CAUSES = {Slow.LINK: (Cause.NETWORK,), Slow.BATCHES: (Cause.UNEQUAL_BATCHES,)}
+"""Causes that name no rank."""
+EXACT = (Slow.COMPUTE, Slow.LOADER, Slow.BETWEEN)
+"""Faults whose share of the local time is known beforehand."""
+UNEVEN = frozenset(("expert_parallel", "graph_of_compute"))
+"""Programs whose ranks have unequal work by chance; a graph repeats the noise that it was captured with."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,15 @@ class Result:
     def known(self) -> bool:
         """Whether the agent has the local time of all ranks."""
         return all(each.local_known for each in self.agent.values())
+
+    def expected_share(self, fault: Fault) -> float:
+        """What a fault of size 1 adds to the residual of its rank: the first step is not on the device."""
+        peers = [each for rank, each in self.agent.items() if self._stage(rank) == self._stage(fault.rank)]
+        local = median(each.local_seconds / each.steps for each in peers)
+        extra = STEP_SECONDS
+        if fault.what is Slow.COMPUTE:
+            extra = local - median(each.phase_seconds["data_wait"] / each.steps for each in peers)
+        return extra / local * (1.0 - 1.0 / self.job.steps)
 
     def _stage(self, rank: int) -> int:
         return self.job.of.grid.place(rank)[0]
@@ -209,7 +229,62 @@ class _Pace:
             rank.run.work(tokens=round(1e4 * rank.compute_factor))
 
 
-STEP_SECONDS = 0.028
-"""About the own time of a step of most programs: what the size of a fault of the host refers to."""
-EXPECTED = {Slow.LINK: Cause.NETWORK, Slow.BATCHES: Cause.UNEQUAL_BATCHES}
-"""Causes that name no rank."""
+# -- judging --------------------------------------------------------------------------------------
+
+LEAST_RESIDUAL = 0.08
+"""Of a rank that must be named: what slows it by 10 % adds a little less to its local time."""
+LEAST_SLOWDOWN = 1.01
+"""Below, nobody would look after what a fault costs."""
+_INNOCENT = 0.03
+"""Residual of a healthy rank."""
+_TRUTH_SHARE = 0.05
+"""Of what a rank truly took more, by which its residual may differ from it."""
+_CHANCE = 0.005
+"""Part of the local time by which the noise of single operations may make ranks differ."""
+
+
+def complaints(result: Result, healthy: Result) -> Iterator[str]:
+    """What is wrong with what the agent and the diagnosis say about a job, in words."""
+    fault, verdict = result.job.fault, result.verdict
+    blamed = None if fault is None or fault.what not in PHASES else fault.rank
+    named = {rank for each in verdict.causes if each.certain for rank in each.ranks} | set(verdict.ranks)
+    yield from (f"rank {rank} is named" for rank in named - {blamed})
+    if any(rank.writer.integers[Now.ERRORS] for rank in result.ranks):
+        yield "the hooks had errors"
+    if not result.job.of.sees_waits:
+        if result.known():
+            yield "the agent claims to know local times"
+        return
+    yield from _residual_complaints(result, blamed)
+    truth = result.step_seconds / healthy.step_seconds
+    if blamed is None:
+        allowed = CAUSES.get(fault.what, ()) if fault is not None else ()
+        if verdict.cause not in (*HEALTHY, *allowed):
+            yield f"the cause is {verdict.cause}"
+        return
+    if truth < LEAST_SLOWDOWN or result.residuals()[blamed] < LEAST_RESIDUAL:
+        return
+    assert fault is not None
+    if (verdict.cause, verdict.ranks) != (Cause.SLOW_RANK, (blamed,)):
+        yield f"{verdict.cause} of ranks {verdict.ranks} instead of slow rank {blamed}"
+    elif verdict.phase != PHASES[fault.what]:
+        yield f"the phase is {verdict.phase}"
+    if abs(verdict.slowdown / truth - 1.0) > result.job.of.cost_share:
+        yield f"the price is {verdict.slowdown:.3f}, truly {truth:.3f}"
+
+
+def _residual_complaints(result: Result, blamed: int | None) -> Iterator[str]:
+    """What is wrong with the figures of the agent."""
+    fault = result.job.fault
+    if not result.known():
+        yield "the agent does not know local times"
+    if fault is not None and fault.what is Slow.BATCHES:
+        return  # ranks with long batches take longer
+    limit, chance = (2 * _INNOCENT, _INNOCENT) if result.job.program in UNEVEN else (_INNOCENT, _CHANCE)
+    for rank, residual in result.residuals().items():
+        if rank != blamed and abs(residual) > limit:
+            yield f"rank {rank} has a residual of {residual:+.1%}"
+    if fault is not None and blamed is not None and result.job.reads_loss and fault.what in EXACT:
+        expected = fault.size * result.expected_share(fault)
+        if abs(result.residuals()[blamed] - expected) > _TRUTH_SHARE * expected + chance:
+            yield f"its residual is {result.residuals()[blamed]:+.1%} instead of {expected:+.1%}"

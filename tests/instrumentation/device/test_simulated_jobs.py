@@ -1,0 +1,83 @@
+"""Jobs of four to sixteen ranks on simulated GPUs, from the hooks to the agent's figures and the verdict."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.device.jobs import Fault, Job, Result, Slow, complaints
+from support.device.programs import PROGRAMS
+
+Healthy = Callable[..., Result]
+_SIZES = {Slow.LINK: (1.0, 20.0)}
+"""Smallest and largest; else a tenth and half of the step."""
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
+    """Returns the healthy job of a program, which it runs once."""
+
+    @cache
+    def run(program: str, seed: int = 0, *, reads_loss: bool = True) -> Result:
+        job = Job(program=program, seed=seed, reads_loss=reads_loss)
+        return Result(job, tmp_path_factory.mktemp("healthy"))
+
+    return run
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_healthy_job(healthy: Healthy, program: str) -> None:
+    """Nobody is named where nobody is slow, and no rank has a local time of its own."""
+    result = healthy(program)
+    assert list(complaints(result, result)) == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_slow_rank(healthy: Healthy, tmp_path: Path, program: str) -> None:
+    """A rank that computes 10 % more slowly is named, with its phase and what it costs."""
+    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, 0.1))
+    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
+
+
+@pytest.mark.parametrize("what", [each for each in Slow if each is not Slow.COMPUTE])
+@pytest.mark.parametrize("program", ["ddp", "fsdp2", "tensor_parallel"])
+def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> None:
+    """Other causes are told apart: slow host, loader, work between phases, links, batches."""
+    job = Job(program=program, fault=Fault(what, 1, 20.0 if what is Slow.LINK else 0.2))
+    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
+
+
+def test_hidden_loader(healthy: Healthy, tmp_path: Path) -> None:
+    """A loader is not slow whose work the device hides, because the host runs ahead."""
+    job = Job(program="ddp", fault=Fault(Slow.LOADER, 2, 0.3), reads_loss=False)
+    result = Result(job, tmp_path)
+    truth = result.step_seconds / healthy("ddp", reads_loss=False).step_seconds
+    assert truth < 1.02, "all but the first, after a pause, is hidden"
+    assert result.verdict.ranks == ()
+    assert max(map(abs, result.residuals().values())) < 0.03
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(4))
+def test_many_jobs(tmp_path: Path, part: int) -> None:
+    """Of 50 healthy and 50 faulty jobs in each part no innocent rank is named, and no slow one is missed."""
+    rng = random.Random(part)
+    found = []
+    for number in range(50):
+        program = rng.choice(list(PROGRAMS))
+        seed, reads_loss = rng.randrange(1 << 30), rng.random() < 0.7
+        what = rng.choice(list(Slow))
+        rank, size = rng.randrange(PROGRAMS[program].grid.size), rng.uniform(*_SIZES.get(what, (0.1, 0.5)))
+        directory = tmp_path / str(number)
+        usual = Result(Job(program=program, seed=seed, reads_loss=reads_loss), directory / "healthy")
+        job = Job(program=program, seed=seed, reads_loss=reads_loss, fault=Fault(what, rank, size))
+        found += [f"{usual.job}: {each}" for each in complaints(usual, usual)]
+        found += [f"{job}: {each}" for each in complaints(Result(job, directory / "faulty"), usual)]
+        shutil.rmtree(directory)
+    assert not found, "\n".join(found)
