@@ -37,10 +37,11 @@ def test_healthy_job(healthy: Healthy, program: str) -> None:
     assert list(complaints(result, result)) == []
 
 
+@pytest.mark.parametrize("size", [0.1, 0.4])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_slow_rank(healthy: Healthy, tmp_path: Path, program: str) -> None:
-    """A rank that computes 10 % more slowly is named, with its phase and what it costs."""
-    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, 0.1))
+def test_slow_rank(healthy: Healthy, tmp_path: Path, program: str, size: float) -> None:
+    """A rank that computes more slowly is named, with its phase and what it costs."""
+    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, size))
     assert list(complaints(Result(job, tmp_path), healthy(program))) == []
 
 

@@ -270,6 +270,22 @@ def test_device_shown_on_side_stream(tmp_path: Path) -> None:
     assert forward == [(near(0.010), near(0.010), step) for step in (1, 2)]
 
 
+def test_another_compute_stream(rank: LoneRank) -> None:
+    """Training that goes on on another stream, as in `with torch.cuda.stream(...)`, is followed there."""
+    for _ in range(3):
+        with rank.run.step(), rank.run.phase("forward"):
+            rank.compute(0.010)
+    with rank.machine.on(rank.machine.stream()):
+        for _ in range(3):
+            with rank.run.phase("data_wait"):
+                rank.host.spend(0.001)
+            with rank.run.step(), rank.run.phase("forward"):
+                rank.compute(0.030)
+    rank.resolve()
+    own = [own for name, _, own, _ in rank.phases() if name == "forward"]
+    assert own == [near(seconds) for seconds in (0.010, 0.010, 0.010, 0.030, 0.030, 0.030)]
+
+
 @pytest.mark.gpu
 def test_real_gpu(tmp_path: Path) -> None:
     """Timing never synchronises the GPU. In debug mode torch raises on a synchronising call."""
