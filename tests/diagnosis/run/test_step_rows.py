@@ -16,6 +16,7 @@ from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Box, read_box
 from rankwatch_diagnosis.run.snapshots import parse_members
 from rankwatch_diagnosis.run.step_rows import Piece, lay_out, rows_of
+from support.device.lone import PAIR, LoneRank
 
 
 def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
@@ -202,3 +203,66 @@ def test_impossible_wait(waited: float, tmp_path: Path) -> None:
 def test_untimed_collective(tmp_path: Path) -> None:
     """A collective without a known end has no row. A row of no seconds would make it infinitely fast."""
     assert rows(tmp_path, [(0.5, 0.5, 0.0, layout.UNTIMED)]) == [("forward", pytest.approx(1.0))]
+
+
+def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
+    """Operation and milliseconds of each row of a step, once the device is done."""
+    rank.resolve()
+    rank.resolve()
+    found = [
+        each for each in rows_of(read_box(rank.writer.path, most_records=1_000), {}) if each.step == step
+    ]
+    return [(each.operation, round(1e3 * each.seconds)) for each in found]
+
+
+def steps_before(rank: LoneRank) -> None:
+    """The first step of a process has no rows."""
+    with rank.run.step():
+        pass
+    rank.device_finishes()
+
+
+def test_waits_that_take_turns(tmp_path: Path) -> None:
+    """On a GPU the waits of a phase in one group are one row: only their sum ends for all ranks at once."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step(), rank.run.phase("backward"):
+        for operation in ("all_gather", "reduce_scatter", "all_gather"):
+            rank.peer_comes(0.020)
+            rank.collective(operation, PAIR, 0.0)
+            rank.compute(0.010)
+            rank.host.spend(0.030)
+    assert device_rows(rank, 1) == [("backward", 30), ("all_gather", 60)]
+
+
+def test_messages_of_a_pipeline(tmp_path: Path) -> None:
+    """What a stage waits for before a pass has the name of the pass, each time anew."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        for number, phase in enumerate(("forward", "forward", "backward")):
+            peer = rank.network.meet((1, 0, number), 2, 0.0)
+            peer.arrive(rank.host.now + 0.020 * (number + 1), ())
+            rank.exchange(PAIR, [], [(1, number)], 0.0).wait()
+            with rank.run.phase(phase):
+                rank.compute(0.001)
+    assert device_rows(rank, 1) == [
+        ("recv_forward", 20),
+        ("forward", 1),
+        ("recv_forward", 19),
+        ("forward", 1),
+        ("recv_backward", 19),
+        ("backward", 1),
+    ]
+
+
+def test_unknown_waits(tmp_path: Path) -> None:
+    """A step whose own time and waits could not be told apart has no rows."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    timeline = rank.run.device
+    assert timeline is not None
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+        timeline.spoil()
+    assert device_rows(rank, 1) == []
