@@ -248,9 +248,9 @@ class RankTotals:
             self.learning.work(unit, amount, step)
 
     def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        seconds, local, step = layout.DEVICE.unpack_from(raw, at)
-        if 0.0 <= local <= seconds < math.inf:
-            self.steps.device.phase(self.names.bound("phase", self._name_of(number)), local, step)
+        own, step = layout.DEVICE.unpack_from(raw, at)
+        if 0.0 <= own < math.inf:
+            self.steps.device.phase(self.names.bound("phase", self._name_of(number)), own, step)
 
     def _take_device_wait(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         seconds, step, _, _, _, flags = layout.DEVICE_WAIT.unpack_from(raw, at)

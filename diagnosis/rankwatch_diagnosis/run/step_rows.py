@@ -128,7 +128,7 @@ def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[int, DeviceStep]:
     for record in box.records:
         start, name = record.start, box.names.get(record.name, "")
         if record.kind == RecordKind.DEVICE_PHASE:
-            _, own, step = layout.DEVICE.unpack_from(record.payload)
+            own, step = layout.DEVICE.unpack_from(record.payload)
             if 0.0 <= own < _LONGEST_SECONDS:
                 found[step].pieces.append(Piece(start, own, name))
         elif record.kind == RecordKind.DEVICE_WAIT:

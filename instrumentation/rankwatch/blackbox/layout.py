@@ -112,9 +112,8 @@ ENDING = struct.Struct("<qI4I")
 """Payload of the lifecycle event that ends a run. It begins as LIFECYCLE, then come the names that together
 hold the message of the exception (0: none). Only `failed` has them."""
 MESSAGE_NAMES = 4
-DEVICE = struct.Struct("<ddq")
-"""Seconds of the compute stream in a phase, without the phases inside it; of these the rank's own, without
-waits for other ranks; step."""
+DEVICE = struct.Struct("<dq")
+"""Own seconds of the compute stream in a phase, without waits for other ranks and phases inside it; step."""
 DEVICE_WAIT = struct.Struct("<dqIIII")
 """Seconds for which the compute stream waited for other ranks in one phase, step, number of waits, group's
 name, number of the phase (0: none), flags of the operation, as of a collective. The record has its name."""

@@ -36,12 +36,14 @@ class ComputeStream:
         self.handle = -1
         """Address of the stream; -1 before the first step that begins with the device known."""
 
-    def follow(self) -> None:
-        """Take the stream that is current now as the compute stream."""
+    def follow(self) -> bool:
+        """Take the stream that is current now as the compute stream. Returns True if it is another one."""
         handle = self._current(self.device)
-        if handle != self.handle:
-            self._stream = self._current_stream(self.device)
-            self.handle = handle
+        if handle == self.handle:
+            return False
+        self._stream = self._current_stream(self.device)
+        self.handle = handle
+        return True
 
     def event(self) -> Any:
         """Return a new event with timing."""

@@ -35,6 +35,8 @@ MOST_STEPS = 64
 _FRESH_SECONDS = 2e-5
 """A phase that begins so soon after the last event shares it, which halves the cost of phases in a row. What
 was enqueued in between counts to that phase."""
+_PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
+_pack = layout.DEVICE.pack_into
 _clock = time.monotonic
 
 
@@ -47,8 +49,8 @@ class Stream(Protocol):
     def record(self, event: Any) -> None:
         """Record the event on the compute stream."""
 
-    def follow(self) -> None:
-        """Take the stream that is current now as the compute stream."""
+    def follow(self) -> bool:
+        """Take the stream that is current now as the compute stream. Returns True if it is another one."""
 
     def is_current(self) -> bool:
         """True if what this thread enqueues goes to the compute stream."""
@@ -60,22 +62,19 @@ class Stream(Protocol):
         """True while the process captures a CUDA graph: events can be neither recorded nor queried."""
 
 
-class Occurrence:
-    """One time that a phase ran; number 0 stands for no phase."""
-
-    __slots__ = ("began", "ended", "number", "own", "seconds", "waits")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.began = self.ended = self.seconds = self.own = 0.0
-        self.waits: dict[WaitKey, Wait] = {}
-
-
 WaitKey = tuple[int, int, int]
 """Numbers of the names of the operation and of its group, and flags as of a record of a collective."""
+Mark = tuple[float, Any, int, WaitKey | None]
+"""When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
+the innermost open phase, and what it waits for. A plain tuple, because there are many in each step. The phase
+is 256 times a number that tells apart the times it ran, and its own number; 0 where none is open."""
+_MOMENT: Final = 0
+_EVENT: Final = 1
+_NUMBER_BITS = 8
+_NUMBER = (1 << _NUMBER_BITS) - 1
 
 
-class Wait:
+class _Wait:
     """What the stream waited for one operation of one group in one phase."""
 
     __slots__ = ("began", "count", "ended", "seconds")
@@ -85,12 +84,22 @@ class Wait:
         self.count = 0
         self.seconds = 0.0
 
+    def add(self, at: float, seconds: float) -> None:
+        """The stream waited once more, from this moment on."""
+        self.count += 1
+        self.seconds += seconds
+        self.ended = at + seconds
 
-Mark = tuple[float, Any, Occurrence | None, WaitKey | None]
-"""When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
-the innermost open phase, and what it waits for. A plain tuple, because there are many in each step."""
-_MOMENT: Final = 0
-_EVENT: Final = 1
+
+class _Part:
+    """One time that a phase ran in a step, or what lies between two phases."""
+
+    __slots__ = ("began", "ended", "own", "waits")
+
+    def __init__(self, began: float) -> None:
+        self.began = self.ended = began
+        self.own = 0.0
+        self.waits: dict[WaitKey, _Wait] | None = None
 
 
 class _EndedStep(NamedTuple):
@@ -120,7 +129,9 @@ class DeviceTimeline:
         self._taken = 0
         """Marks that are not in `_marks` any more."""
         self._steps: deque[_EndedStep] = deque()
-        self._open: list[Occurrence] = []
+        self._open: list[int] = []
+        """The open phases as marks name them, the innermost last."""
+        self._times_run = 0
         self._wait: WaitKey | None = None
         self._unknown = self._step_open = self._blind = False
         self._began = 0.0
@@ -146,9 +157,10 @@ class DeviceTimeline:
 
     def step_began(self, began: float) -> None:
         """A step begins, in the training thread. began: when the wait for its batch began, or now."""
-        if self._follow():
+        same = self._follow()
+        if self._stream is not None:
             self._step_open, self._began, self._wait = True, began, None
-            if not self._continues(began):
+            if not (same and self._continues(began)):
                 self._mark(0.0)
 
     def step_ended(self, number: int, began: float, ended: float) -> bool:
@@ -172,31 +184,35 @@ class DeviceTimeline:
         return True
 
     def _follow(self) -> bool:
-        """Take the current stream as the compute stream: between steps it is no side stream."""
+        """Take the current stream as the compute stream: between steps it is no side stream. Returns True if
+        it is the same as before."""
         stream = self._stream = self._shown
-        if stream is not None:
-            self._thread = get_ident()
-            stream.follow()
-        return stream is not None
+        if stream is None:
+            return False
+        self._thread = get_ident()
+        return not stream.follow()
 
     def phase_began(self, number: int, moment: float = 0.0) -> None:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
         if self._stream is None:
             return
-        for at, phase in enumerate(self._open):
-            if phase.number == number:  # an exception kept its end from us: it is not open inside itself
-                del self._open[at:]
+        phases = self._open
+        for at, phase in enumerate(phases):
+            if phase & _NUMBER == number:  # an exception kept its end from us: it is not open inside itself
+                del phases[at:]
                 break
-        phase = Occurrence(number)
-        self._open.append(phase)
+        self._times_run += 1
+        phase = self._times_run << _NUMBER_BITS | number
+        phases.append(phase)
         if self._step_open and self._continues(self._began):
-            self._marks[-1] = (*self._marks[-1][:2], phase, None)
+            last = self._marks[-1]
+            self._marks[-1] = (last[_MOMENT], last[_EVENT], phase, None)
         else:
             self._mark(moment)
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
         """The phase that began last has ended."""
-        if self._open and self._open[-1].number == number:
+        if self._open and self._open[-1] & _NUMBER == number:
             self._open.pop()
             self._mark(moment)
 
@@ -245,7 +261,7 @@ class DeviceTimeline:
             self._unknown = True
             return
         phases = self._open
-        self._marks.append((moment or self._clock(), event, phases[-1] if phases else None, self._wait))
+        self._marks.append((moment or self._clock(), event, phases[-1] if phases else 0, self._wait))
         if len(self._marks) > MOST_MARKS:
             self._drop()
         elif len(self._marks) > _MOST_BETWEEN and not self._step_open and not self._steps:
@@ -254,11 +270,10 @@ class DeviceTimeline:
 
     def _continues(self, began: float) -> bool:
         """True if the last mark of the open step is so fresh that what begins now may begin there."""
-        ended = self._steps[-1].marks_before_end if self._steps else self._taken
-        if self._taken + len(self._marks) <= ended:
+        if not self._marks:
             return False
         moment, _, _, wait = self._marks[-1]
-        return wait is None and moment >= began and self._clock() - moment < _FRESH_SECONDS
+        return wait is None and moment > began and self._clock() - moment < _FRESH_SECONDS
 
     def _drop(self) -> None:
         """Let go of all marks: the device does not keep up, or a step does not end."""
@@ -282,36 +297,43 @@ class DeviceTimeline:
             steps.popleft()
             marks = [self._marks.popleft() for _ in range(count)]
             self._taken += max(0, count)
-            within = [mark for mark in marks if mark[_MOMENT] >= step.began]
-            self._free += [mark[_EVENT] for mark in marks[: len(marks) - len(within)]]
-            if len(within) > 1:
-                self._record(step, within)
+            early = 0  # between this step and the one before
+            while early < count and marks[early][_MOMENT] < step.began:
+                self._free.append(marks[early][_EVENT])
+                early += 1
+            if count - early > 1:
+                self._record(step, marks[early:])
 
     def _record(self, step: _EndedStep, marks: list[Mark]) -> None:
         lengths = [a[_EVENT].elapsed_time(b[_EVENT]) / 1e3 for a, b in pairwise(marks)]
         began = at = self._moment_of(marks, sum(lengths))
-        occurrences: dict[int, Occurrence] = {}
-        waited = 0.0
-        between = Occurrence(0)
-        for (_, _, phase, wait), seconds in zip(marks, lengths, strict=False):
-            if phase is not None and between.waits:
-                between = Occurrence(0)  # a pipeline waits between phases, for another message each time
-            occurrence = phase or between
-            if id(occurrence) not in occurrences:
-                occurrences[id(occurrence)] = occurrence
-                occurrence.began = at
-                occurrence.seconds = occurrence.own = 0.0
-            occurrence.seconds += seconds
-            if wait is None:
-                occurrence.own += seconds
+        parts: dict[int, _Part] = {}
+        waited, between = 0.0, 0
+        for (_, _, phase, key), seconds in zip(marks, lengths, strict=False):
+            if not phase:
+                phase = between
+            elif between in parts and parts[between].waits:
+                between -= 1  # a pipeline waits between phases, for another message each time
+            part = parts.get(phase)
+            if part is None:
+                part = parts[phase] = _Part(at)
+            if key is None:
+                part.own += seconds
             else:
                 waited += seconds
-                _add(occurrence.waits, wait, at, seconds)
+                waits = part.waits = part.waits or {}
+                wait = waits[key] = waits.get(key) or _Wait(at)
+                wait.add(at, seconds)
             at += seconds
-            occurrence.ended = at
+            part.ended = at
         self._last = (marks[-1][_EVENT], at)
         self._free += [mark[_EVENT] for mark in marks[:-1]]
-        self._write(step, list(occurrences.values()), began, at, waited)
+        for phase, part in parts.items():
+            self._write(step.number, phase & _NUMBER if phase > 0 else 0, part)
+        unknown = layout.UNKNOWN_WAITS if step.unknown else 0
+        self._writer.append(
+            RecordKind.DEVICE_STEP, 0, began, at, layout.DEVICE_STEP, step.number, waited, unknown
+        )
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.
@@ -327,48 +349,24 @@ class DeviceTimeline:
             moment = max(moment, before + event.elapsed_time(first) / 1e3)
         return min(moment, latest)
 
-    def _write(
-        self, step: _EndedStep, phases: list[Occurrence], began: float, ended: float, waited: float
-    ) -> None:
-        append = self._writer.append
-        for each in phases:
-            if each.number:
-                append(
-                    RecordKind.DEVICE_PHASE,
-                    each.number,
-                    each.began,
-                    each.ended,
-                    layout.DEVICE,
-                    each.seconds,
-                    each.own,
-                    step.number,
-                )
-            for (operation, group, flags), wait in each.waits.items():
-                append(
-                    RecordKind.DEVICE_WAIT,
-                    operation,
-                    wait.began,
-                    wait.ended,
-                    layout.DEVICE_WAIT,
-                    wait.seconds,
-                    step.number,
-                    wait.count,
-                    group,
-                    each.number,
-                    flags,
-                )
-            each.waits.clear()
-        unknown = layout.UNKNOWN_WAITS if step.unknown else 0
-        append(RecordKind.DEVICE_STEP, 0, began, ended, layout.DEVICE_STEP, step.number, waited, unknown)
-
-
-def _add(waits: dict[WaitKey, Wait], key: WaitKey, at: float, seconds: float) -> None:
-    wait = waits.get(key)
-    if wait is None:
-        wait = waits[key] = Wait(at)
-    wait.count += 1
-    wait.seconds += seconds
-    wait.ended = at + seconds
+    def _write(self, step: int, phase: int, part: _Part) -> None:
+        writer = self._writer
+        if phase:
+            writer.pair(_PHASE_TAG | phase, part.began, part.ended, _pack, part.own, step)
+        for (operation, group, flags), wait in (part.waits or {}).items():
+            writer.append(
+                RecordKind.DEVICE_WAIT,
+                operation,
+                wait.began,
+                wait.ended,
+                layout.DEVICE_WAIT,
+                wait.seconds,
+                step,
+                wait.count,
+                group,
+                phase,
+                flags,
+            )
 
 
 class DeviceSpan:

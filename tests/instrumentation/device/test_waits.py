@@ -118,7 +118,7 @@ def measure(rank: LoneRank, way: Callable[[LoneRank], None]) -> Measured:
         for each in rank.records(RecordKind.DEVICE_WAIT)
         if each.payload[1] == 1
     ]
-    ((own, _),) = [(own, step) for _, _, own, step in rank.phases() if step == 1]
+    ((own, _),) = [(own, step) for _, own, step in rank.phases() if step == 1]
     assert rank.writer.integers[Now.ERRORS] == 0
     assert rank.machine.synchronisations == 0
     assert not rank.unknown_steps()

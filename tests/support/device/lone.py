@@ -44,10 +44,10 @@ class LoneRank(Rank):
         """Records of a kind in the box."""
         return of_kind(box(self._directory), kind)
 
-    def phases(self) -> list[tuple[str, float, float, int]]:
-        """(phase, seconds, own seconds, step) of each record."""
+    def phases(self) -> list[tuple[str, float, int]]:
+        """(phase, own seconds, step) of each record."""
         found = self.records(RecordKind.DEVICE_PHASE)
-        return [(each.name, each.payload[0], each.payload[1], int(each.payload[2])) for each in found]
+        return [(each.name, each.payload[0], int(each.payload[1])) for each in found]
 
     def recorded_waits(self) -> list[tuple[str, float, int]]:
         """(operation, seconds, step) of each record."""
