@@ -746,7 +746,7 @@ PROGRAMS = {
     "compiled": Program(compiled, Grid(dp=4)),
     "tensor_parallel": Program(tensor_parallel, Grid(dp=2, tp=4)),
     "expert_parallel": Program(expert_parallel, Grid(dp=8)),
-    "one_f_one_b": Program(one_f_one_b, Grid(pp=4, dp=4), cost_share=0.02),
+    "one_f_one_b": Program(one_f_one_b, Grid(pp=4, dp=4), cost_share=0.03),
     # The boxes do not show which pass of its two stages each message is for.
     "interleaved": Program(interleaved, Grid(pp=2, dp=4), cost_share=0.1),
 }
