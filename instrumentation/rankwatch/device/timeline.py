@@ -177,6 +177,9 @@ class DeviceTimeline:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
+        if count < 2 or self._marks[count - 2][_MOMENT] < began:  # captured whole, or refused by CUDA
+            self._unknown = self._step_open = False
+            return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
         self._unknown = self._step_open = False
         if len(self._steps) > MOST_STEPS:
