@@ -101,7 +101,8 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         prefix = [*RANKWATCH, "run", "--no-summary", "--"] if zero_code else []
-        where = ["--out", str(self.folder), "--device", device or context.device]
+        self.device = device or context.device
+        where = ["--out", str(self.folder), "--device", self.device]
         command = [*prefix, sys.executable, str(RANKS), mode, *where, *arguments]
         self.processes = []
         for rank in range(world):

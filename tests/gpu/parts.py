@@ -113,6 +113,8 @@ def slow_job(
             context.until(lambda: seen.has_begun(job), 60)
             live(job)
         truth = {rank: each["own_ms"] for rank, each in job.run_to_end().items()}
+        if job.device == "cpu":
+            truth = {}  # there the layers take time, too, and only the emulated work is timed
         time.sleep(2.5)  # two more readings of the agent
         found = judge(context, seen, job.name, truth)
     return found.right, found.text
@@ -174,9 +176,9 @@ def four_ranks(context: Context) -> Outcome:
         {rank: each[name] for rank, each in reports.items()}
         for name in ("alone_ms", "together_ms", "all_reduce_ms")
     )
-    spread = max(together.values()) / min(together.values()) - 1
+    spread = max(alone.values()) / min(alone.values()) - 1
     found = (
-        f"_sleep of 50 ms alone {numbers(alone, 1)}, together {numbers(together, 1)} (spread {spread:.1%}); "
+        f"_sleep of 50 ms alone {numbers(alone, 1)}, spread {spread:.1%}; together {numbers(together, 1)}; "
         f"all-reduce of 4 MiB {numbers(reduced, 1)} ms; "
         f"agent {share:.2%} of a core in {watched:.0f} s"
     )
@@ -510,7 +512,9 @@ NAMED = f"rank {SLOW_RANK} alone; local time within 5 % of own work as each rank
 PARTS: tuple[Part, ...] = (
     Part("versions", 80, "versions noted, rankwatch starts", versions),
     Part("contexts", 40, "no new context after a query in a new thread and a pull", contexts, True),
-    Part("ranks", 70, "_sleep equal on all ranks within 3 %, agent below 1.5 % of a core", four_ranks),
+    Part(
+        "ranks", 70, "_sleep of a rank alone equal on all within 3 %, agent below 1.5 % of a core", four_ranks
+    ),
     Part("ddp", 70, f"{NAMED}; recorder live, launches of RAS above 0", ddp),
     Part("fsdp", 70, NAMED, fsdp),
     Part("tensor", 70, NAMED, tensor),

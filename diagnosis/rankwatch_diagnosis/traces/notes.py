@@ -42,7 +42,9 @@ def collectives_of(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> list
                 if isinstance(item, Meeting):
                     met[item.operation, item.group].append(item)
                     holders[item.operation, item.group].add((each.rank, line.step))
-    found = [_summary(*key, met[key], len(holders[key])) for key in met]
+    grouped = {operation for operation, group in met if group}
+    # The kernel of a collective that was launched before the recording began has no group.
+    found = [_summary(*key, met[key], len(holders[key])) for key in met if key[1] or key[0] not in grouped]
     return sorted(found, key=lambda each: -each["exposed_seconds_per_step"])[:_MOST_COLLECTIVES]
 
 

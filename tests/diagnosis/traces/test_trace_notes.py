@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from rankwatch.conventions import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.traces.notes import collectives_of
 from rankwatch_diagnosis.traces.reading import read_traces
+from rankwatch_diagnosis.traces.timeline import Meeting, StepLine
 from rankwatch_diagnosis.traces.trace import read_trace
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 from support.fuzzing import BUSY_MACHINE, almost
@@ -209,3 +212,19 @@ def test_any_arguments(args: bytes) -> None:
         event = b'{"ph": "X", "cat": "kernel", "name": "nccl", "ts": 1, "dur": 1, "args": %s}' % args
         path.write_bytes(b'{"traceEvents": [%s, %s]}' % (event, event))
         assert read_trace(path).timeline is None
+
+
+def test_collective_from_before_the_recording() -> None:
+    """A kernel whose launch was not recorded has no group and no size, as seen on an H200. It is no collective
+    of its own beside those of its operation that have both."""
+    kernels = (
+        Meeting("all_reduce", "", 0, 0, 0.04, False, 0.04),
+        Meeting("all_reduce", "0 [0, 1]", 0, 4096, 0.04, False, 0.04),
+    )
+    lines = [StepLine(step, float(step), (kernels[step],)) for step in (0, 1)]
+    rank: Any = SimpleNamespace(rank=0, timeline=SimpleNamespace(steps=lines))
+    (only,) = collectives_of([rank], frozenset((0, 1)))
+    assert (only["group"], only["bytes_per_step"]) == ("0 [0, 1]", 4096)
+    lines[1:] = []
+    (only,) = collectives_of([rank], frozenset((0, 1)))
+    assert (only["group"], only["bytes_per_step"]) == (None, None)
