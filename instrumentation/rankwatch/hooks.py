@@ -12,7 +12,7 @@ from rankwatch import lifecycle, variables
 from rankwatch.allocator import AllocatorMemory
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
-from rankwatch.conventions import environment
+from rankwatch.conventions import Capability, Unseen, environment
 from rankwatch.exit_summary import announce, print_at_exit
 from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
@@ -49,6 +49,7 @@ def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool
         _install(run, "record collectives", lambda: _record_collectives(run, writer))
     elif run.device is not None:
         run.device.sees_no_waits()
+        writer.set_capability(Capability.WAITS, Unseen.OFF)
     if recorder:
         _install(run, "prepare the flight recorder", lambda: _prepare_flight_recorder(run))
 
@@ -123,7 +124,12 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
 
     torch = sys.modules["torch"]
     captures = Captures(writer, torch)
-    captures.on_replay = timeline.spoil
+
+    def replays() -> None:
+        timeline.spoil()
+        writer.set_capability(Capability.WAITS, Unseen.CUDA_GRAPH)
+
+    captures.on_replay = replays
     run.when_ended(captures.remove)
     run.gpu = shown = Gpu(timeline, captures, torch)
     run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)

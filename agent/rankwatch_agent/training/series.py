@@ -81,6 +81,8 @@ class RankSeries:
         resident = None if pid is None else resident_bytes(self._procfs, pid)
         found.extend(memory_series(key, resident, rank.now.allocator))
         found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
+        if dropped := rank.now.device_marks_dropped:
+            found.append(sample("rankwatch_instrumentation_device_events_dropped", key, dropped))
         self._count(rank.run, found)
         return [each for each in found if not _is_idle(each)] if rank.run in self._shown else found
 

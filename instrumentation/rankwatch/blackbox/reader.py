@@ -124,6 +124,7 @@ class Reader:
             allocator=_allocator(integers, floats),
             ended_by=self._printable_name(integers[Now.ENDED_BY]),
             target_steps=max(0, integers[Now.TARGET_STEPS]),
+            device_marks_dropped=max(0, integers[Now.DEVICE_MARKS_DROPPED]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
             capabilities=_capabilities(integers),
             cpu_wait_share=_cpu_wait_share(floats),

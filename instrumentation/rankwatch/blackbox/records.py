@@ -102,6 +102,8 @@ class NowBlock:
     """Lifecycle event that ended the run; empty until then."""
     target_steps: int = 0
     """Steps that the run is to reach, where it has learned them after its start; else 0."""
+    device_marks_dropped: int = 0
+    """Events on the GPU's compute stream that were dropped."""
     names_refused: int = 0
     """Times that a name found the table of names full, so that its record has no name."""
     capabilities: Mapping[Capability, Unseen | None] = field(default_factory=dict)

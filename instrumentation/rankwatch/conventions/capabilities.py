@@ -28,6 +28,8 @@ class Capability(StrEnum):
     """The exception, the signal or the exit code that ends the process."""
     REPLICAS = "replicas"
     """Parameters that must be the same on several ranks, by their fingerprints."""
+    WAITS = "waits"
+    """Waits for other ranks on a GPU, without which a rank's own time is not known."""
 
 
 class Unseen(StrEnum):
@@ -52,6 +54,7 @@ class Unseen(StrEnum):
     SHARDED = "sharded"
     ONE_REPLICA = "one_replica"
     LOCAL_UPDATES = "local_updates"
+    CUDA_GRAPH = "cuda_graph"
 
     @property
     def sentence(self) -> str:
@@ -79,4 +82,5 @@ _SENTENCES = {
     Unseen.SHARDED: "it does not apply: the parameters are sharded, so no other rank holds the same ones",
     Unseen.ONE_REPLICA: "it does not apply: no other rank holds a replica",
     Unseen.LOCAL_UPDATES: "it does not apply: the ranks update their parameters separately between averages",
+    Unseen.CUDA_GRAPH: "it happens inside a CUDA graph with collectives",
 }

@@ -215,8 +215,8 @@ def test_any_arguments(args: bytes) -> None:
 
 
 def test_collective_from_before_the_recording() -> None:
-    """A kernel whose launch was not recorded has no group and no size, as seen on an H200. It is no collective
-    of its own beside those of its operation that have both."""
+    """A kernel whose launch was not recorded has no group and no size, as seen on an H200. It is no
+    collective of its own beside those of its operation that have both."""
     kernels = (
         Meeting("all_reduce", "", 0, 0, 0.04, False, 0.04),
         Meeting("all_reduce", "0 [0, 1]", 0, 4096, 0.04, False, 0.04),
