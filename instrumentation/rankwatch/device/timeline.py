@@ -177,7 +177,8 @@ class DeviceTimeline:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
-        if count < 2 or self._marks[count - 2][_MOMENT] < began:  # captured whole, or refused by CUDA
+        earlier = self._steps[-1].marks_before_end - self._taken if self._steps else 0
+        if count < earlier + 2 or self._marks[count - 2][_MOMENT] < began:  # captured whole, or refused
             self._unknown = self._step_open = False
             return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))

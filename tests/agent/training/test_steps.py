@@ -318,3 +318,55 @@ def test_work_is_bounded() -> None:
     for number in range(1000):
         work.add(number, "tokens", 1.0)
     assert work.by_unit["tokens"] > 900.0
+
+
+def test_step_on_device() -> None:
+    """On a GPU a step counts once the GPU has done it, by its clock, whichever comes first: the records of
+    the host show when work was enqueued."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    for number in range(3):
+        steps.unsettled.phases.append((float(number), number + 0.5, "forward"))
+        steps.step(float(number), number + 0.5, number, on_device=True)
+        if number == 1:  # the GPU is done before the next step is over on the host
+            report(steps, 1)
+    assert (steps.steps, steps.last_step) == (1, 1)
+    report(steps, 0)
+    report(steps, 2)
+    steps.settle(10.0, 10.0)
+    assert steps.steps == 3
+    assert steps.phase_seconds == pytest.approx({"forward": 1.8, "communication": 0.9, "other": 0.3})
+    assert steps.seconds == pytest.approx(3.0)
+    assert steps.local_seconds == pytest.approx(2.1)
+    assert steps.message_seconds == pytest.approx(0.3)
+
+
+def report(steps: StepAssembler, number: int, *, known: bool = True) -> None:
+    """The GPU has finished a step of a second."""
+    steps.device.phase("forward", 0.6, number)
+    steps.device.message(0.1, number)
+    steps.device_step(number, 1.0, 0.3, known=known)
+
+
+def test_unknown_waits() -> None:
+    """Where own time and waits cannot be told apart there is no communication and no local time."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.step(0.0, 0.5, 0, on_device=True)
+    report(steps, 0, known=False)
+    steps.settle(10.0, 10.0)
+    assert not steps.local_known
+    assert steps.local_seconds == 0.0
+    assert steps.phase_seconds == pytest.approx({"forward": 0.6, "other": 0.4})
+
+
+def test_step_that_the_device_never_ends() -> None:
+    """It counts after a minute, as time of no known use; so do the oldest of more than 64."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    for number in range(100):
+        steps.step(float(number), number + 0.5, number, on_device=True)
+    assert steps.steps == 100 - 1 - 64
+    steps.settle(130.0, 130.0)
+    assert steps.steps == 70
+    steps.settle(200.0, 200.0)
+    assert steps.steps == 100
+    assert not steps.local_known
+    assert steps.phase_seconds == pytest.approx({"other": 50.0})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rankwatch
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
@@ -154,6 +155,11 @@ def test_failing_query(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step for *_, step in rank.phases()] == [0, 1, 2]
 
 
+def steps_and_flags(rank: LoneRank) -> list[tuple[int, int]]:
+    """Number and flags of each step."""
+    return [(int(each.payload[0]), int(each.payload[1])) for each in rank.records(RecordKind.STEP)]
+
+
 def test_capture(rank: LoneRank) -> None:
     """During the capture of a CUDA graph no event is recorded or queried, and the step has no own time."""
     graph = rank.machine.torch.cuda.CUDAGraph()
@@ -172,6 +178,8 @@ def test_capture(rank: LoneRank) -> None:
     rank.resolve()
     assert rank.writer.integers[Now.ERRORS] == 0
     assert 1 not in [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)]
+    promised = [int(number) for number, flags in steps_and_flags(rank) if flags & layout.STEP_ON_DEVICE]
+    assert promised == [0, 2, 3], "the agent does not wait for times that do not come"
     assert [(step, own) for _, own, step in rank.phases()] == [
         (0, near(0.010)),
         (2, near(0.010)),
