@@ -31,8 +31,8 @@ BLACK_BOXES = (
         "rankwatch_instrumentation_device_events_dropped",
         "1",
         _RANK,
-        "Events on the compute stream of the rank's GPU that were dropped, because the GPU did not keep up or "
-        "a step did not end: the time of these steps on the GPU is not known.",
+        "Events on the compute stream of the rank's GPU that were dropped, because the GPU did not keep up "
+        "or a step did not end: the time of these steps on the GPU is not known.",
     ),
     counter(
         "rankwatch_blackbox_faults_total",
