@@ -82,6 +82,7 @@ class Captures:
         self.open = 0
         """Captures under way."""
         self._patience = _MOST_HELD_UP
+        self._in_use: Callable[[], bool] = torch.cuda.is_initialized
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._graph = torch.cuda.CUDAGraph
         self._found = {name: self._graph.__dict__[name] for name in _METHODS}
@@ -97,8 +98,17 @@ class Captures:
             setattr(self._graph, name, function)
 
     def going_on(self) -> bool:
-        """True while the process captures a graph; by another library than torch only in this thread."""
-        return self.open > 0 or self._capturing()
+        """True while the process captures a graph; by another library than torch only in this thread.
+
+        While torch does not use CUDA, the driver is not asked: the call would initialise it, or raise where
+        there is none. CUDA also refuses to answer while another thread captures.
+        """
+        if self.open > 0 or not self._in_use():
+            return self.open > 0
+        try:
+            return self._capturing()
+        except Exception:  # noqa: BLE001 - called around the trainer's own code
+            return True
 
     def collective(self) -> None:
         """A collective is captured."""

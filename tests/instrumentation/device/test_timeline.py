@@ -320,3 +320,22 @@ def test_real_gpu(tmp_path: Path) -> None:
     ]
     assert (name, step) == ("forward", 1)
     assert own > 0.0
+
+
+def test_torch_that_was_built_for_gpus_where_there_is_none(tmp_path: Path) -> None:
+    """Steps and waits on the CPU do not reach the driver: it may be missing, and forks after it fail."""
+    rank = LoneRank(tmp_path, shown=False)
+    rank.machine.in_use = False
+    with rank.run.step():
+        rank.waits.begins()
+    rank.run.finish()
+    assert len(rank.records(RecordKind.STEP)) == 1
+    assert rank.writer.integers[Now.ERRORS] == 0
+
+
+def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
+    """The end of the step does not raise, so the trainer sees the error in its own call."""
+    rank.machine.broken = True
+    with rank.run.step():
+        pass
+    assert len(rank.records(RecordKind.STEP)) == 1

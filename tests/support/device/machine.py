@@ -193,6 +193,8 @@ class Machine:
         self.events_made = self.synchronisations = 0
         self.broken = False
         """Whether the device refuses events, as after an error on it."""
+        self.in_use = True
+        """Whether torch has initialised CUDA. Before, no call may reach the driver: it may not be there."""
         self.device = 0
         """Index of the current device."""
         self._streams = 0
@@ -234,6 +236,13 @@ class Machine:
         else:
             self._capture.append(action)
 
+    def is_current_stream_capturing(self) -> bool:
+        """As in torch, where it calls `cudaGetDevice` first."""
+        if not self.in_use:
+            raise RuntimeError("Found no NVIDIA driver on your system.")
+        self.refuse_if_broken()
+        return self._capture is not None
+
     def refuse_during_capture(self) -> None:
         """Raise as CUDA does for calls that are illegal during a capture."""
         self.refuse_if_broken()
@@ -251,7 +260,8 @@ class Machine:
             cuda=SimpleNamespace(
                 Event=_event_class(base),
                 CUDAGraph=self._graph_class(),
-                is_current_stream_capturing=lambda: self._capture is not None,
+                is_initialized=lambda: self.in_use,
+                is_current_stream_capturing=self.is_current_stream_capturing,
                 current_stream=self.current,
             ),
             autograd=SimpleNamespace(
