@@ -118,7 +118,7 @@ class Steps:
         """Forget the open step, if there is one: its number is given again."""
         if self._began:
             if self._device is not None:
-                self._device.spoil()
+                self._device.step_abandoned()
             self._began = 0.0
             self.repeats -= self.current <= self._last_ended
             self.current -= 1

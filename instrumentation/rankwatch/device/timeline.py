@@ -106,7 +106,7 @@ class _EndedStep(NamedTuple):
     number: int
     began: float
     marks_before_end: int
-    """Number of all marks from the first of the run to the last of this step."""
+    """Number of marks up to its last one, and of those that were taken from the front before."""
     unknown: bool
     """Part of it ran in a graph with collectives, or could not be timed."""
 
@@ -127,7 +127,7 @@ class DeviceTimeline:
         self._free: list[Any] = []
         self._marks: deque[Mark] = deque()
         self._taken = 0
-        """Marks that are not in `_marks` any more."""
+        """Marks that were taken from the front of `_marks`."""
         self._steps: deque[_EndedStep] = deque()
         self._open: list[int] = []
         """The open phases as marks name them, the innermost last."""
@@ -246,6 +246,10 @@ class DeviceTimeline:
         """The own time of the open step cannot be told from its waits."""
         self._unknown = True
 
+    def step_abandoned(self) -> None:
+        """The open step does not end: what comes now lies in no step."""
+        self._unknown, self._step_open = True, False
+
     def sees_no_waits(self) -> None:
         """Nobody shows the waits, so that own time is never known."""
         self._blind = True
@@ -266,11 +270,17 @@ class DeviceTimeline:
             return
         phases = self._open
         self._marks.append((moment or self._clock(), event, phases[-1] if phases else 0, self._wait))
+        if not self._step_open:
+            self._forget_between()
         if len(self._marks) > MOST_MARKS:
             self._drop()
-        elif len(self._marks) > _MOST_BETWEEN and not self._step_open and not self._steps:
-            self._free.append(self._marks.popleft()[_EVENT])
-            self._taken += 1
+
+    def _forget_between(self) -> None:
+        """Keep few of the marks that lie in no step: an evaluation may take hours."""
+        of_steps = self._steps[-1].marks_before_end - self._taken if self._steps else 0
+        if len(self._marks) - of_steps > _MOST_BETWEEN:
+            self._free.append(self._marks[of_steps][_EVENT])
+            del self._marks[of_steps]
 
     def _continues(self, began: float) -> bool:
         """True if the last mark of the open step is so fresh that what begins now may begin there."""

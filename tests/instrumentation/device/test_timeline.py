@@ -339,3 +339,37 @@ def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
     with rank.run.step():
         pass
     assert len(rank.records(RecordKind.STEP)) == 1
+
+
+def test_abandoned_step(rank: LoneRank) -> None:
+    """What comes after a step that nobody ends, such as an evaluation of hours, keeps few events."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.device_finishes()
+    rank.run.begin_step()
+    rank.run._steps.abandon()
+    for _ in range(MOST_MARKS // 2):
+        with rank.run.phase("evaluation"):
+            rank.compute(0.001)
+    assert rank.machine.events_made < MOST_MARKS // 4
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.resolve()
+    assert rank.writer.integers[Now.DEVICE_MARKS_DROPPED] == 0
+    assert [each for each in rank.phases() if each[0] == "forward"] == [
+        ("forward", near(0.010), 0),
+        ("forward", near(0.010), 1),
+    ]
+
+
+def test_long_evaluation_while_the_device_is_behind(rank: LoneRank) -> None:
+    """The step before it is recorded although the device had not finished it when it ended."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    for _ in range(MOST_MARKS):
+        with rank.run.phase("evaluation"):
+            rank.compute(0.0001)
+            rank.host.spend(0.001)
+    rank.resolve()
+    assert rank.phases()[0] == ("forward", near(0.010), 0)
+    assert rank.writer.integers[Now.DEVICE_MARKS_DROPPED] == 0
