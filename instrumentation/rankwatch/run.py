@@ -334,6 +334,9 @@ class Run:
     def silence(self) -> None:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
         self._ended = True
+        self._resolvers.clear()
+        if self.device is not None:
+            self.device.forget()
         self._writer.detach()
         for follow in self._followers:
             follow()

@@ -250,6 +250,11 @@ class DeviceTimeline:
         """The open step does not end: what comes now lies in no step."""
         self._unknown, self._step_open = True, False
 
+    def forget(self) -> None:
+        """Record nothing more, in a forked child: it may call nothing of CUDA."""
+        self._shown = self._stream = None
+        self._step_open = False
+
     def sees_no_waits(self) -> None:
         """Nobody shows the waits, so that own time is never known."""
         self._blind = True

@@ -341,6 +341,21 @@ def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
     assert len(rank.records(RecordKind.STEP)) == 1
 
 
+def test_forked_child(rank: LoneRank) -> None:
+    """A child that is forked calls nothing of CUDA, where its parent has initialised it."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+        rank.run.silence()
+        rank.machine.in_use = False
+        made, rank.machine.broken = rank.machine.events_made, True
+        with rank.run.phase("backward"):
+            rank.waits.begins()
+    with rank.run.step(), rank.run.phase("forward"):
+        pass
+    assert rank.machine.events_made == made
+    assert rank.writer.integers[Now.ERRORS] == 0
+
+
 def test_abandoned_step(rank: LoneRank) -> None:
     """What comes after a step that nobody ends, such as an evaluation of hours, keeps few events."""
     with rank.run.step(), rank.run.phase("forward"):
