@@ -239,6 +239,8 @@ class StepAssembler:
         hosted = self._on_device.pop(number, None)
         if hosted is not None:
             self._count_on_device(hosted)
+        elif self._pending is None or self._pending[2] != number:
+            self.device.take(number)  # too late; the next epoch may have a step of this number
 
     def step(self, start: float, end: float, number: int, *, on_device: bool = False) -> None:
         """A step ended; the one before it is settled. on_device: `device_step` follows some steps later."""

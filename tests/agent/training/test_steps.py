@@ -370,3 +370,25 @@ def test_step_that_the_device_never_ends() -> None:
     assert steps.steps == 100
     assert not steps.local_known
     assert steps.phase_seconds == pytest.approx({"other": 50.0})
+
+
+def on_device(steps: StepAssembler, number: int, own: float) -> None:
+    """The GPU has finished a step."""
+    steps.device.phase("forward", own, number)
+    steps.device_step(number, own, 0.0, known=True)
+
+
+def test_gpu_that_reports_a_step_too_late() -> None:
+    """A step that the GPU reports after a long evaluation is not taken for the one of this number in the next
+    epoch."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.step(0.0, 1.0, 0, on_device=True)
+    steps.settle(3.0, 3.0)
+    steps.settle(300.0, 300.0)
+    assert steps.steps == 1
+    on_device(steps, 0, 0.75)
+    for number in range(3):
+        steps.step(300.0 + number, 301.0 + number, number, on_device=True)
+        if number:
+            on_device(steps, number - 1, 0.5)
+    assert steps.phase_seconds["forward"] == 2 * 0.5
