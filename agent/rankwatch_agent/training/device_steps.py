@@ -10,6 +10,7 @@ _MOST_STEPS = 64
 """Steps kept until they are counted; beyond, the oldest are dropped."""
 _MOST_PHASES = 4096
 """Phases kept of one step; beyond, their time counts as `other`."""
+_LEAST_PHASES = 64
 
 
 class HostedStep(NamedTuple):
@@ -51,11 +52,16 @@ class DeviceSteps:
 
     def __init__(self) -> None:
         self._steps: dict[int, DeviceStep] = {}
+        self._most_phases = _MOST_PHASES
+
+    def keep_at_most(self, records: int) -> None:
+        """Bound the phases kept of each step, so that all steps have few more than `records`."""
+        self._most_phases = min(_MOST_PHASES, max(_LEAST_PHASES, records // 8))
 
     def phase(self, name: str, own: float, number: int) -> None:
         """A phase of a step, and its own seconds."""
         phases = self._of(number).phases
-        if len(phases) < _MOST_PHASES:
+        if len(phases) < self._most_phases:
             phases.append((name, own))
 
     def message(self, seconds: float, number: int) -> None:

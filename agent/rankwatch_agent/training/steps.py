@@ -226,6 +226,7 @@ class StepAssembler:
         """Bound what is kept until its step is settled, in records of each kind."""
         self.unsettled.most = min(_MOST_PENDING, records)
         self._open.keep_at_most(records)
+        self.device.keep_at_most(records)
 
     def work(self, number: int, unit: str, amount: float) -> None:
         """Work was done in a step; its time is compared with its tokens."""

@@ -392,3 +392,14 @@ def test_gpu_that_reports_a_step_too_late() -> None:
         if number:
             on_device(steps, number - 1, 0.5)
     assert steps.phase_seconds["forward"] == 2 * 0.5
+
+
+def test_phases_of_many_steps_on_a_gpu() -> None:
+    """Those of steps that do not end are kept as far as the rank's share of memory goes."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.keep_at_most(80)
+    for number in range(100):
+        for _ in range(500):
+            steps.device.phase("forward", 0.001, number)
+    kept = sum(len(each.phases) for each in steps.device._steps.values())
+    assert kept <= 64 * 64
