@@ -194,6 +194,9 @@ class DeviceWaits:
         return record
 
     def _recorded(self, event: Any, stream: Any) -> None:
+        compute = self._compute()
+        if compute is not None:
+            self._communicating.pop(compute.handle, None)  # it has changed since
         key = self._communicating.get(self._address(stream))
         if key is not None:
             setattr(event, _MARK, key)

@@ -217,3 +217,24 @@ def test_removed(tmp_path: Path) -> None:
         wait_event(rank)
     rank.resolve()
     assert rank.recorded_waits() == []
+
+
+def test_compute_stream_that_has_communicated(tmp_path: Path) -> None:
+    """Once a stream that collectives ran on becomes the compute stream, its events show own work: a copy that
+    follows it is no communication."""
+    rank = LoneRank(tmp_path)
+    rank.peer_comes(0.0)
+    stream = rank.machine.stream()
+    with rank.run.step(), rank.machine.on(stream):
+        rank.collective("all_reduce", PAIR, 0.0)
+    with rank.machine.on(stream):
+        copies = rank.machine.stream()
+        for _ in range(2):
+            with rank.run.step():
+                copies.wait_stream(stream)
+                with rank.machine.on(copies):
+                    rank.compute(OWN_SECONDS)
+                stream.wait_stream(copies)
+    rank.resolve()
+    assert rank.recorded_waits() == []
+    assert len(rank.records(RecordKind.DEVICE_STEP)) >= 3
