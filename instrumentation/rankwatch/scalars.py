@@ -102,7 +102,7 @@ def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: flo
     if torch.cuda.is_current_stream_capturing():
         return None
     source = tensor.detach().reshape(1)
-    target = torch.empty(1, dtype=source.dtype, pin_memory=True)
+    target = torch.empty(1, dtype=source.dtype, device="cpu", pin_memory=True)
     target.copy_(source, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(source.device))  # the current device may be another one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,11 @@ def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.Mon
         def __float__(self) -> float:
             return self.value
 
-    empty: Callable[..., Pinned] = lambda *_, **options: Pinned() if options["pin_memory"] else None  # type: ignore[assignment,return-value]  # noqa: E731
+    def empty(*_: object, **options: object) -> Pinned:
+        assert options["pin_memory"]
+        assert options["device"] == "cpu"  # the default device may be another one
+        return Pinned()
+
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", "of {}".format)
