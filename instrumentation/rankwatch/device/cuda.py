@@ -130,8 +130,8 @@ class Captures:
         def capture_begin(graph: Any, *arguments: Any, **named: Any) -> Any:
             if not self.open:
                 self._collectives = False
-            self._count(1)
             try:
+                self._count(1)
                 return original(graph, *arguments, **named)
             except BaseException:
                 self._count(-1)

@@ -388,3 +388,16 @@ def test_long_evaluation_while_the_device_is_behind(rank: LoneRank) -> None:
     rank.resolve()
     assert rank.phases()[0] == ("forward", near(0.010), 0)
     assert rank.writer.integers[Now.DEVICE_MARKS_DROPPED] == 0
+
+
+def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a capture waits for a question to be answered: none is under way then."""
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rank.writer, "is_left_alone", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rank.machine.torch.cuda.CUDAGraph().capture_begin()
+    assert rank.writer.integers[Now.CAPTURING] == 0
+    assert not rank.gpu.captures.going_on()
