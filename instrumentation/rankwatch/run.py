@@ -357,6 +357,8 @@ class Run:
                 close()
             except Exception as error:  # noqa: BLE001 - the others must still be closed
                 self._failures.note("remove a hook", error)
+        if self.device is not None:
+            self.device.forget()
         self._spans.release()
 
     def _resolve(self) -> None:

@@ -251,7 +251,7 @@ class DeviceTimeline:
         self._unknown, self._step_open = True, False
 
     def forget(self) -> None:
-        """Record nothing more, in a forked child: it may call nothing of CUDA."""
+        """Record nothing more: the run has ended, or a forked child may call nothing of CUDA."""
         self._shown = self._stream = None
         self._step_open = False
 

@@ -401,3 +401,18 @@ def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) ->
         rank.machine.torch.cuda.CUDAGraph().capture_begin()
     assert rank.writer.integers[Now.CAPTURING] == 0
     assert not rank.gpu.captures.going_on()
+
+
+def test_steps_after_the_end_of_the_run(rank: LoneRank) -> None:
+    """They are not timed: nobody shows their waits any more."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.device_finishes()
+    rank.run.finish()
+    made = rank.machine.events_made
+    for _ in range(3):
+        with rank.run.step():
+            rank.compute(0.010)
+    rank.resolve()
+    assert rank.machine.events_made == made
+    assert [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)] == [0]
