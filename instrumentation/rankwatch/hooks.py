@@ -163,7 +163,12 @@ def _record_collectives(run: Run, writer: Writer) -> None:
     if dist.is_available():
         from rankwatch.collectives import CollectiveHook
 
-        hook = CollectiveHook(writer, run._failures, run.gpu)
+        try:
+            hook = CollectiveHook(writer, run._failures, run.gpu)
+        except BaseException:
+            if run.device is not None:
+                run.device.sees_no_waits()
+            raise
         lifecycle.on_fork(hook.forget)
         run.when_ended(hook.remove)
 

@@ -10,6 +10,7 @@ import pytest
 
 import rankwatch
 from rankwatch.blackbox import layout
+from rankwatch import hooks
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
@@ -416,3 +417,18 @@ def test_steps_after_the_end_of_the_run(rank: LoneRank) -> None:
     rank.resolve()
     assert rank.machine.events_made == made
     assert [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)] == [0]
+
+
+def test_collectives_that_cannot_be_seen(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a torch of the future does not let us see collectives, waits are not taken for own work."""
+    pytest.importorskip("torch")
+
+    def fails(*_: object) -> None:
+        raise AttributeError("torch has changed")
+
+    monkeypatch.setattr("rankwatch.collectives.CollectiveHook", fails)
+    hooks._install(rank.run, "record collectives", lambda: hooks._record_collectives(rank.run, rank.writer))
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.resolve()
+    assert 0 in rank.unknown_steps()
