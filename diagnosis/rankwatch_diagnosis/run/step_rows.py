@@ -99,7 +99,7 @@ def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
             # Where older records are gone, the first step is not whole.
             if warm and not flags & layout.STEP_FAILED and number >= 0:
                 if flags & layout.STEP_ON_DEVICE:
-                    pieces = _on_device(device.get(number, DeviceStep()))
+                    pieces = _on_device(device.get((number, record.start), DeviceStep()))
                 else:
                     of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
                     pieces = lay_out(record.start, record.end, phases, of_step)
@@ -122,25 +122,28 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
         yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
 
 
-def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[int, DeviceStep]:
-    """By number."""
-    found: dict[int, DeviceStep] = defaultdict(DeviceStep)
+def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[tuple[int, float], DeviceStep]:
+    """By number and by start on the host, as the numbers may begin again with each epoch."""
+    found: dict[tuple[int, float], DeviceStep] = defaultdict(DeviceStep)
+    starts: dict[int, float] = {}
     for record in box.records:
         start, name = record.start, box.names.get(record.name, "")
-        if record.kind == RecordKind.DEVICE_PHASE:
+        if record.kind == RecordKind.STEP:
+            starts[layout.STEP.unpack_from(record.payload)[0]] = start
+        elif record.kind == RecordKind.DEVICE_PHASE:
             own, step = layout.DEVICE.unpack_from(record.payload)
             if 0.0 <= own < _LONGEST_SECONDS:
-                found[step].pieces.append(Piece(start, own, name))
+                found[step, starts.get(step, 0.0)].pieces.append(Piece(start, own, name))
         elif record.kind == RecordKind.DEVICE_WAIT:
             seconds, step, _, group, phase, _ = layout.DEVICE_WAIT.unpack_from(record.payload)
             if 0.0 <= seconds < _LONGEST_SECONDS:
                 piece = Piece(
                     start, seconds, name, groups.get(group, ""), True, inside=phase != 0, last=record.end
                 )
-                found[step].pieces.append(piece)
+                found[step, starts.get(step, 0.0)].pieces.append(piece)
         elif record.kind == RecordKind.DEVICE_STEP:
             step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
-            each = found[step]
+            each = found[step, starts.get(step, 0.0)]
             each.start, each.end, each.known = start, record.end, not flags & layout.UNKNOWN_WAITS
     return found
 

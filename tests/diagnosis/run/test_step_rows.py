@@ -266,3 +266,15 @@ def test_unknown_waits(tmp_path: Path) -> None:
         rank.compute(0.010)
         timeline.spoil()
     assert device_rows(rank, 1) == []
+
+
+def test_epochs_on_a_gpu(tmp_path: Path) -> None:
+    """Steps of one number, of two epochs, do not share their rows."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    for seconds in (0.010, 0.020):
+        for number in range(2):
+            with rank.run.step(number), rank.run.phase("forward"):
+                rank.compute(seconds)
+    rank.resolve()
+    assert [name for name, _ in device_rows(rank, 1)].count("forward") == 2
