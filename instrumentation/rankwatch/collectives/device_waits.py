@@ -20,7 +20,7 @@ from typing import Any
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
 from rankwatch.device.cuda import ComputeStream, Gpu
-from rankwatch.device.timeline import WaitKey
+from rankwatch.device.parts import WaitKey
 from rankwatch.failures import Failures
 from rankwatch.uncompiled import keep_from_compiler
 

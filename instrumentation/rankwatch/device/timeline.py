@@ -18,11 +18,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
+from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, Mark, WaitKey, write_step
 from rankwatch.failures import Failures
 from rankwatch.spans import Span
 
@@ -35,8 +35,6 @@ MOST_STEPS = 64
 _FRESH_SECONDS = 2e-5
 """A phase that begins so soon after the last event shares it, which halves the cost of phases in a row. What
 was enqueued in between counts to that phase."""
-_PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
-_pack = layout.DEVICE.pack_into
 _clock = time.monotonic
 
 
@@ -60,46 +58,6 @@ class Stream(Protocol):
 
     def is_capturing(self) -> bool:
         """True while the process captures a CUDA graph: events can be neither recorded nor queried."""
-
-
-WaitKey = tuple[int, int, int]
-"""Numbers of the names of the operation and of its group, and flags as of a record of a collective."""
-Mark = tuple[float, Any, int, WaitKey | None]
-"""When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
-the innermost open phase, and what it waits for. A plain tuple, because there are many in each step. The phase
-is 256 times a number that tells apart the times it ran, and its own number; 0 where none is open."""
-_MOMENT: Final = 0
-_EVENT: Final = 1
-_NUMBER_BITS = 8
-_NUMBER = (1 << _NUMBER_BITS) - 1
-
-
-class _Wait:
-    """What the stream waited for one operation of one group in one phase."""
-
-    __slots__ = ("began", "count", "ended", "seconds")
-
-    def __init__(self, began: float) -> None:
-        self.began = self.ended = began
-        self.count = 0
-        self.seconds = 0.0
-
-    def add(self, at: float, seconds: float) -> None:
-        """The stream waited once more, from this moment on."""
-        self.count += 1
-        self.seconds += seconds
-        self.ended = at + seconds
-
-
-class _Part:
-    """One time that a phase ran in a step, or what lies between two phases."""
-
-    __slots__ = ("began", "ended", "own", "waits")
-
-    def __init__(self, began: float) -> None:
-        self.began = self.ended = began
-        self.own = 0.0
-        self.waits: dict[WaitKey, _Wait] | None = None
 
 
 class _EndedStep(NamedTuple):
@@ -173,12 +131,12 @@ class DeviceTimeline:
         count = len(self._marks)
         if ended:
             for mark in reversed(self._marks):
-                if mark[_MOMENT] <= ended:
+                if mark[MOMENT] <= ended:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
         earlier = self._steps[-1].marks_before_end - self._taken if self._steps else 0
-        if count < earlier + 2 or self._marks[count - 2][_MOMENT] < began:  # captured whole, or refused
+        if count < earlier + 2 or self._marks[count - 2][MOMENT] < began:  # captured whole, or refused
             self._unknown = self._step_open = False
             return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
@@ -202,21 +160,21 @@ class DeviceTimeline:
             return
         phases = self._open
         for at, phase in enumerate(phases):
-            if phase & _NUMBER == number:  # an exception kept its end from us: it is not open inside itself
+            if phase & NUMBER == number:  # an exception kept its end from us: it is not open inside itself
                 del phases[at:]
                 break
         self._times_run += 1
-        phase = self._times_run << _NUMBER_BITS | number
+        phase = self._times_run << NUMBER_BITS | number
         phases.append(phase)
         if self._step_open and self._continues(self._began):
             last = self._marks[-1]
-            self._marks[-1] = (last[_MOMENT], last[_EVENT], phase, None)
+            self._marks[-1] = (last[MOMENT], last[EVENT], phase, None)
         else:
             self._mark(moment)
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
         """The phase that began last has ended."""
-        if self._open and self._open[-1] & _NUMBER == number:
+        if self._open and self._open[-1] & NUMBER == number:
             self._open.pop()
             self._mark(moment)
 
@@ -284,7 +242,7 @@ class DeviceTimeline:
         """Keep few of the marks that lie in no step: an evaluation may take hours."""
         of_steps = self._steps[-1].marks_before_end - self._taken if self._steps else 0
         if len(self._marks) - of_steps > _MOST_BETWEEN:
-            self._free.append(self._marks[of_steps][_EVENT])
+            self._free.append(self._marks[of_steps][EVENT])
             del self._marks[of_steps]
 
     def _continues(self, began: float) -> bool:
@@ -311,48 +269,24 @@ class DeviceTimeline:
         while steps and stream is not None and not stream.is_capturing():
             step = steps[0]
             count = step.marks_before_end - self._taken
-            if count > 0 and not self._marks[count - 1][_EVENT].query():
+            if count > 0 and not self._marks[count - 1][EVENT].query():
                 return
             steps.popleft()
             marks = [self._marks.popleft() for _ in range(count)]
             self._taken += max(0, count)
             early = 0  # between this step and the one before
-            while early < count and marks[early][_MOMENT] < step.began:
-                self._free.append(marks[early][_EVENT])
+            while early < count and marks[early][MOMENT] < step.began:
+                self._free.append(marks[early][EVENT])
                 early += 1
             if count - early > 1:
                 self._record(step, marks[early:])
 
     def _record(self, step: _EndedStep, marks: list[Mark]) -> None:
-        lengths = [a[_EVENT].elapsed_time(b[_EVENT]) / 1e3 for a, b in pairwise(marks)]
-        began = at = self._moment_of(marks, sum(lengths))
-        parts: dict[int, _Part] = {}
-        waited, between = 0.0, 0
-        for (_, _, phase, key), seconds in zip(marks, lengths, strict=False):
-            if not phase:
-                phase = between
-            elif between in parts and parts[between].waits:
-                between -= 1  # a pipeline waits between phases, for another message each time
-            part = parts.get(phase)
-            if part is None:
-                part = parts[phase] = _Part(at)
-            if key is None:
-                part.own += seconds
-            else:
-                waited += seconds
-                waits = part.waits = part.waits or {}
-                wait = waits[key] = waits.get(key) or _Wait(at)
-                wait.add(at, seconds)
-            at += seconds
-            part.ended = at
-        self._last = (marks[-1][_EVENT], at)
-        self._free += [mark[_EVENT] for mark in marks[:-1]]
-        for phase, part in parts.items():
-            self._write(step.number, phase & _NUMBER if phase > 0 else 0, part)
-        unknown = layout.UNKNOWN_WAITS if step.unknown else 0
-        self._writer.append(
-            RecordKind.DEVICE_STEP, 0, began, at, layout.DEVICE_STEP, step.number, waited, unknown
-        )
+        lengths = [a[EVENT].elapsed_time(b[EVENT]) / 1e3 for a, b in pairwise(marks)]
+        began = self._moment_of(marks, sum(lengths))
+        ended = write_step(self._writer, step.number, marks, lengths, began, unknown=step.unknown)
+        self._last = (marks[-1][EVENT], ended)
+        self._free += [mark[EVENT] for mark in marks[:-1]]
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.
@@ -367,25 +301,6 @@ class DeviceTimeline:
             self._free.append(event)
             moment = max(moment, before + event.elapsed_time(first) / 1e3)
         return min(moment, latest)
-
-    def _write(self, step: int, phase: int, part: _Part) -> None:
-        writer = self._writer
-        if phase:
-            writer.pair(_PHASE_TAG | phase, part.began, part.ended, _pack, part.own, step)
-        for (operation, group, flags), wait in (part.waits or {}).items():
-            writer.append(
-                RecordKind.DEVICE_WAIT,
-                operation,
-                wait.began,
-                wait.ended,
-                layout.DEVICE_WAIT,
-                wait.seconds,
-                step,
-                wait.count,
-                group,
-                phase,
-                flags,
-            )
 
 
 class DeviceSpan:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.blackbox import layout
 from rankwatch import hooks
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank

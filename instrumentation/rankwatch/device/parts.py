@@ -1,0 +1,112 @@
+"""What the compute stream did in a step: from its marks, and the times between them, to records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+
+WaitKey = tuple[int, int, int]
+"""Numbers of the names of the operation and of its group, and flags as of a record of a collective."""
+Mark = tuple[float, Any, int, WaitKey | None]
+"""When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
+the innermost open phase, and what it waits for. A plain tuple, because there are many in each step. The phase
+is 256 times a number that tells apart the times it ran, and its own number; 0 where none is open."""
+MOMENT: Final = 0
+EVENT: Final = 1
+"""Places in a mark."""
+NUMBER_BITS = 8
+NUMBER = (1 << NUMBER_BITS) - 1
+"""Bits of a phase that hold its own number."""
+_PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
+_pack = layout.DEVICE.pack_into
+
+
+class _Wait:
+    """What the stream waited for one operation of one group in one phase."""
+
+    __slots__ = ("began", "count", "ended", "seconds")
+
+    def __init__(self, began: float) -> None:
+        self.began = self.ended = began
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, at: float, seconds: float) -> None:
+        """The stream waited once more, from this moment on."""
+        self.count += 1
+        self.seconds += seconds
+        self.ended = at + seconds
+
+
+class _Part:
+    """One time that a phase ran in a step, or what lies between two phases."""
+
+    __slots__ = ("began", "ended", "own", "waits")
+
+    def __init__(self, began: float) -> None:
+        self.began = self.ended = began
+        self.own = 0.0
+        self.waits: dict[WaitKey, _Wait] | None = None
+
+
+def write_step(
+    writer: Writer,
+    step: int,
+    marks: Sequence[Mark],
+    lengths: Sequence[float],
+    began: float,
+    *,
+    unknown: bool,
+) -> float:
+    """Record the phases and waits of a step, and then the step. Returns when it ended.
+
+    lengths: seconds from each mark to the next. began: when the device passed the first one. unknown: own
+    time and waits could not be told apart.
+    """
+    parts: dict[int, _Part] = {}
+    at, waited, between = began, 0.0, 0
+    for (_, _, phase, key), seconds in zip(marks, lengths, strict=False):
+        if not phase:
+            phase = between
+        elif between in parts and parts[between].waits:
+            between -= 1  # a pipeline waits between phases, for another message each time
+        part = parts.get(phase)
+        if part is None:
+            part = parts[phase] = _Part(at)
+        if key is None:
+            part.own += seconds
+        else:
+            waited += seconds
+            waits = part.waits = part.waits or {}
+            wait = waits[key] = waits.get(key) or _Wait(at)
+            wait.add(at, seconds)
+        at += seconds
+        part.ended = at
+    for phase, part in parts.items():
+        _write(writer, step, phase & NUMBER if phase > 0 else 0, part)
+    flags = layout.UNKNOWN_WAITS if unknown else 0
+    writer.append(RecordKind.DEVICE_STEP, 0, began, at, layout.DEVICE_STEP, step, waited, flags)
+    return at
+
+
+def _write(writer: Writer, step: int, phase: int, part: _Part) -> None:
+    if phase:
+        writer.pair(_PHASE_TAG | phase, part.began, part.ended, _pack, part.own, step)
+    for (operation, group, flags), wait in (part.waits or {}).items():
+        writer.append(
+            RecordKind.DEVICE_WAIT,
+            operation,
+            wait.began,
+            wait.ended,
+            layout.DEVICE_WAIT,
+            wait.seconds,
+            step,
+            wait.count,
+            group,
+            phase,
+            flags,
+        )
