@@ -101,6 +101,8 @@ class _Builder:
         for group in self._groups:
             if not taken or len(group.created) != len(group.history):
                 group.created = []
+            if not any(group.seconds):
+                group.seconds = []
         pending = [each for parts in self._pending.values() for each in parts]
         return HangSnapshot(
             rank=rank,
@@ -133,8 +135,9 @@ class _Builder:
         if group.history and sequence == group.first_sequence + len(group.history):
             group.history.append(signature)
             group.created.append(entry.time_created_ns)
+            group.seconds.append((entry.duration_ms or 0.0) / 1e3)
         else:
-            _append_out_of_order(group, sequence, signature, entry.time_created_ns)
+            _append_out_of_order(group, signature, entry)
         # Gloo leaves the state at "scheduled" and only sets `retired`.
         if entry.state == "completed" or entry.complete:
             self._any_complete = True
@@ -231,17 +234,19 @@ class _Builder:
         return len(self._signatures) - 1
 
 
-def _append_out_of_order(group: GroupView, sequence: int, signature: int, created: int) -> None:
-    last = group.last_sequence
-    if not group.history or sequence > last + _LARGEST_GAP:
-        group.first_sequence, group.history, group.created = sequence, [signature], [created]
-    elif sequence == last:  # parts of a coalesced call
+def _append_out_of_order(group: GroupView, signature: int, entry: Entry) -> None:
+    sequence, last = entry.collective_seq_id, group.last_sequence
+    if sequence == last:  # parts of a coalesced call
         group.history[-1] = UNKNOWN
-    elif sequence > last:
-        group.history.extend([UNKNOWN] * (sequence - last - 1))
-        group.created.extend([0] * (sequence - last - 1))
-        group.history.append(signature)
-        group.created.append(created)
+        return
+    if not group.history or sequence > last + _LARGEST_GAP:
+        group.first_sequence, group.history, group.created, group.seconds = sequence, [], [], []
+    elif sequence < last:
+        return
+    missing = sequence - group.first_sequence - len(group.history)
+    group.history += [UNKNOWN] * missing + [signature]
+    group.created += [0] * missing + [entry.time_created_ns]
+    group.seconds += [0.0] * missing + [(entry.duration_ms or 0.0) / 1e3]
 
 
 def _signature(call: _Call) -> Signature:

@@ -63,6 +63,9 @@ class GroupView(msgspec.Struct, array_like=True):
     empty in a snapshot without a time."""
     ended_ns: int = 0
     """Newest end of a collective that the rank has noticed; 0 where ends have no times, as with gloo."""
+    seconds: list[float] = []
+    """How long each collective of `history` took on the device; 0.0 where that is not known, and empty where
+    it is of none: with gloo, or without NCCL's timing."""
 
     @property
     def last_sequence(self) -> int:

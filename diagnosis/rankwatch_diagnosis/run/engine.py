@@ -26,6 +26,7 @@ from rankwatch_diagnosis.run.processes import (
 )
 from rankwatch_diagnosis.run.replica_words import difference
 from rankwatch_diagnosis.run.replicas import judge_replicas
+from rankwatch_diagnosis.run.second_witness import with_second_witness
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.visibility import capabilities, tracked
@@ -73,7 +74,7 @@ def examine_run(
     looked = _look(directory, stall, complete=complete)
     boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
     rows = rows_by_rank(boxes)
-    straggler = judge_straggler(boxes, rows)
+    straggler = with_second_witness(boxes, recorders.snapshots, judge_straggler(boxes, rows))
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)

@@ -14,6 +14,7 @@ from rankwatch_diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replica_words import replica_parts
+from rankwatch_diagnosis.run.second_witness import witness_lines
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.visibility import visible_lines
@@ -84,6 +85,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     if verdict.trackers:
         yield f"tracker:     {', '.join(verdict.trackers)}"
     yield f"slowdown:    {slowdown_words(verdict.straggler)}"
+    yield from witness_lines(verdict.straggler)
     yield from other_causes(verdict.straggler)
     if verdict.contention:
         yield f"cpus:        {lacks_cpus(verdict.contention)}"
