@@ -21,6 +21,7 @@ from rankwatch_alerts.recording.stragglers import COSTLY, STRAGGLER
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
+_OF_NODE = ("cluster", "run", "node")
 _ALL_CAUSES = listed(
     f"topk(6, run_cause:rankwatch_lost_time:share{_OF_RUN})",
     OF_RUN,
@@ -77,12 +78,38 @@ def _straggler(config: RuleConfig, severity: Severity, record: str) -> AlertRule
             f"{residual} longer for its own work than its peers (phase: {phase}). The run takes "
             '{{ $value | printf "%.2f" }} times as long as it would with this rank at their pace. '
             "[[Check this rank's phases and its node's hardware]]; if it stays slow, replace the node "
-            "at the next checkpoint."
+            f"at the next checkpoint.{_second_witness(config)}"
         ),
         cause=Cause.SLOW_RANK,
         causes=_ALL_CAUSES,
         phase=phase,
         slowdown='{{ $value | printf "%.2f" }}',
+    )
+
+
+def _second_witness(config: RuleConfig) -> str:
+    """Whether the rank's peers wait for it in collectives. Nothing where no rank of its node shares a group,
+    and nothing against it in a pipeline, whose schedule decides which stage comes last.
+
+    On GPUs these are durations of kernels, by NCCL's flight recorders, and local times know nothing of them.
+    Ranks of one node are compared on the same collectives, so that their waits are, too.
+    """
+    wait = f"rate(rankwatch_collective_wait_seconds_total%s[{duration(config.step_window_seconds)}])"
+    of_rank, of_node = wait % _OF_RANK, wait % matching(_OF_NODE)
+    least = (
+        f"bottomk(1, sum by (group, members) ({of_rank}) / on (group, members) "
+        f"(quantile by (group, members) (0.5, sum by (group, members, rank) ({of_node})) > 0))"
+    )
+    limit = f"{config.straggler_wait_ratio:.2f}"
+    confirmed = f"{{{{ if lt (. | first | value) {limit} }}}}"
+    return looked_up(
+        f"{least} < {limit} or {least} unless on () (run:rankwatch_stages:count{_OF_RUN} > 1)",
+        (*OF_RANK, *_OF_NODE) * 2 + OF_RUN,
+        f" {confirmed}Its peers wait for it{{{{ else }}}}But its peers do not wait for it{{{{ end }}}}: "
+        'in collectives of {{ . | first | label "group" }} it waits '
+        "{{ . | first | value | humanizePercentage }} as long as the median rank of its node"
+        f"{confirmed}.{{{{ else }}}}, so do not replace anything yet.{{{{ end }}}}",
+        "",
     )
 
 

@@ -36,6 +36,9 @@ class Pace:
     window cannot raise the alert."""
     straggler_critical_slowdown: float = 1.5
     """Slowdown of the run from which a straggler is critical: 1.5 wastes a third of the machines."""
+    straggler_wait_ratio: float = 0.5
+    """Wait in collectives, over that of the median rank of the node, below which the peers of a straggler do
+    wait for it. It changes the text of the alert only."""
     phase_share: float = 0.5
     """Least share of the rank's excess that a phase must hold to be named."""
 
