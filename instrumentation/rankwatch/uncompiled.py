@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any
 
@@ -22,6 +23,11 @@ def keep_from_compiler(function: Any) -> Any:
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+def in_place_of(original: Any, function: Any) -> Any:
+    """Return the function as `keep_from_compiler` does, with the name and the signature of the original."""
+    return functools.update_wrapper(keep_from_compiler(function), original)
 
 
 def _with_compiler_off(function: Any, frames: Any) -> Any:

@@ -22,7 +22,7 @@ from rankwatch.collectives.groups import Groups
 from rankwatch.device.cuda import ComputeStream, Gpu
 from rankwatch.device.parts import WaitKey
 from rankwatch.failures import Failures
-from rankwatch.uncompiled import keep_from_compiler
+from rankwatch.uncompiled import in_place_of
 
 MOST_STORAGES = 1024
 """Outputs of functional collectives whose operation is remembered."""
@@ -270,8 +270,7 @@ class _Patch:
     def __init__(self, owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
         self._owner, self._name = owner, name
         self._found = owner.__dict__[name]
-        self._ours = keep_from_compiler(replacement(self._found))
-        self._ours.__doc__ = self._found.__doc__
+        self._ours = in_place_of(self._found, replacement(self._found))
         setattr(owner, name, self._ours)
 
     def remove(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.device.timeline import DeviceTimeline
-from rankwatch.uncompiled import keep_from_compiler
+from rankwatch.uncompiled import in_place_of
 
 
 def has_cuda() -> bool:
@@ -137,7 +137,7 @@ class Captures:
                 self._count(-1)
                 raise
 
-        return _in_place_of(original, capture_begin)
+        return in_place_of(original, capture_begin)
 
     def _end(self, original: Any) -> Any:
         def capture_end(graph: Any, *arguments: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ class Captures:
                 if self._collectives:
                     graph._rankwatch_has_collectives = True
 
-        return _in_place_of(original, capture_end)
+        return in_place_of(original, capture_end)
 
     def _replay(self, original: Any) -> Any:
         def replay(graph: Any, *arguments: Any, **named: Any) -> Any:
@@ -156,7 +156,7 @@ class Captures:
                 self.on_replay()
             return original(graph, *arguments, **named)
 
-        return _in_place_of(original, replay)
+        return in_place_of(original, replay)
 
 
 class Gpu:
@@ -181,11 +181,6 @@ class Gpu:
 _MOST_HELD_UP = 3
 """Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
 _METHODS = ("capture_begin", "capture_end", "replay")
-
-
-def _in_place_of(original: Any, function: Any) -> Any:
-    function.__doc__ = original.__doc__
-    return keep_from_compiler(function)
 
 
 def _nothing() -> None: ...

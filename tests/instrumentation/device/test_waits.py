@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,3 +239,24 @@ def test_compute_stream_that_has_communicated(tmp_path: Path) -> None:
     rank.resolve()
     assert rank.recorded_waits() == []
     assert len(rank.records(RecordKind.DEVICE_STEP)) >= 3
+
+
+def test_signatures(tmp_path: Path) -> None:
+    """The methods of torch that are replaced look as before, since libraries ask for their parameters."""
+    rank = LoneRank(tmp_path)
+    cuda = rank.machine.torch.cuda
+    methods = (
+        (cuda.Event, "record"),
+        (cuda.Event, "wait"),
+        (cuda.CUDAGraph, "capture_begin"),
+        (cuda.CUDAGraph, "capture_end"),
+        (cuda.CUDAGraph, "replay"),
+    )
+    ours = [getattr(*each) for each in methods]
+    rank.waits.remove()
+    rank.gpu.captures.remove()
+    for found, each in zip(ours, methods, strict=True):
+        original = getattr(*each)
+        assert found is not original
+        assert inspect.signature(found) == inspect.signature(original)
+        assert found.__qualname__ == original.__qualname__
