@@ -11,6 +11,8 @@ _MOST_STEPS = 64
 _MOST_PHASES = 4096
 """Phases kept of one step; beyond, their time counts as `other`."""
 _LEAST_PHASES = 64
+_SLACK_SECONDS = 1e-6
+"""By how much the parts of a step may exceed it, as sums are rounded."""
 
 
 class HostedStep(NamedTuple):
@@ -72,6 +74,9 @@ class DeviceSteps:
         """All of a step is reported."""
         step = self._of(number)
         step.seconds, step.waited, step.known, step.complete = seconds, waited, known, True
+        step.message_seconds = min(step.message_seconds, waited)
+        if not sum(own for _, own in step.phases) + waited <= seconds + _SLACK_SECONDS:
+            step.phases, step.known = [], False  # no honest records
 
     def __contains__(self, number: int) -> bool:
         step = self._steps.get(number)

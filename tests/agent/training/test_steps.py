@@ -403,3 +403,20 @@ def test_phases_of_many_steps_on_a_gpu() -> None:
             steps.device.phase("forward", 0.001, number)
     kept = sum(len(each.phases) for each in steps.device._steps.values())
     assert kept <= 64 * 64
+
+
+@pytest.mark.parametrize("name", ["forward", "communication"])
+def test_phases_longer_than_their_step_on_a_gpu(name: str) -> None:
+    """Such records are not honest: the time of the step has no known use, and no sum grows beyond it."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.step(0.0, 1.0, 0, on_device=True)
+    for _ in range(2):
+        steps.device.phase(name, 1e308, 0)
+    steps.device.message(1e308, 0)
+    steps.device_step(0, 0.75, 0.25, known=True)
+    steps.settle(3.0, 3.0)
+    assert steps.steps == 1
+    assert not steps.local_known
+    assert steps.local_seconds == 0.0
+    assert steps.phase_seconds == {"other": 0.75}
+    assert steps.message_seconds <= 0.25
