@@ -143,7 +143,7 @@ class DeviceTimeline:
         self._unknown = self._step_open = False
         if len(self._steps) > MOST_STEPS:
             self._drop()
-        return True
+        return bool(self._steps)
 
     def _follow(self) -> bool:
         """Take the current stream as the compute stream: between steps it is no side stream. Returns True if

@@ -432,3 +432,13 @@ def test_collectives_that_cannot_be_seen(rank: LoneRank, monkeypatch: pytest.Mon
         rank.compute(0.010)
     rank.resolve()
     assert 0 in rank.unknown_steps()
+
+
+def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:
+    """Nobody waits for its time on the device."""
+    rank.machine.current().enqueue(Operation(0.0, arrivals=2))
+    for _ in range(MOST_STEPS + 1):
+        with rank.run.step():
+            pass
+    flags = [each.payload[1] for each in rank.records(RecordKind.STEP)]
+    assert flags == [layout.STEP_ON_DEVICE] * MOST_STEPS + [0]
