@@ -131,6 +131,8 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
 
     captures.on_replay = replays
     run.when_ended(captures.remove)
+    run.when_ended(timeline.forget)
+    lifecycle.on_fork(timeline.forget)
     run.gpu = shown = Gpu(timeline, captures, torch)
     run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)
     memory = AllocatorMemory(writer, torch.cuda, device=lambda: shown.device)

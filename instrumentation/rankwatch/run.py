@@ -70,8 +70,7 @@ class Run:
         self._record = self._scalars.record
         self.checkpoint_log = CheckpointLog(writer, self._failures)
         """For what records checkpoints without `checkpoint`."""
-        self.fingerprints: Fingerprints | None = None
-        """Set once torch is loaded."""
+        self.fingerprints: Fingerprints | None = None  # set by the hooks
         self._ended = False
         self.end_of_script: Callable[[], Ending | None] | None = None
         """Set where the end of the script finishes the run: returns what has ended it before, else None."""
@@ -335,8 +334,6 @@ class Run:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
         self._ended = True
         self._resolvers.clear()
-        if self.device is not None:
-            self.device.forget()
         self._writer.detach()
         for follow in self._followers:
             follow()
@@ -357,8 +354,6 @@ class Run:
                 close()
             except Exception as error:  # noqa: BLE001 - the others must still be closed
                 self._failures.note("remove a hook", error)
-        if self.device is not None:
-            self.device.forget()
         self._spans.release()
 
     def _resolve(self) -> None:

@@ -344,9 +344,11 @@ def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
 
 def test_forked_child(rank: LoneRank) -> None:
     """A child that is forked calls nothing of CUDA, where its parent has initialised it."""
+    assert rank.run.device is not None
     with rank.run.step(), rank.run.phase("forward"):
         rank.compute(0.010)
         rank.run.silence()
+        rank.run.device.forget()  # as `rankwatch.hooks` has it done in each child
         rank.machine.in_use = False
         made, rank.machine.broken = rank.machine.events_made, True
         with rank.run.phase("backward"):

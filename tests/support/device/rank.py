@@ -130,6 +130,7 @@ class Rank:
         run, torch = self.run, self.machine.torch
         timeline = run.device
         assert timeline is not None
+        run.when_ended(timeline.forget)
         captures = Captures(writer, torch)
         captures.on_replay = timeline.spoil
         run.gpu = self.gpu = Gpu(timeline, captures, torch)
