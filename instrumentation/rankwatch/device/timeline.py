@@ -174,6 +174,8 @@ class DeviceTimeline:
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
         """The phase that began last has ended."""
+        if self._wait is not None:  # an exception kept its end from us
+            self._wait, self._unknown = None, True
         if self._open and self._open[-1] & NUMBER == number:
             self._open.pop()
             self._mark(moment)

@@ -260,3 +260,23 @@ def test_signatures(tmp_path: Path) -> None:
         assert found is not original
         assert inspect.signature(found) == inspect.signature(original)
         assert found.__qualname__ == original.__qualname__
+
+
+def test_callback_of_the_backward_pass_that_raises(tmp_path: Path) -> None:
+    """The trainer that goes on does its own work then, and does not wait until the step ends."""
+    rank = LoneRank(tmp_path)
+    rank.peer_comes(0.0)
+
+    def fails() -> None:
+        raise KeyError
+
+    with rank.run.step():
+        with pytest.raises(KeyError), rank.run.phase("backward"), rank.machine.autograd.backward():
+            rank.collective("all_reduce", PAIR, 0.0, asynchronous=True)
+            rank.machine.autograd.queue_callback(fails)
+        with rank.run.phase("optimizer"):
+            rank.compute(OWN_SECONDS)
+    rank.resolve()
+    own = {name: seconds for name, seconds, _ in rank.phases()}
+    assert own["optimizer"] == near(OWN_SECONDS)
+    assert rank.unknown_steps() == [0]
