@@ -152,7 +152,15 @@ class DeviceTimeline:
         if stream is None:
             return False
         self._thread = get_ident()
-        return not stream.follow()
+        if not stream.follow():
+            return True
+        while len(self._marks) > self._marks_of_steps():  # times on two streams cannot be compared
+            self._free.append(self._marks.pop()[_EVENT])
+        return False
+
+    def _marks_of_steps(self) -> int:
+        """Number of marks up to the last one of the last step."""
+        return self._steps[-1].marks_before_end - self._taken if self._steps else 0
 
     def phase_began(self, number: int, moment: float = 0.0) -> None:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
@@ -242,7 +250,7 @@ class DeviceTimeline:
 
     def _forget_between(self) -> None:
         """Keep few of the marks that lie in no step: an evaluation may take hours."""
-        of_steps = self._steps[-1].marks_before_end - self._taken if self._steps else 0
+        of_steps = self._marks_of_steps()
         if len(self._marks) - of_steps > _MOST_BETWEEN:
             self._free.append(self._marks[of_steps][EVENT])
             del self._marks[of_steps]

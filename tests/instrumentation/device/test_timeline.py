@@ -444,3 +444,16 @@ def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:
             pass
     flags = [each.payload[1] for each in rank.records(RecordKind.STEP)]
     assert flags == [layout.STEP_ON_DEVICE] * MOST_STEPS + [0]
+
+
+def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:
+    """The new stream does not wait for the old one, so the step has only the time of the new one."""
+    with rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.100)
+    with rank.run.phase("data_wait"):
+        rank.host.spend(0.001)
+    with rank.machine.on(rank.machine.stream()), rank.run.step(), rank.run.phase("forward"):
+        rank.compute(0.010)
+    rank.resolve()
+    seconds = [each.end - each.start for each in rank.records(RecordKind.DEVICE_STEP)]
+    assert seconds[:2] == [near(0.100), near(0.010)]
