@@ -135,8 +135,7 @@ class DeviceTimeline:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
-        earlier = self._steps[-1].marks_before_end - self._taken if self._steps else 0
-        if count < earlier + 2 or self._marks[count - 2][MOMENT] < began:  # captured whole, or refused
+        if count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began:  # captured whole, or refused
             self._unknown = self._step_open = False
             return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
@@ -155,7 +154,7 @@ class DeviceTimeline:
         if not stream.follow():
             return True
         while len(self._marks) > self._marks_of_steps():  # times on two streams cannot be compared
-            self._free.append(self._marks.pop()[_EVENT])
+            self._free.append(self._marks.pop()[EVENT])
         return False
 
     def _marks_of_steps(self) -> int:
