@@ -187,6 +187,7 @@ def ask(
     """The samples of each expression of a case that expects none: promtool prints them as its reason to
     fail."""
     done = run_promtool((case,), groups, interval, directory, every_rule=every_rule)
+    assert ", err: " not in done.stdout, done.stdout
     found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
     assert bool(found) == bool(done.returncode), done.stdout
     expressions = [each["expr"] for each in case["promql_expr_test"]]

@@ -93,6 +93,11 @@ class Job:
         """What the ranks run."""
         return PROGRAMS[self.program]
 
+    @property
+    def blamed(self) -> int | None:
+        """The slow rank, if its fault is one that names a rank."""
+        return None if self.fault is None or self.fault.what not in PHASES else self.fault.rank
+
 
 class Result:
     """A job that has run, with its boxes in a directory."""
@@ -246,7 +251,7 @@ _CHANCE = 0.005
 def complaints(result: Result, healthy: Result) -> Iterator[str]:
     """What is wrong with what the agent and the diagnosis say about a job, in words."""
     fault, verdict = result.job.fault, result.verdict
-    blamed = None if fault is None or fault.what not in PHASES else fault.rank
+    blamed = result.job.blamed
     named = {rank for each in verdict.causes if each.certain for rank in each.ranks} | set(verdict.ranks)
     yield from (f"rank {rank} is named" for rank in named - {blamed})
     if any(rank.writer.integers[Now.ERRORS] for rank in result.ranks):
@@ -255,7 +260,7 @@ def complaints(result: Result, healthy: Result) -> Iterator[str]:
         if result.known():
             yield "the agent claims to know local times"
         return
-    yield from _residual_complaints(result, blamed)
+    yield from residual_complaints(result, blamed, result.residuals())
     truth = result.step_seconds / healthy.step_seconds
     if blamed is None:
         allowed = CAUSES.get(fault.what, ()) if fault is not None else ()
@@ -273,18 +278,18 @@ def complaints(result: Result, healthy: Result) -> Iterator[str]:
         yield f"the price is {verdict.slowdown:.3f}, truly {truth:.3f}"
 
 
-def _residual_complaints(result: Result, blamed: int | None) -> Iterator[str]:
-    """What is wrong with the figures of the agent."""
+def residual_complaints(result: Result, blamed: int | None, residuals: Mapping[int, float]) -> Iterator[str]:
+    """What is wrong with the figures of the agent, or with what the rules make of them."""
     fault = result.job.fault
     if not result.known():
         yield "the agent does not know local times"
     if fault is not None and fault.what is Slow.BATCHES:
         return  # ranks with long batches take longer
     limit, chance = (2 * _INNOCENT, _INNOCENT) if result.job.program in UNEVEN else (_INNOCENT, _CHANCE)
-    for rank, residual in result.residuals().items():
+    for rank, residual in residuals.items():
         if rank != blamed and abs(residual) > limit:
             yield f"rank {rank} has a residual of {residual:+.1%}"
     if fault is not None and blamed is not None and result.job.reads_loss and fault.what in EXACT:
         expected = fault.size * result.expected_share(fault)
-        if abs(result.residuals()[blamed] - expected) > _TRUTH_SHARE * expected + chance:
-            yield f"its residual is {result.residuals()[blamed]:+.1%} instead of {expected:+.1%}"
+        if abs(residuals[blamed] - expected) > _TRUTH_SHARE * expected + chance:
+            yield f"its residual is {residuals[blamed]:+.1%} instead of {expected:+.1%}"

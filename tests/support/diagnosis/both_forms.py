@@ -23,13 +23,13 @@ _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
 """The rules of everybody but for twice the interval, which many have, and which makes half the work."""
 FIRING = 'ALERTS{alertstate="firing"}'
 _NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
-_PHASES = (
+PHASES_OF_NAMED = (
     f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.phase_share:g}"
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:residual"
 _GROUPS = ("rankwatch-causes", "rankwatch-steps", "rankwatch-performance")
-_RULES = [each for each in groups_of(_CONFIG) if each["name"] in _GROUPS]
+RULES = [each for each in groups_of(_CONFIG) if each["name"] in _GROUPS]
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 
 
@@ -63,26 +63,26 @@ def verdict_of_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Ou
 
     Fails where alerts report several causes at once, or do not see each rank.
     """
-    firing, phases = samples_of_alerts(run, shape, directory, (FIRING, _PHASES))
-    return _verdict([each.labels for each in firing], [each.labels for each in phases])
+    firing, phases = samples_of_alerts(run, shape, directory, (FIRING, PHASES_OF_NAMED))
+    return outcome_of_alerts([each.labels for each in firing], [each.labels for each in phases])
 
 
 def samples_of_alerts(
     run: SimulatedJob, shape: JobShape, directory: Path, expressions: Sequence[str]
 ) -> list[list[Sample]]:
     """The samples of each expression as the run ends. Fails where the rules do not see each rank."""
-    names = frozenset(re.findall(r"\brankwatch_\w+", json.dumps(_RULES)))
+    names = frozenset(re.findall(r"\brankwatch_\w+", json.dumps(RULES)))
     interval = _CONFIG.scrape_interval_seconds
     scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
     case = _case(scrapes, (*expressions, _WATCHED))
-    *found, watched = ask(case, _RULES, f"{interval:g}s", directory, every_rule=True)
+    *found, watched = ask(case, RULES, f"{interval:g}s", directory, every_rule=True)
     assert len(watched) == shape.ranks, "rules that see no ranks prove nothing by silence"
     return found
 
 
-def _verdict(firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]) -> Outcome:
+def outcome_of_alerts(firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]) -> Outcome:
     """Fails where alerts report several causes, or phases of slow ranks, at once."""
-    alerts = [rule for group in _RULES for rule in group["rules"] if "alert" in rule]
+    alerts = [rule for group in RULES for rule in group["rules"] if "alert" in rule]
     causes_of = [(rule["alert"], rule["annotations"].get("cause")) for rule in alerts]
     cause_of = {alert: Cause(cause) for alert, cause in causes_of if cause}  # slower steps alone name none
     firing = [each for each in firing if each["alertname"] in cause_of]
