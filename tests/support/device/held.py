@@ -40,19 +40,28 @@ _SETTLED_SECONDS = 1.0
 
 
 class Exported(Result):
-    """A job whose boxes a real agent has read, before its first step and after its last one."""
+    """A job whose boxes a real agent has read, once all ranks have done their first steps and at the end."""
 
+    steps_on_host = 0
     series: Sequence[Series]
     seconds: float
+    """How long all of it took."""
 
     def _run(self) -> None:
-        began = now = self._end()
-        agent = RanksCollector(directory=self.directory, monotonic=lambda: now, wall=lambda: now)
-        agent.collect()
+        self._now = began = self._end()
+        self._agent = RanksCollector(
+            directory=self.directory, monotonic=lambda: self._now, wall=lambda: self._now
+        )
         super()._run()
         self.seconds = self._end() - began
-        now = self._end() + _SETTLED_SECONDS
-        self.series = agent.collect().series
+        self._now = self._end() + _SETTLED_SECONDS
+        self.series = self._agent.collect().series
+
+    def _warmed(self, now: float) -> None:
+        super()._warmed(now)
+        if len(self._warm) == len(self.ranks):
+            self._now = self._end()
+            self._agent.collect()
 
 
 class Judged:

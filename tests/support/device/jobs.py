@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -102,6 +102,9 @@ class Job:
 class Result:
     """A job that has run, with its boxes in a directory."""
 
+    steps_on_host = 1
+    """Of those that the figures hold: the first step is not on the device."""
+
     def __init__(self, job: Job, directory: Path) -> None:
         self.job, self.directory = job, directory
         self.ranks = _ranks(job, directory)
@@ -112,7 +115,11 @@ class Result:
 
     def _run(self) -> None:
         make, grid = self.job.of.step, self.job.of.grid
-        run_together([(each, _train(each, make(each, grid), self.job, self._warm)) for each in self.ranks])
+        run_together([(each, _train(each, make(each, grid), self.job, self._warmed)) for each in self.ranks])
+
+    def _warmed(self, now: float) -> None:
+        """A rank has done its first steps."""
+        self._warm.append(now)
 
     def _end(self) -> float:
         return max(each.host.now for each in self.ranks)
@@ -143,13 +150,13 @@ class Result:
         return all(each.local_known for each in self.agent.values())
 
     def expected_share(self, fault: Fault) -> float:
-        """What a fault of size 1 adds to the residual of its rank: the first step is not on the device."""
+        """What a fault of size 1 adds to the residual of its rank."""
         peers = [each for rank, each in self.agent.items() if self._stage(rank) == self._stage(fault.rank)]
         local = median(each.local_seconds / each.steps for each in peers)
         extra = STEP_SECONDS
         if fault.what is Slow.COMPUTE:
             extra = local - median(each.phase_seconds["data_wait"] / each.steps for each in peers)
-        return extra / local * (1.0 - 1.0 / self.job.steps)
+        return extra / local * (1.0 - self.steps_on_host / self.job.steps)
 
     def _stage(self, rank: int) -> int:
         return self.job.of.grid.place(rank)[0]
@@ -181,14 +188,14 @@ def _ranks(job: Job, directory: Path) -> list[Rank]:
     return found
 
 
-def _train(rank: Rank, step: Step, job: Job, warm: list[float]) -> Iterator[Operation]:
-    """The loop of one rank, with the fault; adds to `warm` when its first steps are over."""
+def _train(rank: Rank, step: Step, job: Job, warmed: Callable[[float], None]) -> Iterator[Operation]:
+    """The loop of one rank, with the fault; calls `warmed` when its first steps are over."""
     pace = _Pace(rank, job)
     run, ended = rank.run, deque[Operation]()
     for number in range(job.steps):
         if number == WARM_STEPS:
             yield from rank.wait_for_device()
-            warm.append(rank.host.now)
+            warmed(rank.host.now)
         with run.phase("data_wait"):
             rank.host.spend(pace.loader_seconds)
         with run.step():
