@@ -28,7 +28,7 @@ from rankwatch_agent.training.life.series import life_series
 from rankwatch_agent.training.node_sums import half_losses, half_writes, sum_series
 from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing
 from rankwatch_agent.training.recent import RecentMeans
-from rankwatch_agent.training.recent_series import Placed, half_series, node_series
+from rankwatch_agent.training.recent_series import Placed, half_series, node_series, step_series
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
@@ -189,6 +189,8 @@ class RanksCollector:
             first = ranks[0]
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
+            steps = [rank.totals.recent.step_seconds for rank in ranks]
+            parts.append(_Part(first, partial(step_series, run, steps)))
             parts.append(_Part(first, partial(node_series, run, _recent(ranks))))
             parts.append(_Part(first, partial(sum_series, run, ranks, self._wall_of)))
             if run in shown:
@@ -313,7 +315,7 @@ def _condition(rank: RankFollower) -> RankCondition:
         counted=frozenset(rank.totals.collectives.totals),
         started=rank.header.started_monotonic,
         owner=rank.owner,
-        steps=rank.totals.steps.steps,
+        steps=rank.totals.steps.local_steps,
         local_seconds=rank.totals.steps.local_seconds,
         role=str(rank.header.identity.coordinates.get("pp", "")),
         gpu=rank.now.gpu,

@@ -47,7 +47,7 @@ class RankCondition(NamedTuple):
     owner: int = 0
     """User id of the black box's owner."""
     steps: int = 0
-    """Steps it completed while the agent watched."""
+    """Steps it completed while the agent watched, as far as their own time is known."""
     local_seconds: float = 0.0
     """Its own work in them: their time less what it spent blocked in collectives."""
     role: str = ""

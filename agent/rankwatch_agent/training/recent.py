@@ -33,6 +33,7 @@ class _Look(NamedTuple):
     steps: int
     seconds: float
     local_seconds: float
+    local_steps: int
     message_seconds: float
     late_steps: int
     late_seconds: float
@@ -95,6 +96,8 @@ class RecentSteps:
     def __init__(self, window_seconds: float) -> None:
         self.means: RecentMeans | None = None
         """None while the rank completes no step, or its own time is not known."""
+        self.step_seconds: float | None = None
+        """Mean of a step; None while the rank completes none."""
         self._window = window_seconds
         self._looks: deque[_Look] = deque()
         self._long: deque[tuple[float, int, float]] = deque()
@@ -111,7 +114,11 @@ class RecentSteps:
             looks.popleft()
         while long[0][0] < moment - 2 * self._window:
             long.popleft()
-        self.means = _means(looks[0], now, long[0]) if steps.local_known else None
+        first = looks[0]
+        done = now.steps - first.steps
+        self.step_seconds = (now.seconds - first.seconds) / done if done > 0 else None
+        known = steps.local_known and now.local_steps > first.local_steps
+        self.means = _means(first, now, long[0]) if known else None
 
 
 def _look(steps: StepAssembler, moment: float) -> _Look:
@@ -122,6 +129,7 @@ def _look(steps: StepAssembler, moment: float) -> _Look:
         steps=steps.steps,
         seconds=steps.seconds,
         local_seconds=steps.local_seconds,
+        local_steps=steps.local_steps,
         message_seconds=steps.message_seconds,
         late_steps=variation.late_steps,
         late_seconds=variation.late_seconds,
@@ -133,15 +141,13 @@ def _look(steps: StepAssembler, moment: float) -> _Look:
     )
 
 
-def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMeans | None:
+def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMeans:
     steps = now.steps - first.steps
-    if steps <= 0:
-        return None
 
     def mean(before: float, after: float) -> float:
         return (after - before) / steps
 
-    local = mean(first.local_seconds, now.local_seconds)
+    local = (now.local_seconds - first.local_seconds) / (now.local_steps - first.local_steps)
     terms = {name: mean(first.terms.get(name, 0.0), total) for name, total in now.terms.items()}
     return RecentMeans(
         step_seconds=mean(first.seconds, now.seconds),

@@ -57,12 +57,16 @@ def half_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Serie
                 yield sample(f"rankwatch_recent_half_{name}", (run, stage, half), value)
 
 
+def step_series(run: str, steps: Iterable[float | None]) -> Iterator[Series]:
+    """The step of the run, also where own time and waits are not told apart."""
+    yield from _median("rankwatch_recent_run_step_seconds", (run,), steps)
+
+
 def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:
     """Medians over the ranks of a run on this node: of these, rules take the median of the run."""
     if not ranks:
         return
     means = ranks.values()
-    yield sample("rankwatch_recent_run_step_seconds", (run,), median(each.step_seconds for each in means))
     yield sample("rankwatch_recent_run_waiting_ratio", (run,), median(each.waiting_ratio for each in means))
     variances = [each.variance for each in means if each.variance is not None]
     if variances:

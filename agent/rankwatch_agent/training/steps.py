@@ -180,6 +180,8 @@ class StepAssembler:
         self.steps = 0
         self.seconds = 0.0
         self.local_seconds = 0.0
+        self.local_steps = 0
+        """Steps whose own time is known, and in `local_seconds`."""
         self.message_seconds = 0.0
         """Time of steps blocked in sends and receives, a part of communication."""
         self.phase_seconds: dict[str, float] = {}
@@ -331,8 +333,11 @@ class StepAssembler:
         self.steps += 1
         self.last_step = number
         self.seconds += duration
-        local = duration - parts.get(COMMUNICATION, 0.0) if self.local_known else 0.0
-        self.local_seconds += local
+        local = 0.0
+        if self.local_known:
+            local = duration - parts.get(COMMUNICATION, 0.0)
+            self.local_seconds += local
+            self.local_steps += 1
         totals = self.phase_seconds
         for name, seconds in parts.items():
             totals[name] = totals.get(name, 0.0) + seconds

@@ -156,7 +156,8 @@ class Variation:
         """Take a completed step; one whose sums overflowed is ignored."""
         if not (step.local_seconds < math.inf and step.work < math.inf):
             return
-        self._between_steps(step.local_seconds, step.work)
+        if step.local_seconds:  # else it is not known
+            self._between_steps(step.local_seconds, step.work)
         if len(step.forward_seconds) > 1 and len(step.forward_seconds) == len(step.backward_seconds):
             self._within_step(step.forward_seconds, step.backward_seconds)
 

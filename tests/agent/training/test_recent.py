@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_agent.training.recent import RecentMeans, RecentSteps
-from rankwatch_agent.training.recent_series import node_series, rank_series, token_series
+from rankwatch_agent.training.recent_series import node_series, rank_series, step_series, token_series
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import LearntTimeouts
 
@@ -25,6 +25,7 @@ def _steps(steps: StepAssembler, count: int, *, seconds: float = 1.0, local: flo
     steps.steps += count
     steps.seconds += count * seconds
     steps.local_seconds += count * local
+    steps.local_steps += count
     steps.message_seconds += count * 0.1
     for phase, share in (("forward", 0.4), ("data_wait", 0.1), ("communication", 0.5)):
         steps.phase_seconds[phase] = steps.phase_seconds.get(phase, 0.0) + count * seconds * share
@@ -53,6 +54,25 @@ def test_means() -> None:
     assert means.waiting_ratio == pytest.approx(0.25)
     assert means.phase_seconds[SlowPhase.COMPUTE] == pytest.approx(0.4)
     assert means.phase_seconds[SlowPhase.CHECKPOINT] == 0.0
+
+
+def test_unknown_local_time() -> None:
+    """Steps whose waits are not known take no part in the mean of local time, and no part of it is 0."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    recent.take(steps, 0.0)
+    _steps(steps, 4)
+    steps.steps += 6
+    steps.seconds += 6 * 2.0
+    recent.take(steps, 10.0)
+    assert _read(recent).local_seconds == pytest.approx(0.5)
+    assert _read(recent).arrival_seconds >= 0.5
+    assert recent.step_seconds == pytest.approx(1.6)
+    steps.local_known = False
+    recent.take(steps, 20.0)
+    assert recent.means is None
+    (series,) = step_series("r", [recent.step_seconds, None])
+    assert series.value == pytest.approx(1.6), "the step of the run is known all the same"
+    assert list(step_series("r", [None])) == []
 
 
 def test_change_shows_after_a_window() -> None:

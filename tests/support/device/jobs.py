@@ -30,7 +30,7 @@ LOADER_SECONDS = 0.5e-3
 STEP_SECONDS = 0.028
 """About the own time of a step of most programs: what the size of a fault of the host refers to."""
 NOISE = 0.01
-WARM_STEPS = 4
+WARM_STEPS = 6
 """Steps that find the device, capture graphs and fill queues."""
 _FUTURE_SECONDS = 1e4
 
