@@ -143,7 +143,8 @@ def test_many_jobs(tmp_path: Path, part: int) -> None:
     for number in range(50):
         program = rng.choice(list(PROGRAMS))
         seed, reads_loss = rng.randrange(1 << 30), rng.random() < 0.7
-        what = rng.choice(list(Slow))
+        # A graph repeats the work of the batch that it was captured with, whatever the later ones hold.
+        what = rng.choice([each for each in Slow if (program, each) != ("graph_of_compute", Slow.BATCHES)])
         size = rng.uniform(1.0, 20.0) if what is Slow.LINK else rng.uniform(0.1, 0.5)
         fault = Fault(what, rng.randrange(PROGRAMS[program].grid.size), size)
         for name, each in (("healthy", None), ("faulty", fault)):
