@@ -54,6 +54,14 @@ def test_late_step() -> None:
     assert (variation.late_steps, variation.late_seconds) == (1, 1.0)
 
 
+def test_unknown_local_time() -> None:
+    """Steps whose own time is not known, as of a CUDA graph with collectives, show no variation."""
+    variation = _settled()
+    for local in (0.0, 0.0, 1.0):
+        variation.add(StepParts(local))
+    assert variation.terms == {"local": 0.0}
+
+
 def test_ordinary_steps() -> None:
     """Steps that differ by a fifth are not late. Noise of a few percent is far below."""
     variation = _settled()
