@@ -135,7 +135,9 @@ class DeviceTimeline:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
-        if count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began:  # captured whole, or refused
+        if (
+            count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began
+        ):  # captured whole, or refused
             self._unknown = self._step_open = False
             return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
