@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
@@ -109,9 +109,23 @@ class DeviceTimeline:
         if self._shown is None:
             self._shown = stream
 
-    def span(self, host: Span, number: int) -> DeviceSpan:
-        """Return a phase that is timed on the host and on the device."""
-        return DeviceSpan(self, host, number)
+    def span(self, host: Span, number: int) -> Span:
+        """Return a phase that is timed on the host and on the device. Of closures, as that of the host."""
+        enter_host, leave_host = host.__enter__, host.__exit__
+        phase_began, phase_ended = self.phase_began, self.phase_ended
+
+        def enter() -> None:
+            enter_host()
+            phase_began(number)
+
+        def leave(
+            kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
+            phase_ended(number)
+            leave_host(kind, error, trace)
+
+        methods = {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)}
+        return cast(Span, type("DeviceSpan", (), methods)())
 
     def step_began(self, began: float) -> None:
         """A step begins, in the training thread. began: when the wait for its batch began, or now."""
@@ -167,19 +181,25 @@ class DeviceTimeline:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
         if self._stream is None:
             return
-        phases = self._open
-        for at, phase in enumerate(phases):
-            if phase & NUMBER == number:  # an exception kept its end from us: it is not open inside itself
-                del phases[at:]
-                break
+        phases, marks = self._open, self._marks
+        if phases:
+            self._close(number)
         self._times_run += 1
         phase = self._times_run << NUMBER_BITS | number
         phases.append(phase)
-        if self._step_open and self._continues(self._began):
-            last = self._marks[-1]
-            self._marks[-1] = (last[MOMENT], last[EVENT], phase, None)
-        else:
-            self._mark(moment)
+        if marks and self._step_open:
+            last, event, _, wait = marks[-1]
+            if wait is None and last > self._began and self._clock() - last < _FRESH_SECONDS:
+                marks[-1] = (last, event, phase, None)
+                return
+        self._mark(moment)
+
+    def _close(self, number: int) -> None:
+        """An exception kept the end of this phase from us, if it is open: it is not open inside itself."""
+        for at, phase in enumerate(self._open):
+            if phase & NUMBER == number:
+                del self._open[at:]
+                return
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
         """The phase that began last has ended."""
@@ -312,24 +332,3 @@ class DeviceTimeline:
             self._free.append(event)
             moment = max(moment, before + event.elapsed_time(first) / 1e3)
         return min(moment, latest)
-
-
-class DeviceSpan:
-    """One phase, timed on the host and on the device."""
-
-    __slots__ = ("_host", "_number", "_timeline")
-
-    def __init__(self, timeline: DeviceTimeline, host: Span, number: int) -> None:
-        self._timeline = timeline
-        self._host = host
-        self._number = number
-
-    def __enter__(self) -> None:
-        self._host.__enter__()
-        self._timeline.phase_began(self._number)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timeline.phase_ended(self._number)
-        self._host.__exit__(kind, error, trace)
