@@ -22,6 +22,7 @@ from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
 _OF_NODE = ("cluster", "run", "node")
+_GPUS_OF_NODE = ("cluster", "node")
 _ALL_CAUSES = listed(
     f"topk(6, run_cause:rankwatch_lost_time:share{_OF_RUN})",
     OF_RUN,
@@ -78,7 +79,7 @@ def _straggler(config: RuleConfig, severity: Severity, record: str) -> AlertRule
             f"{residual} longer for its own work than its peers (phase: {phase}). The run takes "
             '{{ $value | printf "%.2f" }} times as long as it would with this rank at their pace. '
             "[[Check this rank's phases and its node's hardware]]; if it stays slow, replace the node "
-            f"at the next checkpoint.{_second_witness(config)}"
+            f"at the next checkpoint.{_second_witness(config)}{_gpu_witness(config)}"
         ),
         cause=Cause.SLOW_RANK,
         causes=_ALL_CAUSES,
@@ -110,6 +111,62 @@ def _second_witness(config: RuleConfig) -> str:
         "{{ . | first | value | humanizePercentage }} as long as the median rank of its node"
         f"{confirmed}.{{{{ else }}}}, so do not replace anything yet.{{{{ end }}}}",
         "",
+    )
+
+
+def _gpu_witness(config: RuleConfig) -> str:
+    """Whether the rank's GPU works more or less than those of its peers on the node: SM activity, else power.
+
+    A GPU that waits in a collective spins on few of its SMs; one whose host is late does not even do that.
+    Power cannot tell an idle GPU from one whose clocks are held down. In a pipeline stages differ, so it is
+    not asked.
+    """
+    window = duration(config.step_window_seconds)
+    sm_percent = (
+        f'100 * avg_over_time(rankwatch_gpu_activity_ratio{{unit="sm", cluster=%q, node=%q}}[{window}])'
+    )
+    watts = f"rate(rankwatch_gpu_energy_joules_total{matching(_GPUS_OF_NODE)}[{window}])"
+    by_power = _against_peers(
+        config,
+        watts,
+        "power {own} W against {peers} W",
+        "look at its clocks, its host and its loader before you replace the GPU",
+        none="",
+    )
+    return _against_peers(
+        config,
+        sm_percent,
+        "SM activity {own}% against {peers}%",
+        "look at its host and its loader before the GPU",
+        none=by_power,
+    )
+
+
+def _against_peers(config: RuleConfig, work: str, numbers: str, if_less: str, *, none: str) -> str:
+    """A sentence on the work of the rank's GPU and the median of its peers', if they differ clearly.
+
+    `work` has a value for each GPU of the node; a training GPU with none at all was not measured.
+    `none` is for ranks whose GPU or peers have no value.
+    """
+    work = f"(max by (gpu) ({work}) > 0)"
+    of_rank = f"on (gpu) rankwatch_rank_gpu_info{_OF_RANK}"
+    own = f"max({work} and {of_rank})"
+    peers = f"quantile(0.5, {work} and on (gpu) rankwatch_rank_gpu_info{matching(_OF_NODE)} unless {of_rank})"
+    labels_of_own, labels_of_peers = (*_GPUS_OF_NODE, *OF_RANK), (*_GPUS_OF_NODE, *_OF_NODE, *OF_RANK)
+    shown = numbers.format(
+        own=value_of(own, labels_of_own, "unknown", 'printf "%.0f"'),
+        peers=value_of(peers, labels_of_peers, "unknown", 'printf "%.0f"'),
+    )
+    more, less = 1 + config.straggler_gpu_difference, 1 - config.straggler_gpu_difference
+    return looked_up(
+        f"{own} / {peers} unless on () (run:rankwatch_stages:count{_OF_RUN} > 1)",
+        (*labels_of_own, *labels_of_peers, *OF_RUN),
+        "{{ $ratio := . | first | value }}"
+        f"{{{{ if or (gt $ratio {more:.2f}) (lt $ratio {less:.2f}) }}}} Its GPU works "
+        f"{{{{ if gt $ratio 1.0 }}}}more{{{{ else }}}}less{{{{ end }}}} than those of its peers ({shown}): "
+        "{{ if gt $ratio 1.0 }}it computes while they wait{{ else }}"
+        f"{if_less}{{{{ end }}}}.{{{{ end }}}}",
+        none,
     )
 
 

@@ -39,6 +39,9 @@ class Pace:
     straggler_wait_ratio: float = 0.5
     """Wait in collectives, over that of the median rank of the node, below which the peers of a straggler do
     wait for it. It changes the text of the alert only."""
+    straggler_gpu_difference: float = 0.15
+    """Least share by which a straggler's GPU works more or less than the median of its peers on the node (SM
+    activity, else power) for the alert to say so. It changes the text of the alert only."""
     phase_share: float = 0.5
     """Least share of the rank's excess that a phase must hold to be named."""
 
