@@ -175,12 +175,8 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
 
 
 _SHARES = (
-    *(
-        "straggler_least_residual",
-        "straggler_most_spread",
-        "straggler_wait_ratio",
-        "straggler_gpu_difference",
-    ),
+    *("straggler_least_residual", "straggler_most_spread"),
+    *("straggler_wait_ratio", "straggler_gpu_difference"),
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
     *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
     *(
