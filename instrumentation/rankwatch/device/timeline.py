@@ -149,13 +149,11 @@ class DeviceTimeline:
                     break
                 count -= 1
         unknown = self._unknown or self._blind
-        if (
-            count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began
-        ):  # captured whole, or refused
-            self._unknown = self._step_open = False
+        self._unknown = self._step_open = False
+        # A step that was captured whole, or whose events CUDA has refused, has no two of its own.
+        if count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began:
             return False
         self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
-        self._unknown = self._step_open = False
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return bool(self._steps)
@@ -181,18 +179,16 @@ class DeviceTimeline:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
         if self._stream is None:
             return
-        phases, marks = self._open, self._marks
-        if phases:
+        if self._open:
             self._close(number)
         self._times_run += 1
         phase = self._times_run << NUMBER_BITS | number
-        phases.append(phase)
-        if marks and self._step_open:
-            last, event, _, wait = marks[-1]
-            if wait is None and last > self._began and self._clock() - last < _FRESH_SECONDS:
-                marks[-1] = (last, event, phase, None)
-                return
-        self._mark(moment)
+        self._open.append(phase)
+        if self._step_open and self._continues(self._began):
+            last = self._marks[-1]
+            self._marks[-1] = (last[MOMENT], last[EVENT], phase, None)
+        else:
+            self._mark(moment)
 
     def _close(self, number: int) -> None:
         """An exception kept the end of this phase from us, if it is open: it is not open inside itself."""

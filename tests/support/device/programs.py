@@ -473,9 +473,27 @@ def compiled(rank: Rank, grid: Grid) -> Step:
 # -- tensor and expert parallel -------------------------------------------------------------------
 
 
+def _around(rank: Rank, reducer: Reducer, layer: Callable[[float], None]) -> Step:
+    """DDP, with two buckets, around layers that communicate themselves."""
+
+    def step() -> Iterator[Operation]:
+        with rank.run.phase("forward"):
+            for _ in range(LAYERS):
+                layer(FORWARD_SECONDS)
+        with rank.run.phase("backward"), rank.machine.autograd.backward():
+            for number in range(LAYERS):
+                layer(BACKWARD_SECONDS)
+                if number % 2:
+                    reducer.bucket_ready(last=number == LAYERS - 1)
+        with rank.run.phase("optimizer"):
+            rank.compute(OPTIMIZER_SECONDS)
+        yield from ()
+
+    return step
+
+
 def tensor_parallel(rank: Rank, grid: Grid) -> Step:
     """DTensor: torch/distributed/_functional_collectives.py, each waited for at once; DDP around it."""
-    run = rank.run
     group = grid.group("mesh_tp", rank.number, "tp")
     reducer = Reducer(rank, grid.group("mesh_dp", rank.number, "dp"))
 
@@ -484,25 +502,12 @@ def tensor_parallel(rank: Rank, grid: Grid) -> Step:
             rank.compute(seconds / 2)
             rank.functional("all_reduce", group, TRANSFER_SECONDS / 2)()
 
-    def step() -> Iterator[Operation]:
-        with run.phase("forward"):
-            for _ in range(LAYERS):
-                layer(FORWARD_SECONDS)
-        with run.phase("backward"), rank.machine.autograd.backward():
-            for number in range(LAYERS):
-                layer(BACKWARD_SECONDS)
-                if number % 2:
-                    reducer.bucket_ready(last=number == LAYERS - 1)
-        with run.phase("optimizer"):
-            rank.compute(OPTIMIZER_SECONDS)
-        yield from ()
-
-    return step
+    return _around(rank, reducer, layer)
 
 
 def expert_parallel(rank: Rank, grid: Grid) -> Step:
     """Two all-to-alls around the experts of each layer, whose load is uneven by chance."""
-    run, world = rank.run, _world(grid)
+    world = _world(grid)
     reducer = Reducer(rank, world)
 
     def layer(seconds: float) -> None:
@@ -511,20 +516,7 @@ def expert_parallel(rank: Rank, grid: Grid) -> Step:
         rank.compute(seconds / 2 * rank.random.uniform(0.8, 1.2))
         rank.collective("all_to_all", world, TRANSFER_SECONDS)
 
-    def step() -> Iterator[Operation]:
-        with run.phase("forward"):
-            for _ in range(LAYERS):
-                layer(FORWARD_SECONDS)
-        with run.phase("backward"), rank.machine.autograd.backward():
-            for number in range(LAYERS):
-                layer(BACKWARD_SECONDS)
-                if number % 2:
-                    reducer.bucket_ready(last=number == LAYERS - 1)
-        with run.phase("optimizer"):
-            rank.compute(OPTIMIZER_SECONDS)
-        yield from ()
-
-    return step
+    return _around(rank, reducer, layer)
 
 
 # -- pipelines ------------------------------------------------------------------------------------
