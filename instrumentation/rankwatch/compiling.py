@@ -1,4 +1,4 @@
-"""Calls of a run inside a function that torch.compile compiles.
+"""How our code stays out of torch.compile: calls of a run inside a compiled function, and what we replace.
 
 A compiled graph has no moments at which a phase could begin or end. So these calls record nothing there, and
 the compiler must see that they do nothing: otherwise each would break the graph in two.
@@ -9,6 +9,8 @@ The other methods ask `is_compiling`, which also has a substitute.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -50,6 +52,44 @@ def keep_from_compiler(function: object, *, calls: bool) -> None:
             function._torchdynamo_disable = True  # type: ignore[attr-defined]
     except (ImportError, AttributeError, TypeError):  # before torch 2.7
         return
+
+
+def uncompiled(function: Any) -> Any:
+    """Return the function, or one around it, in a form that torch.compile leaves alone.
+
+    Under a compiled model torch would otherwise compile the function and all that it calls, and warn.
+    `torch.compiler.disable` is not used because it imports the compiler, which takes a second.
+    """
+    torch: Any = importlib.import_module("torch")
+    function._torchdynamo_disable = True  # `disable` sets this too: calls are not inlined
+    with contextlib.suppress(AttributeError):  # another release of torch may do it in another way
+        frames = torch._C._dynamo.eval_frame
+        if not hasattr(frames, "set_code_exec_strategy"):
+            return _with_compiler_off(function, frames)
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def in_place_of(original: Any, function: Any) -> Any:
+    """Return the function as `uncompiled` does, with the name and the signature of the original."""
+    return functools.update_wrapper(uncompiled(function), original)
+
+
+def _with_compiler_off(function: Any, frames: Any) -> Any:
+    """For torch 2.6, which can skip a function, but not the functions that it calls."""
+    switch = frames.set_eval_frame
+
+    def around(*arguments: Any, **named: Any) -> Any:
+        compiler = switch(None)
+        try:
+            return function(*arguments, **named)
+        finally:
+            switch(compiler)
+
+    frames.skip_code(around.__code__)
+    around._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return around
 
 
 def _substitute(phase: Callable[[str], object]) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
+from rankwatch.compiling import in_place_of
 from rankwatch.device.cuda import ComputeStream, Gpu
 from rankwatch.device.parts import WaitKey
 from rankwatch.failures import Failures
-from rankwatch.uncompiled import in_place_of
 
 MOST_STORAGES = 1024
 """Outputs of functional collectives whose operation is remembered."""

@@ -27,9 +27,9 @@ from rankwatch.collectives.groups import Groups
 from rankwatch.collectives.operators import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Operator
 from rankwatch.collectives.tensor_waits import TensorWaits
 from rankwatch.collectives.waiting import Waiting
+from rankwatch.compiling import uncompiled
 from rankwatch.device.cuda import Gpu
 from rankwatch.failures import Failures
-from rankwatch.uncompiled import keep_from_compiler
 
 _FOLLOW = "follow a collective"
 _NOTHING = (None, None)
@@ -104,7 +104,7 @@ class CollectiveHook:
                 follow(call, seen, arguments, result)
             return result
 
-        self._library.impl(short, keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
+        self._library.impl(short, uncompiled(kernel), "BackendSelect", with_keyset=True)
 
     def _begin(
         self, operator: Operator, arguments: tuple[Any, ...]

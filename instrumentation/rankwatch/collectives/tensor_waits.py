@@ -16,8 +16,8 @@ from typing import Any
 
 from rankwatch.collectives.call import Call
 from rankwatch.collectives.device_waits import DeviceWaits
+from rankwatch.compiling import uncompiled
 from rankwatch.failures import Failures
-from rankwatch.uncompiled import keep_from_compiler
 
 MOST_AWAITED = 1024
 """Most storages whose waits are seen."""
@@ -106,7 +106,7 @@ class TensorWaits:
             finally:
                 ended(*wait, failed)
 
-        self._library.impl("wait_tensor", keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
+        self._library.impl("wait_tensor", uncompiled(kernel), "BackendSelect", with_keyset=True)
 
     def _begun(self, arguments: tuple[Any, ...]) -> tuple[Call, float] | None:
         try:

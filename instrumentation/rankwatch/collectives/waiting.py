@@ -17,8 +17,8 @@ from typing import Any
 
 from rankwatch.collectives.call import Call
 from rankwatch.collectives.device_waits import DeviceWaits
+from rankwatch.compiling import uncompiled
 from rankwatch.failures import Failures
-from rankwatch.uncompiled import keep_from_compiler
 
 _FOLLOW = "follow the wait for an operation"
 _thread = threading.get_ident
@@ -102,7 +102,7 @@ class Waiting:
                     ended(self, known.call, began, failed)
 
         begun, ended, device = self._begun, self._ended, self._device
-        replacement = keep_from_compiler(wait)
+        replacement = uncompiled(wait)
         replacement.__doc__ = original.__doc__
         return replacement
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
+from rankwatch.compiling import in_place_of
 from rankwatch.device.timeline import DeviceTimeline
-from rankwatch.uncompiled import in_place_of
 
 
 def has_cuda() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch import uncompiled
+from rankwatch import compiling
 from rankwatch.collectives.operators import OPERATIONS, Operator
 
 torch = pytest.importorskip("torch")
@@ -72,7 +72,7 @@ def test_compiler_of_older_release() -> None:
         return 1 / by
 
     older = SimpleNamespace(set_eval_frame=switch, skip_code=lambda code: None)
-    around = uncompiled._with_compiler_off(divide, older)
+    around = compiling._with_compiler_off(divide, older)
     assert around(by=2) == 0.5
     assert compilers[-1] == "the trainer's"
     with pytest.raises(ZeroDivisionError):
