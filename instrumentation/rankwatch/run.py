@@ -87,7 +87,7 @@ class Run:
             number = writer.name_number(name)
             span, follow = phase_span(writer, number, clock)
             self._followers.append(follow)
-            self._spans[name] = self.device.span(span, number) if self.device else span
+            self._spans[name] = self.device.span(span, number, name) if self.device else span
         self._wait = BatchWait(self._spans[DATA_WAIT], self._steps, clock)
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__

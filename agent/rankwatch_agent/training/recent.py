@@ -14,14 +14,12 @@ from itertools import starmap
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import CHECKPOINT, DATA_WAIT, EVALUATION, TOKENS, SlowPhase
-from rankwatch.conventions.vocabulary import STEP_PHASES
+from rankwatch.conventions import TOKENS, SlowPhase
+from rankwatch.conventions.vocabulary import NOT_COMPUTE, STEP_PHASES
 from rankwatch_agent.training.steps import StepAssembler
 
 _LOOKS = 30
 """Looks kept of a window: its length is true to one part in so many."""
-_NOT_COMPUTE = (DATA_WAIT, CHECKPOINT, EVALUATION)
-"""Local time that the partition of the model does not decide."""
 _PAIRS = MappingProxyType({"work": ("local", "work"), "microbatches": ("forward", "backward")})
 """By what explains the variation: the two terms that vary together because of it."""
 
@@ -136,7 +134,7 @@ def _look(steps: StepAssembler, moment: float) -> _Look:
         tokens=steps.work_done.by_unit.get(TOKENS, 0.0),
         microbatches=variation.microbatches,
         phases=tuple(sum(phases.get(each, 0.0) for each in parts) for parts in STEP_PHASES.values()),
-        not_compute=sum(phases.get(each, 0.0) for each in _NOT_COMPUTE),
+        not_compute=sum(phases.get(each, 0.0) for each in NOT_COMPUTE),
         terms=dict(variation.terms),
     )
 

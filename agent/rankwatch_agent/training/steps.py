@@ -236,9 +236,12 @@ class StepAssembler:
         if unit == TOKENS:
             self._open.work(number, amount)
 
-    def device_step(self, number: int, seconds: float, waited: float, *, known: bool) -> None:
-        """The GPU has finished a step, whose phases and messages `device` has taken already."""
-        self.device.ended(number, seconds, waited, known=known)
+    def device_step(
+        self, number: int, seconds: float, waited: float, *, known: bool, timed: bool = True
+    ) -> None:
+        """The GPU has finished a step, whose phases and messages `device` has taken already. timed: its
+        phases were."""
+        self.device.ended(number, seconds, waited, known=known, timed=timed)
         hosted = self._on_device.pop(number, None)
         if hosted is not None:
             self._count_on_device(hosted)
@@ -321,8 +324,9 @@ class StepAssembler:
             duration, parts = found.seconds, found.parts()
             self.local_known = found.known
             self.message_seconds += found.message_seconds
-            for name, seconds in found.phases:
-                step.phase(name, seconds)
+            if found.like is None:
+                for name, seconds in found.phases:
+                    step.phase(name, seconds)
         if self.ledger is not None:
             scale = (hosted.end - hosted.start) / duration if duration > 0.0 else 0.0
             scaled = {name: seconds * scale for name, seconds in parts.items()}

@@ -260,7 +260,8 @@ class RankTotals:
     def _take_device_step(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         step, waited, flags = layout.DEVICE_STEP.unpack_from(raw, at)
         if 0.0 <= waited <= end - start < math.inf:
-            self.steps.device_step(step, end - start, waited, known=not flags & layout.UNKNOWN_WAITS)
+            known, timed = not flags & layout.UNKNOWN_WAITS, not flags & layout.UNTIMED_PHASES
+            self.steps.device_step(step, end - start, waited, known=known, timed=timed)
 
     def _take_checkpoint_began(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         self.checkpoints.begins(self._name_of(number), start, raw, at)

@@ -3,7 +3,8 @@
 A step becomes a row for each operation, one after another: a phase is its own time followed by the
 communication that blocked the training thread in it, as `rankwatch_agent.training.split` tells the two apart.
 On a GPU the times of the compute stream replace those of the host; a step whose own time and waits could not
-be told apart there has no rows. A collective whose end was not seen has no row.
+be told apart there has no rows, and of many short steps each n-th has some. A collective whose end was not
+seen has no row.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class DeviceStep:
     start: float = 0.0
     end: float = 0.0
     known: bool = False
-    """Whether own time and waits were told apart."""
+    """Whether own time and waits were told apart, and the phases were timed."""
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -144,7 +145,8 @@ def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[tuple[int, float]
         elif record.kind == RecordKind.DEVICE_STEP:
             step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
             each = found[step, starts.get(step, 0.0)]
-            each.start, each.end, each.known = start, record.end, not flags & layout.UNKNOWN_WAITS
+            each.start, each.end = start, record.end
+            each.known = not flags & (layout.UNKNOWN_WAITS | layout.UNTIMED_PHASES)
     return found
 
 

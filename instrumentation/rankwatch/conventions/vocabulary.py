@@ -36,6 +36,9 @@ PHASES: tuple[str, ...] = (
 """Phases a training loop may open. `communication` also receives the exposed part of collectives
 (time the training thread is blocked in them); what no phase claims is `other`."""
 
+NOT_COMPUTE: tuple[str, ...] = (DATA_WAIT, CHECKPOINT, EVALUATION)
+"""Phases that the partition of the model does not decide: short in most steps, and long in some."""
+
 CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load", "upload")
 """`upload` copies a saved checkpoint to where it outlives the node, apart from the save itself."""
 

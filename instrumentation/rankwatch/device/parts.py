@@ -17,6 +17,7 @@ the innermost open phase, and what it waits for. A plain tuple, because there ar
 is 256 times a number that tells apart the times it ran, and its own number; 0 where none is open."""
 MOMENT: Final = 0
 EVENT: Final = 1
+WAIT: Final = 3
 """Places in a mark."""
 NUMBER_BITS = 8
 NUMBER = (1 << NUMBER_BITS) - 1
@@ -61,11 +62,12 @@ def write_step(
     began: float,
     *,
     unknown: bool,
+    untimed: bool,
 ) -> float:
     """Record the phases and waits of a step, and then the step. Returns when it ended.
 
     lengths: seconds from each mark to the next. began: when the device passed the first one. unknown: own
-    time and waits could not be told apart.
+    time and waits could not be told apart. untimed: so were the phases inside it.
     """
     parts: dict[int, _Part] = {}
     at, waited, between = began, 0.0, 0
@@ -88,7 +90,7 @@ def write_step(
         part.ended = at
     for phase, part in parts.items():
         _write(writer, step, phase & NUMBER if phase > 0 else 0, part)
-    flags = layout.UNKNOWN_WAITS if unknown else 0
+    flags = unknown * layout.UNKNOWN_WAITS | untimed * layout.UNTIMED_PHASES
     writer.append(RecordKind.DEVICE_STEP, 0, began, at, layout.DEVICE_STEP, step, waited, flags)
     return at
 

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, Mark, WaitKey, write_step
+from rankwatch.conventions.vocabulary import NOT_COMPUTE
+from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, WAIT, Mark, WaitKey, write_step
 from rankwatch.failures import Failures
 from rankwatch.spans import Span
 
@@ -35,6 +36,12 @@ MOST_STEPS = 64
 _FRESH_SECONDS = 2e-5
 """A phase that begins so soon after the last event shares it, which halves the cost of phases in a row. What
 was enqueued in between counts to that phase."""
+PHASE_SECONDS = 1.2e-5
+"""Host time of the event of a phase, recorded and read: 12 us beside an H200 (docs/testing.md)."""
+MOST_OF_STEP = 0.005
+"""Part of a step that the events of its phases may take on the host. Of shorter steps only each n-th has
+them, n a power of two up to MOST_EVERY, by the step's number, so that all ranks time the same ones."""
+MOST_EVERY = 16
 _clock = time.monotonic
 
 
@@ -67,6 +74,8 @@ class _EndedStep(NamedTuple):
     """Number of marks up to its last one, and of those that were taken from the front before."""
     unknown: bool
     """Part of it ran in a graph with collectives, or could not be timed."""
+    untimed: bool
+    """The phases that began inside it have no marks."""
 
 
 class DeviceTimeline:
@@ -94,6 +103,12 @@ class DeviceTimeline:
         self._unknown = self._step_open = self._blind = False
         self._began = 0.0
         """Start of the open step, on the host's clock."""
+        self._always_timed: set[int] = set()
+        """Numbers of the phases that are timed in each step."""
+        self._every, self._untimed = 1, False
+        """The phases of each so many-th step are timed; those of the open step, or the next, are not."""
+        self._number, self._passed = -1, 0
+        """Number of the last step, and steps since the last whose phases were timed."""
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -109,8 +124,10 @@ class DeviceTimeline:
         if self._shown is None:
             self._shown = stream
 
-    def span(self, host: Span, number: int) -> Span:
+    def span(self, host: Span, number: int, name: str) -> Span:
         """Return a phase that is timed on the host and on the device. Of closures, as that of the host."""
+        if name in NOT_COMPUTE:
+            self._always_timed.add(number)
         enter_host, leave_host = host.__enter__, host.__exit__
         phase_began, phase_ended = self.phase_began, self.phase_ended
 
@@ -148,15 +165,26 @@ class DeviceTimeline:
                 if mark[MOMENT] <= ended:
                     break
                 count -= 1
-        unknown = self._unknown or self._blind
+        unknown, untimed = self._unknown or self._blind, self._untimed
         self._unknown = self._step_open = False
+        self._untimed = self._every > 1 and not self._time_after(number)
+        self._number = number
         # A step that was captured whole, or whose events CUDA has refused, has no two of its own.
         if count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began:
             return False
-        self._steps.append(_EndedStep(number, began, self._taken + count, unknown))
+        self._steps.append(_EndedStep(number, began, self._taken + count, unknown, untimed))
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return bool(self._steps)
+
+    def _time_after(self, number: int) -> bool:
+        """True if the phases of the step after this one are to be timed."""
+        stride = max(1, number - self._number)  # some count in batches of their own
+        self._passed += 1
+        if (number // stride + 1) % self._every and self._passed < 2 * self._every:
+            return False  # twice as many pass only where numbers begin again with short epochs
+        self._passed = 0
+        return True
 
     def _follow(self) -> bool:
         """Take the current stream as the compute stream: between steps it is no side stream. Returns True if
@@ -178,6 +206,8 @@ class DeviceTimeline:
     def phase_began(self, number: int, moment: float = 0.0) -> None:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
         if self._stream is None:
+            return
+        if self._untimed and self._step_open and number not in self._always_timed:
             return
         if self._open:
             self._close(number)
@@ -310,10 +340,23 @@ class DeviceTimeline:
 
     def _record(self, step: _EndedStep, marks: list[Mark]) -> None:
         lengths = [a[EVENT].elapsed_time(b[EVENT]) / 1e3 for a, b in pairwise(marks)]
-        began = self._moment_of(marks, sum(lengths))
-        ended = write_step(self._writer, step.number, marks, lengths, began, unknown=step.unknown)
+        seconds = sum(lengths)
+        began = self._moment_of(marks, seconds)
+        ended = write_step(
+            self._writer, step.number, marks, lengths, began, unknown=step.unknown, untimed=step.untimed
+        )
+        if not step.untimed:
+            self._time_so_many(marks, seconds)
         self._last = (marks[-1][EVENT], ended)
         self._free += [mark[EVENT] for mark in marks[:-1]]
+
+    def _time_so_many(self, marks: list[Mark], seconds: float) -> None:
+        """Choose in how many steps phases are timed, from one whose phases were. Each wait has two marks."""
+        phases = len(marks) - 2 * sum(mark[WAIT] is not None for mark in marks)
+        allowed = MOST_OF_STEP * seconds
+        self._every = 1
+        while self._every < MOST_EVERY and phases * PHASE_SECONDS > allowed * self._every:
+            self._every *= 2
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.

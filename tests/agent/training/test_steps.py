@@ -358,6 +358,42 @@ def test_unknown_waits() -> None:
     assert steps.phase_seconds == pytest.approx({"forward": 0.6, "other": 0.4})
 
 
+def test_untimed_phases() -> None:
+    """Of short steps on a GPU few have their phases timed. The others share what is left of them in the same
+    way, but for those that take long in single steps: these are timed in each."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    for number in range(2):
+        steps.step(float(number), number + 0.5, number, on_device=True)
+    steps.device.phase("forward", 0.2, 0)
+    steps.device.phase("backward", 0.4, 0)
+    steps.device.phase("evaluation", 9.0, 0)
+    steps.device_step(0, 10.0, 0.2, known=True)
+    steps.device.phase("data_wait", 0.5, 1)
+    steps.device_step(1, 2.0, 0.3, known=True, timed=False)
+    steps.settle(10.0, 10.0)
+    assert steps.phase_seconds == pytest.approx(
+        {
+            "evaluation": 9.0,
+            "communication": 0.2 + 0.3,
+            "data_wait": 0.5,
+            "forward": 0.2 * (1 + 1.2 / 0.8),
+            "backward": 0.4 * (1 + 1.2 / 0.8),
+            "other": 0.2 * (1 + 1.2 / 0.8),
+        }
+    )
+    assert steps.seconds == pytest.approx(sum(steps.phase_seconds.values()))
+    assert steps.local_seconds == pytest.approx(9.8 + 1.7)
+
+
+def test_no_timed_phases_yet() -> None:
+    """An agent that comes in between knows the use of such a step only as `other`."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.step(0.0, 0.5, 7, on_device=True)
+    steps.device_step(7, 0.5, 0.1, known=True, timed=False)
+    steps.settle(10.0, 10.0)
+    assert steps.phase_seconds == pytest.approx({"communication": 0.1, "other": 0.4})
+
+
 def test_step_that_the_device_never_ends() -> None:
     """It counts after a minute, as time of no known use; so do the oldest of more than 64."""
     steps = StepAssembler(LearntTimeouts(), lambda _: None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.device import timeline
 from support.device.jobs import Fault, Job, Result, Slow, complaints
 from support.device.programs import PROGRAMS
 
@@ -51,6 +52,20 @@ def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> No
     """Other causes are told apart: slow host, loader, work between phases, links, batches."""
     job = Job(program=program, fault=Fault(what, 1, 20.0 if what is Slow.LINK else 0.2))
     assert list(complaints(Result(job, tmp_path), healthy(program))) == []
+
+
+@pytest.mark.parametrize("program", ["ddp", "fsdp2", "one_f_one_b"])
+def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Where only each 16th step has its phases timed, everything is found that is found otherwise, and the
+    phases have the same shares."""
+    fault = Fault(Slow.COMPUTE, 2, 0.2)
+    timed = Result(Job(program=program, steps=240, fault=fault), tmp_path / "timed")
+    monkeypatch.setattr(timeline, "MOST_OF_STEP", 1e-9)
+    usual = Result(Job(program=program, steps=240), tmp_path / "healthy")
+    result = Result(Job(program=program, steps=240, fault=fault), tmp_path / "faulty")
+    assert list(complaints(usual, usual)) + list(complaints(result, usual)) == []
+    shares, expected = (each.phase_shares(2) for each in (result, timed))
+    assert shares == pytest.approx(expected, abs=0.02)
 
 
 def test_hidden_loader(healthy: Healthy, tmp_path: Path) -> None:

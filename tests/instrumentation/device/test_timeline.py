@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import rankwatch
 from rankwatch import hooks
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
-from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
+from rankwatch.device.timeline import MOST_EVERY, MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
 from support.device.machine import EventBase, Operation
 from support.training.blackbox import box, of_kind
@@ -444,6 +445,61 @@ def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:
             pass
     flags = [each.payload[1] for each in rank.records(RecordKind.STEP)]
     assert flags == [layout.STEP_ON_DEVICE] * MOST_STEPS + [0]
+
+
+def short_steps(rank: LoneRank, numbers: Iterable[int], seconds: float = 0.002) -> None:
+    """Steps of a wait for data and of four phases, of which the last meets the peer."""
+    for number in numbers:
+        with rank.run.phase("data_wait"):
+            rank.host.spend(0.001)
+        with rank.run.step(number):
+            for name in ("forward", "backward", "optimizer"):
+                with rank.run.phase(name):
+                    rank.compute(seconds)
+            with rank.run.phase("communication"):
+                rank.peer_comes(0.0)
+                rank.collective("all_reduce", PAIR, 0.0)
+        rank.device_finishes()
+
+
+def timed(rank: LoneRank) -> list[int]:
+    """Numbers of the steps whose phases were timed."""
+    return [number for name, _, number in rank.phases() if name == "forward"]
+
+
+def test_short_steps(rank: LoneRank) -> None:
+    """Of these only each n-th has the events of its phases, but all have their waits and their wait for data:
+    own time is known of each, and events take half a percent of the host's time."""
+    short_steps(rank, range(8))
+    before = rank.machine.events_recorded
+    short_steps(rank, range(8, 104))
+    recorded = rank.machine.events_recorded - before
+    assert timed(rank)[:2] == [0, 1], "it is chosen once the first is resolved"
+    every = timed(rank)[-1] - timed(rank)[-2]
+    assert every in (4, 8, MOST_EVERY)
+    assert {number % every for number in timed(rank)[4:]} == {0}
+    assert recorded <= 96 * 6 + 96 / every * 4
+    assert [number for name, _, number in rank.phases() if name == "data_wait"] == list(range(1, 103))
+    assert [number for _, _, number in rank.recorded_waits()] == list(range(103))
+    assert rank.unknown_steps() == []
+
+
+def test_steps_that_get_long(rank: LoneRank) -> None:
+    """The phases of long steps are all timed, from the next step on that is looked at."""
+    short_steps(rank, range(40))
+    short_steps(rank, range(40, 80), seconds=0.1)
+    assert timed(rank)[-16:] == list(range(63, 79))
+
+
+@pytest.mark.parametrize("stride", [1, 10, MOST_EVERY])
+def test_numbers_of_short_steps(rank: LoneRank, stride: int) -> None:
+    """Some count in batches. Some begin again with each epoch, of fewer steps than lie between two."""
+    short_steps(rank, range(0, 160 * stride, stride), seconds=1e-4)
+    before = len(timed(rank))
+    assert 160 / MOST_EVERY <= before <= 3 + 160 / MOST_EVERY
+    for _ in range(64):
+        short_steps(rank, range(1, 4), seconds=1e-4)
+    assert len(timed(rank)) - before == pytest.approx(192 / 2 / MOST_EVERY, abs=1)
 
 
 def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:

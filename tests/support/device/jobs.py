@@ -145,6 +145,11 @@ class Result:
             stages.setdefault(self._stage(rank), []).append(seconds)
         return {rank: seconds / median(stages[self._stage(rank)]) - 1.0 for rank, seconds in local.items()}
 
+    def phase_shares(self, rank: int) -> Mapping[str, float]:
+        """Parts of a rank's steps by phase, as the agent knows them."""
+        found = self.agent[rank]
+        return {name: seconds / found.seconds for name, seconds in found.phase_seconds.items()}
+
     def known(self) -> bool:
         """Whether the agent has the local time of all ranks."""
         return all(each.local_known for each in self.agent.values())

@@ -127,6 +127,7 @@ class EventBase:
     def record(self, stream: Stream) -> None:
         """Record it on a stream."""
         self.machine.refuse_if_broken()
+        self.machine.events_recorded += 1
         self._point = stream.enqueue(Operation(0.0))
 
     def block(self, stream: Stream) -> None:
@@ -190,7 +191,7 @@ class Machine:
     def __init__(self, began: float) -> None:
         self.host = Host(began)
         self.autograd = Autograd()
-        self.events_made = self.synchronisations = 0
+        self.events_made = self.events_recorded = self.synchronisations = 0
         self.broken = False
         """Whether the device refuses events, as after an error on it."""
         self.in_use = True
