@@ -41,7 +41,7 @@ PHASE_SECONDS = 1.2e-5
 MOST_OF_STEP = 0.005
 """Part of a step that the events of its phases may take on the host. Of shorter steps only each n-th has
 them, n a power of two up to MOST_EVERY, by the step's number, so that all ranks time the same ones."""
-MOST_EVERY = 16
+MOST_EVERY = 32
 _clock = time.monotonic
 
 

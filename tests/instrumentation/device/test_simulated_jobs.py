@@ -56,13 +56,14 @@ def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> No
 
 @pytest.mark.parametrize("program", ["ddp", "fsdp2", "one_f_one_b"])
 def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Where only each 16th step has its phases timed, everything is found that is found otherwise, and the
+    """Where only each eighth step has its phases timed, everything is found that is found otherwise, and the
     phases have the same shares."""
     fault = Fault(Slow.COMPUTE, 2, 0.2)
-    timed = Result(Job(program=program, steps=240, fault=fault), tmp_path / "timed")
+    timed = Result(Job(program=program, steps=160, fault=fault), tmp_path / "timed")
     monkeypatch.setattr(timeline, "MOST_OF_STEP", 1e-9)
-    usual = Result(Job(program=program, steps=240), tmp_path / "healthy")
-    result = Result(Job(program=program, steps=240, fault=fault), tmp_path / "faulty")
+    monkeypatch.setattr(timeline, "MOST_EVERY", 8)
+    usual = Result(Job(program=program, steps=160), tmp_path / "healthy")
+    result = Result(Job(program=program, steps=160, fault=fault), tmp_path / "faulty")
     assert list(complaints(usual, usual)) + list(complaints(result, usual)) == []
     shares, expected = (each.phase_shares(2) for each in (result, timed))
     assert shares == pytest.approx(expected, abs=0.02)
