@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from pathlib import Path
 from typing import NamedTuple
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -20,6 +21,9 @@ from prometheus_client import Histogram as PrometheusHistogram
 
 import rankwatch
 from rankwatch import Run
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES
+from rankwatch.identity import Identity
 
 from .processes import temporary_directory
 from .result import BenchError, Result, Row, limited
@@ -30,6 +34,8 @@ STEP = "rankwatch step"
 OBSERVE = "prometheus_client Histogram.observe"
 RECORD = "OpenTelemetry Histogram.record"
 SPAN = "OpenTelemetry span"
+LONG_GPU_STEP = "rankwatch step of 8 phases on a GPU, each timed"
+SHORT_GPU_STEP = "rankwatch step of 8 phases on a GPU, each 32nd timed"
 
 _SECONDS = 0.05
 """Observed value: a phase of a step of 100 ms; in the fourth of prometheus_client's default buckets."""
@@ -58,11 +64,47 @@ class TimedCall(NamedTuple):
     loop: Callable[[int], None]
 
 
-def compared_calls(run: Run) -> list[TimedCall]:
-    """The five calls, in the order of the table."""
+class _Event:
+    """What CUDA does is left out: recording and reading an event cost nothing."""
+
+    factor = 1.0
+
+    def query(self) -> bool:
+        """True: the device is done."""
+        return True
+
+    def elapsed_time(self, later: object) -> float:
+        """Milliseconds."""
+        return self.factor
+
+
+class _LongEvent(_Event):
+    factor = 1e3
+
+
+class _Stream:
+    """The compute stream of a GPU in the place of the one that torch shows."""
+
+    def __init__(self, new_event: Callable[[], _Event]) -> None:
+        self.event = new_event
+
+    def record(self, event: object) -> None:
+        """Nothing is recorded."""
+
+    def follow(self) -> bool:
+        """There is one stream."""
+        return False
+
+    is_current = in_backward = is_capturing = follow
+
+
+def compared_calls(run: Run, long_steps: Run, short_steps: Run) -> list[TimedCall]:
+    """The calls, in the order of the table. The last two runs are on a GPU."""
     return [
         TimedCall(PHASE, _phase(run)),
         TimedCall(STEP, _step(run)),
+        TimedCall(LONG_GPU_STEP, _step_of_phases(long_steps, _LongEvent)),
+        TimedCall(SHORT_GPU_STEP, _step_of_phases(short_steps, _Event)),
         TimedCall(OBSERVE, _prometheus_observe()),
         TimedCall(RECORD, _opentelemetry_record()),
         TimedCall(SPAN, _opentelemetry_span()),
@@ -83,6 +125,23 @@ def _step(run: Run) -> Callable[[int], None]:
         for _ in repeat(None, count):
             with run.step():
                 pass
+
+    return loop
+
+
+def _step_of_phases(run: Run, new_event: Callable[[], _Event]) -> Callable[[int], None]:
+    timeline = run.device
+    assert timeline is not None
+    timeline.use(_Stream(new_event))
+    run.after_steps(timeline.resolve)
+    names = ("forward", "backward", "optimizer", "communication") * 2
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            with run.step():
+                for name in names:
+                    with run.phase(name):
+                        pass
 
     return loop
 
@@ -129,9 +188,14 @@ def measure(*, quick: bool) -> Result:
         )
         if not isinstance(run, Run):
             raise BenchError("could not measure the hot path: rankwatch records nothing here")
-        with run:
-            samples = interleave(compared_calls(run), QUICK if quick else FULL)
+        with run, _on_gpu(directory, "long") as long, _on_gpu(directory, "short") as short:
+            samples = interleave(compared_calls(run, long, short), QUICK if quick else FULL)
     return _result(samples)
+
+
+def _on_gpu(directory: str, name: str) -> Run:
+    identity = Identity(run=name)
+    return Run(identity, Writer(Path(directory, name), identity, phases=PHASES), PHASES, on_gpu=True)
 
 
 def interleave(compared: Sequence[TimedCall], effort: Effort) -> dict[str, list[float]]:
@@ -178,9 +242,14 @@ def _result(samples: Mapping[str, Sequence[float]]) -> Result:
             *costs,
             _ratio("phase / Histogram.observe", phase, samples[OBSERVE], OBSERVE_RATIO),
             _ratio("phase / OpenTelemetry span", phase, samples[SPAN], SPAN_RATIO),
+            *(
+                _ratio(f"{name} / 8 spans", samples[name], [8 * each for each in samples[SPAN]], 1.0)
+                for name in (LONG_GPU_STEP, SHORT_GPU_STEP)
+            ),
         ),
         notes=(
             f"{len(phase)} rounds, all calls in each; judged by the median of their ratios.",
+            "On a GPU: the part of Python; what CUDA takes for the 2 to 10 events of a step is left out.",
             "A phase reads the clock twice, at its begin and end; observe and record receive a value.",
         ),
         samples={"nanoseconds_per_call": samples},
