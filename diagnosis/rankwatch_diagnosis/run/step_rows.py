@@ -3,15 +3,15 @@
 A step becomes a row for each operation, one after another: a phase is its own time followed by the
 communication that blocked the training thread in it, as `rankwatch_agent.training.split` tells the two apart.
 On a GPU the times of the compute stream replace those of the host; a step whose own time and waits could not
-be told apart there has no rows, and of many short steps each n-th has some. A collective whose end was not
-seen has no row.
+be told apart there has no rows. A short step has rows if its phases were timed, or if it is a single event:
+then its own time is `other`. A collective whose end was not seen has no row.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, TOKENS
 from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
+from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 MOST_MICROBATCHES = 4_096
@@ -66,26 +67,34 @@ class DeviceStep:
     start: float = 0.0
     end: float = 0.0
     known: bool = False
-    """Whether own time and waits were told apart, and the phases were timed."""
+    """Whether own time and waits were told apart."""
+    timed: bool = False
+    """Whether its phases were timed."""
     pieces: list[Piece] = field(default_factory=list)
+
+
+DeviceSteps = dict[tuple[int, float], DeviceStep]
+"""By number and by start on the host, as the numbers may begin again with each epoch."""
 
 
 def rows_by_rank(boxes: Boxes) -> dict[int, list[Row]]:
     """The rows of every rank; of one without whole steps none."""
-    return {
-        rank: list(
-            rows_of(box, {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups})
-        )
-        for rank, box in boxes.by_rank.items()
-    }
+    found = {}
+    for rank, box in boxes.by_rank.items():
+        groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
+        found[rank] = box, groups, device_steps(box, groups)
+    events = {number for _, _, device in found.values() for number in _events(device)}
+    return {rank: list(rows_of(*of_rank, events)) for rank, of_rank in found.items()}
 
 
-def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
+def rows_of(
+    box: Box, groups: Mapping[int, str], device: DeviceSteps, events: Container[int]
+) -> Iterator[Row]:
     """All rows of the steps that the box holds whole; `groups` names those of its numbers.
 
-    Without the first step of the process: it opens connections, fills caches and compiles.
+    Without the first step of the process: it opens connections, fills caches and compiles. events: numbers of
+    steps that were long on some rank.
     """
-    device = _device_steps(box, groups)
     work = _work(box)
     # Another thread records the ends of asynchronous collectives, often after the step.
     collectives = sorted(_collectives(box, groups))
@@ -100,7 +109,8 @@ def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
             # Where older records are gone, the first step is not whole.
             if warm and not flags & layout.STEP_FAILED and number >= 0:
                 if flags & layout.STEP_ON_DEVICE:
-                    pieces = _on_device(device.get((number, record.start), DeviceStep()))
+                    step = device.get((number, record.start), DeviceStep())
+                    pieces = _on_device(step) if step.timed or number in events else []
                 else:
                     of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
                     pieces = lay_out(record.start, record.end, phases, of_step)
@@ -123,9 +133,9 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
         yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
 
 
-def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[tuple[int, float], DeviceStep]:
-    """By number and by start on the host, as the numbers may begin again with each epoch."""
-    found: dict[tuple[int, float], DeviceStep] = defaultdict(DeviceStep)
+def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
+    """The steps of a box on the device."""
+    found: DeviceSteps = defaultdict(DeviceStep)
     starts: dict[int, float] = {}
     for record in box.records:
         start, name = record.start, box.names.get(record.name, "")
@@ -146,8 +156,14 @@ def _device_steps(box: Box, groups: Mapping[int, str]) -> dict[tuple[int, float]
             step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
             each = found[step, starts.get(step, 0.0)]
             each.start, each.end = start, record.end
-            each.known = not flags & (layout.UNKNOWN_WAITS | layout.UNTIMED_PHASES)
+            each.known, each.timed = not flags & layout.UNKNOWN_WAITS, not flags & layout.UNTIMED_PHASES
     return found
+
+
+def _events(device: DeviceSteps) -> Iterator[int]:
+    """Numbers of the steps of a rank that are single events."""
+    odd = outlying([each.end - each.start for each in device.values()])
+    return (number for (number, _), each in zip(device, odd, strict=True) if each)
 
 
 def _on_device(step: DeviceStep) -> list[Piece]:

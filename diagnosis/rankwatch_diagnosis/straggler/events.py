@@ -47,22 +47,41 @@ def find_events(table: OperationTable) -> Events:
     step, steps = factorize(table.step)
     rank, ranks = factorize(table.rank)
     cells = grid((step, len(steps)), (rank, len(ranks)))
-    first = group_min(table.start_seconds, cells)
-    last = group_max(table.start_seconds + table.duration_seconds, cells)
-    spans = np.where(np.isfinite(first), last - first, 0.0).reshape(len(steps), -1).max(axis=1, initial=0.0)
+    first = group_min(table.start_seconds, cells).reshape(len(steps), -1)
+    last = group_max(table.start_seconds + table.duration_seconds, cells).reshape(len(steps), -1)
+    spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
     odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
     if not odd.any():
         return Events((), 0.0, np.zeros(len(table), dtype=np.bool_))
     usual = float(np.median(spans[~odd]))
     by_operation = _Excess(table, step, rank, odd, len(ranks))
+    lost = _lost(first, last, spans, odd, usual)
     found = [
-        _event(int(steps[at]), float(spans[at]), usual, by_operation, index, table, ranks)
+        _event(int(steps[at]), float(spans[at]), lost[at], by_operation, index, table, ranks)
         for index, at in enumerate(np.flatnonzero(odd).tolist())
+        if at in lost
     ]
     kept = [each for each in found if each["operation"] not in SECTIONS]
     kept.sort(key=lambda each: -float(str(each["lost_seconds"])))
-    lost = sum(float(str(each["lost_seconds"])) for each in kept)
-    return Events(tuple(kept[:MOST_LISTED]), lost, odd[step])
+    lost_seconds = sum(float(str(each["lost_seconds"])) for each in kept)
+    return Events(tuple(kept[:MOST_LISTED]), lost_seconds, odd[step])
+
+
+def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools, usual: float) -> dict[int, float]:
+    """Seconds that each odd step lost beyond the one before it, without those that lost hardly any.
+
+    Where a rank pauses at the end of a step, its peers wait for it in the next one: both are long, and on
+    each rank one. first, last: (step, rank), when it began and ended on the rank's clock.
+    """
+    found: dict[int, float] = {}
+    for at in np.flatnonzero(odd).tolist():
+        lost = alone = float(spans[at]) - usual
+        if at - 1 in found:
+            both = np.where(np.isfinite(first[at - 1]) & np.isfinite(last[at]), last[at] - first[at - 1], 0.0)
+            lost = min(alone, float(both.max()) - 2.0 * usual - found[at - 1])
+        if lost >= _MOSTLY * alone:
+            found[at] = lost
+    return found
 
 
 class _Excess:
@@ -86,12 +105,11 @@ class _Excess:
 
 
 def _event(
-    step: int, span: float, usual: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
+    step: int, span: float, lost: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
 ) -> dict[str, object]:
     """What the step lost its time in: in the own work of ranks, or else in a transfer for which nobody came
     late. Where both are short, the ranks here waited for one that is not in the table.
     """
-    lost = span - usual
     own = np.where(excess.communicates[None], 0.0, excess.seconds[index])
     late = np.flatnonzero(own.sum(axis=1) >= _MOSTLY * lost)
     which = own[late].sum(axis=0) if late.size else excess.seconds[index].min(axis=0)

@@ -107,8 +107,8 @@ class DeviceTimeline:
         """Numbers of the phases that are timed in each step."""
         self._every, self._untimed = 1, False
         """The phases of each so many-th step are timed; those of the open step, or the next, are not."""
-        self._number, self._passed = -1, 0
-        """Number of the last step, and steps since the last whose phases were timed."""
+        self._number, self._passed, self._events = -1, 0, 0
+        """Number of the last step; steps since the last whose phases were timed, and their events in that."""
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -345,18 +345,19 @@ class DeviceTimeline:
         ended = write_step(
             self._writer, step.number, marks, lengths, began, unknown=step.unknown, untimed=step.untimed
         )
-        if not step.untimed:
-            self._time_so_many(marks, seconds)
+        self._time_so_many(marks, seconds, untimed=step.untimed)
         self._last = (marks[-1][EVENT], ended)
         self._free += [mark[EVENT] for mark in marks[:-1]]
 
-    def _time_so_many(self, marks: list[Mark], seconds: float) -> None:
-        """Choose in how many steps phases are timed, from one whose phases were. Each wait has two marks."""
-        phases = len(marks) - 2 * sum(mark[WAIT] is not None for mark in marks)
-        allowed = MOST_OF_STEP * seconds
-        self._every = 1
-        while self._every < MOST_EVERY and phases * PHASE_SECONDS > allowed * self._every:
-            self._every *= 2
+    def _time_so_many(self, marks: list[Mark], seconds: float, *, untimed: bool) -> None:
+        """Choose in how many steps phases are timed: by the length of this one, and by the events of phases
+        in the last that had them. Besides these, a step has two, and each wait in it."""
+        if not untimed:
+            self._events = len(marks) - 2 - 2 * sum(mark[WAIT] is not None for mark in marks)
+        taken, allowed, every = self._events * PHASE_SECONDS, MOST_OF_STEP * seconds, 1
+        while every < MOST_EVERY and taken > allowed * every:
+            every *= 2
+        self._every = every
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.

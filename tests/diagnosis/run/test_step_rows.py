@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Box, read_box
 from rankwatch_diagnosis.run.snapshots import parse_members
-from rankwatch_diagnosis.run.step_rows import Piece, lay_out, rows_of
+from rankwatch_diagnosis.run.step_rows import Piece, Row, device_steps, lay_out, rows_of
 from support.device.lone import PAIR, LoneRank
+
+
+def all_rows(box: Box, groups: Mapping[int, str]) -> list[Row]:
+    return list(rows_of(box, groups, device_steps(box, groups), ()))
 
 
 def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
@@ -157,7 +162,7 @@ def test_row_of_late_record(tmp_path: Path) -> None:
     Its end is recorded by another thread, here after the step; and the first step is left out.
     """
     box = box_of(tmp_path)
-    rows = list(rows_of(box, {}))
+    rows = all_rows(box, {})
     assert {row.step for row in rows} == {2}
     assert [(row.operation, row.kind) for row in rows] == [
         ("forward", "compute"),
@@ -180,7 +185,7 @@ def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) ->
     writer.append(RecordKind.STEP, 0, 100.0, 101.0, layout.STEP, 1, 0)
     writer.unlock()
     box = read_box(writer.path, most_records=100)
-    return [(row.operation, row.seconds) for row in rows_of(box, {group: "tp"})]
+    return [(row.operation, row.seconds) for row in all_rows(box, {group: "tp"})]
 
 
 def test_seen_waits(tmp_path: Path) -> None:
@@ -210,7 +215,7 @@ def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
     rank.resolve()
     rank.resolve()
     found = [
-        each for each in rows_of(read_box(rank.writer.path, most_records=1_000), {}) if each.step == step
+        each for each in all_rows(read_box(rank.writer.path, most_records=1_000), {}) if each.step == step
     ]
     return [(each.operation, round(1e3 * each.seconds)) for each in found]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rankwatch.conventions import Cause
+from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.events import find_events
 from support.diagnosis.operations import SmallJob
 
 
@@ -48,6 +53,29 @@ def test_events_of_a_lone_rank() -> None:
     assert [(each["step"], each["operation"], each["ranks"]) for each in verdict.events] == [
         (50, "load", [0])
     ]
+
+
+def test_pause_at_the_end_of_a_step() -> None:
+    """The peers wait in the next step for a rank that pauses at the end of one. The time is lost once."""
+    table = short_steps(100).table()
+    paused, waiting = 40, 41
+    end = table.start_seconds + table.duration_seconds
+    last = np.flatnonzero((table.step == paused) & (table.rank == 2))[-1]
+    first = [np.flatnonzero((table.step == waiting) & (table.rank == rank))[0] for rank in (0, 1, 3)]
+    later = table.start_seconds >= end[last]
+    start, duration = table.start_seconds.copy(), table.duration_seconds.copy()
+    duration[last] += 1.0
+    start[later] += 1.0
+    for each in first:
+        start[each] -= 1.0
+        duration[each] += 1.0
+    kinds, operations = table.kind.copy(), table.operation.copy()
+    kinds[first], operations[first] = int(Kind.COMMUNICATION), table.operations.index("all_reduce")
+    kinds[last], operations[last] = int(Kind.COMPUTE), table.operations.index("backward")
+    moved = replace(table, start_seconds=start, duration_seconds=duration, kind=kinds, operation=operations)
+    found = find_events(moved)
+    assert [(each["step"], each["ranks"]) for each in found.listed] == [(paused, [2])]
+    assert found.lost_seconds == pytest.approx(1.0, rel=0.05)
 
 
 def test_pause_of_all_ranks() -> None:

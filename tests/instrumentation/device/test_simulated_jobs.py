@@ -69,6 +69,17 @@ def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program
     assert shares == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.parametrize("step", [96, 99])
+def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A single long step is told with its rank, whether its phases were timed or not."""
+    monkeypatch.setattr(timeline, "MOST_OF_STEP", 1e-9)
+    monkeypatch.setattr(timeline, "MOST_EVERY", 8)
+    verdict = Result(Job(program="ddp", steps=160, pause=(2, step, 1.0)), tmp_path).verdict
+    assert verdict.ranks == ()
+    assert [(each["step"], each["ranks"]) for each in verdict.events] == [(step, [2])]
+    assert verdict.event_seconds == pytest.approx(1.0, rel=0.05)
+
+
 def test_hidden_loader(healthy: Healthy, tmp_path: Path) -> None:
     """A loader is not slow whose work the device hides, because the host runs ahead."""
     job = Job(program="ddp", fault=Fault(Slow.LOADER, 2, 0.3), reads_loss=False)

@@ -85,6 +85,8 @@ class Job:
     fault: Fault | None = None
     steps: int = 24
     seed: int = 0
+    pause: tuple[int, int, float] | None = None
+    """Rank, step and seconds of a pause in one step of one rank."""
     reads_loss: bool = True
     """Whether the host reads the loss in each step, so that it never runs ahead by more than a step."""
 
@@ -209,6 +211,8 @@ def _train(rank: Rank, step: Step, job: Job, warmed: Callable[[float], None]) ->
             if job.reads_loss:
                 yield from rank.wait_for_device()
             rank.host.spend(pace.between_seconds)
+            if job.pause is not None and job.pause[:2] == (rank.number, number):
+                rank.host.spend(job.pause[2])
         ended.append(rank.machine.current().last)
         if len(ended) > 2:
             yield ended.popleft()
