@@ -11,7 +11,17 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
-from rankwatch_diagnosis.run.gpus import gpus_of_bundle, with_gpus
+from rankwatch_diagnosis.run.gpu_witness import held_down, with_gpu_witness
+from rankwatch_diagnosis.run.gpus import (
+    AT_THE_STALL,
+    WHILE_IT_RAN,
+    SeenGpus,
+    gpus_now,
+    gpus_of_bundle,
+    stands,
+    with_gpus,
+    with_silence,
+)
 from rankwatch_diagnosis.run.loss_by_rank import compare_losses
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
@@ -26,7 +36,7 @@ from rankwatch_diagnosis.run.processes import (
 )
 from rankwatch_diagnosis.run.replica_words import difference
 from rankwatch_diagnosis.run.replicas import judge_replicas
-from rankwatch_diagnosis.run.second_witness import with_second_witness
+from rankwatch_diagnosis.run.second_witness import can_be_heard, with_second_witness
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.visibility import capabilities, tracked
@@ -53,14 +63,19 @@ def diagnose_run(
     stall: float | None = None,
     complete: bool = False,
     agent_state: Path | None = None,
+    ask_gpus: bool = False,
 ) -> RunVerdict:
     """Everything about the run in this directory. Raises UserError where there is nothing to diagnose.
 
     stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
     complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
     agent_state: directory in which the agent of this node keeps what it has verified; None: not asked.
+    ask_gpus: ask the driver what the GPUs of a living run that stands, or has a slow rank, do. It takes two
+        seconds.
     """
-    return examine_run(directory, stall=stall, complete=complete, agent_state=agent_state)[0]
+    return examine_run(directory, stall=stall, complete=complete, agent_state=agent_state, ask_gpus=ask_gpus)[
+        0
+    ]
 
 
 def examine_run(
@@ -69,13 +84,17 @@ def examine_run(
     stall: float | None = None,
     complete: bool = False,
     agent_state: Path | None = None,
+    ask_gpus: bool = False,
 ) -> tuple[RunVerdict, Boxes]:
     """The same, with the boxes that it was judged by."""
-    looked = _look(directory, stall, complete=complete)
+    looked = _look(directory, stall, complete=complete, ask_gpus=ask_gpus)
     boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
     rows = rows_by_rank(boxes)
     straggler = with_second_witness(boxes, recorders.snapshots, judge_straggler(boxes, rows))
     state = _state(boxes, hang)
+    if straggler is not None and can_be_heard(straggler):
+        seen = _gpus_at_work(looked, state, ask_gpus=ask_gpus)
+        straggler, hang = with_gpu_witness(boxes, seen, straggler), with_silence(hang, seen.silent)
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)
     visible = capabilities(boxes)
@@ -83,6 +102,8 @@ def examine_run(
     lacking = contention(boxes, processes)
     if state is RunState.RUNNING and lacking:
         why = "; ".join((why, lacks_cpus(lacking)) if ranks else (lacks_cpus(lacking), why))
+    if state is RunState.RUNNING:
+        why = "; ".join((why, *held_down(straggler)))
     why = "; ".join((why, *(difference(each) for each in replicas.differing[:1])))
     verdict = RunVerdict(
         run=boxes.run,
@@ -111,11 +132,12 @@ def examine_run(
 
 def diagnose_waiting(directory: Path) -> HangVerdict:
     """Only whom the run in this directory waits for. Raises UserError where there is nothing to diagnose."""
-    return _look(directory, None, complete=False).hang
+    return _look(directory, None, complete=False, ask_gpus=True).hang
 
 
 class _Looked(NamedTuple):
     folder: Path
+    bundle: Path | None
     boxes: Boxes
     recorders: Recorders
     processes: Processes
@@ -124,7 +146,7 @@ class _Looked(NamedTuple):
     hang: HangVerdict
 
 
-def _look(directory: Path, stall: float | None, *, complete: bool) -> _Looked:
+def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: bool) -> _Looked:
     """Everything of the run that is seen, and whom it waits for."""
     folder = find_run(directory)
     copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
@@ -133,10 +155,22 @@ def _look(directory: Path, stall: float | None, *, complete: bool) -> _Looked:
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
     hang = with_processes(boxes, hang, processes)
-    if folder.bundle is not None:
-        hang = with_gpus(boxes, hang, gpus_of_bundle(folder.bundle, boxes.run))
+    if stands(hang):
+        seen = SeenGpus()
+        if folder.bundle is not None:
+            seen = gpus_of_bundle(folder.bundle, boxes, AT_THE_STALL)
+        elif ask_gpus:
+            seen = gpus_now(boxes)
+        hang = with_silence(with_gpus(boxes, hang, seen.by_rank), seen.silent)
     hang = with_places(boxes, hang)
-    return _Looked(folder.boxes[0].parent, boxes, recorders, processes, limit, hang)
+    return _Looked(folder.boxes[0].parent, folder.bundle, boxes, recorders, processes, limit, hang)
+
+
+def _gpus_at_work(looked: _Looked, state: RunState, *, ask_gpus: bool) -> SeenGpus:
+    """What the GPUs of a run show while it makes progress."""
+    if looked.bundle is not None:
+        return gpus_of_bundle(looked.bundle, looked.boxes, WHILE_IT_RAN)
+    return gpus_now(looked.boxes) if ask_gpus and state is RunState.RUNNING else SeenGpus()
 
 
 def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[Recorders, Processes]:

@@ -1,4 +1,4 @@
-"""What the GPUs of waiting ranks do, by NVML's figures of the same moment: the last page in a bundle.
+"""What NVML says of the GPUs of ranks: now, by two readings, or by a page of metrics in an evidence bundle.
 
 A rank that waits in a collective of NCCL shows 100 % utilisation, because a kernel is resident, at little
 power and with few multiprocessors active. A rank whose kernel was never launched shows nothing at all. Where
@@ -7,21 +7,34 @@ all ranks have come to a collective, this tells the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 
-PAGE = Path("metrics") / "after.prom"
-"""In a bundle."""
-_RANK, _UP = "rankwatch_rank_gpu_info", "rankwatch_gpu_up"
+if TYPE_CHECKING:
+    from rankwatch_agent.sources.gpu.protocol import Reading  # needs msgspec
+
+WHILE_IT_RAN, AT_THE_STALL = "before.prom", "after.prom"
+"""Pages of a bundle: the newest from before the last progress, and one from when the bundle was written."""
+_APART_SECONDS, _MOST_SECONDS = 1.0, 4.0
+"""Between the two readings of now, and for all of it: a driver that hangs gives no answer."""
+_UP, _PROCESSES = "rankwatch_gpu_up", "rankwatch_gpu_processes"
 _UTILIZATION, _ACTIVITY = "rankwatch_gpu_utilization_ratio", "rankwatch_gpu_activity_ratio"
 _POWER, _POWER_LIMIT = "rankwatch_gpu_power_watts", "rankwatch_gpu_power_limit_watts"
-_WANTED = (_RANK, _UP, _UTILIZATION, _ACTIVITY, _POWER, _POWER_LIMIT)
+_ENERGY, _CLOCK = "rankwatch_gpu_energy_joules_total", "rankwatch_gpu_clock_hertz"
+_HELD_DOWN = "rankwatch_gpu_throttle_active"
+_WANTED = (_UP, _PROCESSES, _UTILIZATION, _ACTIVITY, _POWER, _POWER_LIMIT, _ENERGY, _CLOCK, _HELD_DOWN)
 _RESIDENT, _NOTHING = 0.95, 0.05
 """Utilisation from which a kernel was there all the time, and up to which there was none."""
 _LOW_POWER = 0.5
@@ -60,6 +73,12 @@ class GpuFigures(NamedTuple):
     """Share of multiprocessors that were active; only of Hopper and newer."""
     power_share: float | None = None
     """Of the enforced limit."""
+    mean_watts: float | None = None
+    """Between two readings, by the energy that it took; None by a single one."""
+    clock_hertz: float | None = None
+    """Of the multiprocessors."""
+    held_down_by: frozenset[str] = frozenset()
+    """Reasons that hold its clocks down in all readings."""
 
     @property
     def state(self) -> GpuState | None:
@@ -86,28 +105,121 @@ class GpuFigures(NamedTuple):
         return f" ({shown})" if shown else ""
 
 
-def gpus_of_bundle(bundle: Path, run: str) -> dict[int, GpuFigures]:
-    """The figures of the GPU of each rank of the node; none where the page is missing or makes no sense."""
+class SeenGpus(NamedTuple):
+    """The GPUs of the living ranks of a node."""
+
+    by_rank: Mapping[int, GpuFigures] = {}
+    seconds: float = 0.0
+    """Over which activity and power are means."""
+    silent: str = ""
+    """Why the driver said nothing, where it should have."""
+
+
+def gpus_of_bundle(bundle: Path, boxes: Boxes, page: str) -> SeenGpus:
+    """By a page of the agent's metrics; none where it is missing or makes no sense."""
     try:
-        page = read_page(bundle / PAGE, _WANTED)
+        read = read_page(bundle / "metrics" / page, _WANTED)
     except (ModuleNotFoundError, OSError, ValueError):
-        return {}
-    of_rank: dict[int, str] = {}
-    for name, labels in page:
-        given = dict(labels)
-        if name == _RANK and given.get("run") == run and given.get("rank", "").isdecimal():
-            of_rank[int(given["rank"])] = given.get("gpu", "")
-    return {rank: _figures(page, gpu) for rank, gpu in of_rank.items()}
+        return SeenGpus()
+    seconds = DEFAULT_SCHEDULES["gpu"].interval_seconds
+    return SeenGpus(_by_rank(_gpus_of(boxes), (read,), seconds), seconds)
 
 
-def _figures(page: Page, gpu: str) -> GpuFigures:
-    def value(name: str, **labels: str) -> float | None:
-        wanted = {"gpu": gpu, **labels}.items()
-        return next((each for (of, known), each in page.items() if of == name and wanted <= known), None)
+def gpus_now(boxes: Boxes) -> SeenGpus:
+    """By two readings, in a process that is killed if the driver hangs; none without a GPU or NVML."""
+    gpus = _gpus_of(boxes)
+    if boxes.copied or not gpus or not all(map(find_spec, ("msgspec", "pynvml"))):
+        return SeenGpus()
+    from rankwatch_agent.sources.gpu.driver import read_twice  # needs msgspec
 
-    power, limit = value(_POWER), value(_POWER_LIMIT)
-    share = power / limit if power is not None and limit else None
-    return GpuFigures(value(_UP), value(_UTILIZATION), value(_ACTIVITY, unit="sm"), share)
+    try:
+        first, last, seconds = read_twice(apart_seconds=_APART_SECONDS, deadline_seconds=_MOST_SECONDS)
+    except NotApplicable:
+        return SeenGpus()
+    except CollectError as error:
+        return SeenGpus(silent=str(error))
+    pages = _page(first), _page(last)
+    hidden = {gpu for gpu in gpus.values() if gpu.startswith("GPU-")} - {gpu.uuid for gpu in last.gpus}
+    if len(hidden) == last.unidentified:  # else some of them may only be invisible from here
+        pages[-1].update({(_UP, frozenset({("gpu", gpu)})): 0.0 for gpu in hidden})
+    return SeenGpus(_by_rank(gpus, pages, seconds), seconds)
+
+
+def _page(reading: Reading) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """The reading in the form of a page."""
+    samples = (each for gpu in reading.gpus for each in gpu.samples if each.metric in _WANTED)
+    return {
+        (each.metric, frozenset(zip(metric(each.metric).labels, each.labels, strict=True))): each.value
+        for each in samples
+    }
+
+
+def _gpus_of(boxes: Boxes) -> dict[int, str]:
+    """Rank -> UUID of its GPU or MIG instance."""
+    return {each.rank: each.now.gpu for each in boxes.living if each.now.gpu}
+
+
+def _by_rank(gpus: Mapping[int, str], pages: Sequence[Page], seconds: float) -> dict[int, GpuFigures]:
+    """Of a GPU that ranks share only whether it is up: the figures are of all of them."""
+    ranks = Counter(gpus.values())
+    seen = {gpu: _figures(_Series(pages, gpu), seconds) for gpu in ranks}
+    return {rank: seen[gpu] if ranks[gpu] == 1 else GpuFigures(up=seen[gpu].up) for rank, gpu in gpus.items()}
+
+
+class _Series:
+    """The series of one GPU, in all pages."""
+
+    def __init__(self, pages: Sequence[Page], gpu: str) -> None:
+        self._pages = [
+            [(name, dict(labels), value) for (name, labels), value in page.items() if ("gpu", gpu) in labels]
+            for page in pages
+        ]
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        return [
+            value
+            for page in self._pages
+            for of, known, value in page
+            if of == name and labels.items() <= known.items()
+        ]
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        found = self.values(name, **labels)
+        return fmean(found) if found else None
+
+    def always(self, name: str, label: str) -> frozenset[str]:
+        """Values of the label whose series is not 0 in any page."""
+        found = (
+            {known.get(label, "") for of, known, value in page if of == name and value}
+            for page in self._pages
+        )
+        return frozenset(set.intersection(*found))
+
+
+def _figures(gpu: _Series, seconds: float) -> GpuFigures:
+    """Only whether it is up, where several processes use it, or it has no utilisation: then it is cut into
+    MIG instances, and its power is that of all of them."""
+    ups, utilization = gpu.values(_UP), gpu.mean(_UTILIZATION)
+    up = ups[-1] if ups else None
+    if utilization is None or max(gpu.values(_PROCESSES), default=0.0) > 1.0:
+        return GpuFigures(up)
+    joules, limit = gpu.values(_ENERGY), gpu.mean(_POWER_LIMIT)
+    watts = (joules[-1] - joules[0]) / seconds if len(joules) > 1 else None
+    power = gpu.mean(_POWER) if watts is None else watts
+    return GpuFigures(
+        up,
+        utilization=utilization,
+        multiprocessors=gpu.mean(_ACTIVITY, unit="sm"),
+        power_share=power / limit if power is not None and limit else None,
+        mean_watts=watts,
+        clock_hertz=gpu.mean(_CLOCK, clock="sm"),
+        held_down_by=gpu.always(_HELD_DOWN, "reason"),
+    )
+
+
+def stands(found: HangVerdict) -> bool:
+    """Whether the run makes no progress, as far as the waits show."""
+    return found.state in _STANDS or (found.state is State.INCONCLUSIVE and bool(found.groups))
 
 
 def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) -> HangVerdict:
@@ -116,9 +228,8 @@ def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) 
     A GPU that does not answer is named. Where nothing else names a rank, the one that alone runs no kernel
     is, if the GPUs of all others spin.
     """
-    stands = found.state in _STANDS or (found.state is State.INCONCLUSIVE and bool(found.groups))
     states = {rank: state for rank, each in seen.items() if (state := each.state) is not None}
-    if not stands or not states:
+    if not stands(found) or not states:
         return found
     named = {rank for rank, each in states.items() if each is GpuState.DEAD}
     if not named and not found.ranks:
@@ -135,6 +246,13 @@ def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) 
     evidence = {**found.evidence, **({"reasons": reasons} if reasons else {}), "gpus": by_state}
     known = State.HANG if named and found.state is State.INCONCLUSIVE else found.state
     return replace(found, state=known, ranks=ranks, evidence=evidence)
+
+
+def with_silence(found: HangVerdict, silent: str) -> HangVerdict:
+    """The verdict with a note on a driver that gives no answer."""
+    notes = found.evidence.get("notes")
+    known = list(notes) if isinstance(notes, list) else []
+    return replace(found, evidence={**found.evidence, "notes": [*known, silent]}) if silent else found
 
 
 def _reasons(found: HangVerdict, of_gpus: Mapping[int, str]) -> dict[str, str]:

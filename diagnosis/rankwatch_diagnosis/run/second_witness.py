@@ -97,7 +97,7 @@ def with_second_witness(
 
     Where they show that the peers of the slow rank wait for another rank, it is only suspected.
     """
-    if found is None or not _can_be_heard(found):
+    if found is None or not can_be_heard(found):
         return found
     named = {*found.ranks, *(rank for each in found.others for rank in each.ranks)}
     heard = [each for group in build_job(snapshots).groups for each in _testimonies(boxes, group, found)]
@@ -110,11 +110,14 @@ def with_second_witness(
     shown = max(against or clear or heard, key=lambda each: each.waited_seconds)
     evidence = {**found.evidence, EVIDENCE: shown.as_evidence(opinion)}
     found = replace(found, evidence=evidence)
-    return _in_doubt(found, shown) if against else found
+    return in_doubt(found, f"by the flight recorders, {shown.words()}") if against else found
 
 
-def _can_be_heard(found: Verdict) -> bool:
-    """Checkpoints and what is at work in few steps are not in the median block."""
+def can_be_heard(found: Verdict) -> bool:
+    """Whether there is a slow rank that a witness can confirm.
+
+    Checkpoints and what is at work in few steps are not in the median block.
+    """
     if found.cause is not Cause.SLOW_RANK or found.phase is SlowPhase.CHECKPOINT or not found.causes:
         return False
     return found.causes[0].share_of_steps >= _SHARE_OF_STEPS
@@ -172,9 +175,8 @@ def _collectives_of_step(boxes: Boxes, group: Group) -> float:
     return 0.0
 
 
-def _in_doubt(found: Verdict, other: Testimony) -> Verdict:
+def in_doubt(found: Verdict, why: str) -> Verdict:
     """The same slowdown, whose rank is only suspected."""
-    why = f"by the flight recorders, {other.words()}"
     listed = found.evidence.get("slow_ranks")
     if not isinstance(listed, list):
         listed = [{"rank": rank, "slower_by_ratio": found.slowdown - 1.0} for rank in found.ranks]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_waiting
-from rankwatch_diagnosis.run.gpus import GpuFigures, GpuState, gpus_of_bundle, with_gpus
+from rankwatch_diagnosis.run.gpus import GpuFigures, GpuState, with_gpus
 from support.diagnosis.run_boxes import RankBox, boxes_seen
 
 SPINS = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.04, power_share=0.2)
@@ -18,13 +19,15 @@ IDLE = GpuFigures(up=1.0, utilization=0.0, multiprocessors=0.0, power_share=0.1)
 COMPUTES = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.9, power_share=0.8)
 DEAD = GpuFigures(up=0.0)
 NOT_KNOWN = GpuFigures(up=1.0)
+GPUS = ("GPU-a", "GPU-b", "GPU-c")
 NOBODY = HangVerdict(state=State.HANG)
 
 
-def waiting(directory: Path) -> list[RankBox]:
+def waiting(directory: Path, gpus: Sequence[str] = GPUS) -> list[RankBox]:
     """Three ranks that have waited in the same collective for 70 s: by the boxes nobody holds it up."""
     ranks = [RankBox(directory, number) for number in range(3)]
-    for each in ranks:
+    for each, gpu in zip(ranks, gpus, strict=True):
+        each.writer.set_gpu(gpu)
         each.completes(5, 70.02, 70.01)
         each.enqueues(6, open_since=70.0)
     return ranks
@@ -97,12 +100,11 @@ def test_run_that_does_not_stand(state: State, boxes: Boxes) -> None:
     assert with_gpus(boxes, going, {0: SPINS, 1: DEAD, 2: SPINS}) == going
 
 
-def page(gpus: Mapping[str, tuple[float, float]], *, run: str = "job") -> str:
-    """Utilisation and power of each GPU, the rank of the same place on it."""
+def page(*figures: tuple[float, float], more: str = "") -> str:
+    """Utilisation and power of each GPU."""
     lines = []
-    for rank, (gpu, (utilization, watts)) in enumerate(gpus.items()):
+    for gpu, (utilization, watts) in zip(GPUS, figures, strict=True):
         lines += [
-            f'rankwatch_rank_gpu_info{{run="{run}",rank="{rank}",gpu="{gpu}"}} 1',
             f'rankwatch_gpu_up{{gpu="{gpu}"}} 1',
             f'rankwatch_gpu_utilization_ratio{{gpu="{gpu}"}} {utilization}',
             f'rankwatch_gpu_activity_ratio{{gpu="{gpu}",unit="tensor"}} 0.0',
@@ -110,21 +112,25 @@ def page(gpus: Mapping[str, tuple[float, float]], *, run: str = "job") -> str:
             f'rankwatch_gpu_power_watts{{gpu="{gpu}"}} {watts}',
             f'rankwatch_gpu_power_limit_watts{{gpu="{gpu}"}} 700',
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, more)) + "\n"
 
 
-def bundle(directory: Path, text: str) -> Path:
-    for each in waiting(directory / "blackboxes"):
+def bundle(directory: Path, text: str, *, gpus: Sequence[str] = GPUS) -> Path:
+    for each in waiting(directory / "blackboxes", gpus):
         each.writer.unlock()
+    ranks = [{"rank": rank, "state": "running"} for rank in range(len(gpus))]
+    (directory / "ranks.json").write_text(json.dumps({"ranks": ranks}))
     (directory / "metrics").mkdir()
     (directory / "metrics" / "after.prom").write_text(text)
     return directory
 
 
+ONE_IDLE = ((1.0, 140.0), (0.0, 70.0), (1.0, 140.0))
+
+
 def test_bundle(tmp_path: Path) -> None:
     """The page in an evidence bundle names the rank of which the boxes say nothing."""
-    figures = {"GPU-a": (1.0, 140.0), "GPU-b": (0.0, 70.0), "GPU-c": (1.0, 140.0)}
-    found = diagnose_waiting(bundle(tmp_path, page(figures)))
+    found = diagnose_waiting(bundle(tmp_path, page(*ONE_IDLE)))
     assert (found.state, found.ranks) == (State.HANG, (1,))
     assert "its GPU runs no kernel (0% utilisation" in str(found.evidence["reasons"])
 
@@ -134,14 +140,24 @@ def test_bundle(tmp_path: Path) -> None:
     [
         "",
         "rankwatch_gpu_up{",
-        page({"GPU-a": (1.0, 140.0), "GPU-b": (0.0, 70.0), "GPU-c": (1.0, 140.0)}, run="other"),
+        page(*ONE_IDLE).replace("GPU-", "GPU-other-"),
+        page(*ONE_IDLE, more='rankwatch_gpu_processes{gpu="GPU-b"} 2'),
+        page(*ONE_IDLE).replace('rankwatch_gpu_utilization_ratio{gpu="GPU-b"}', "rankwatch_gpu_other"),
     ],
-    ids=["empty", "garbled", "another run"],
+    ids=["empty", "garbled", "other GPUs", "a process beside the rank", "MIG"],
 )
 def test_page_without_figures(text: str, tmp_path: Path) -> None:
-    """A page that shows no GPU of the run changes nothing."""
-    directory = bundle(tmp_path, text)
-    assert gpus_of_bundle(directory, "job") == {}
-    found = diagnose_waiting(directory)
+    """A page that lacks figures of a rank of its own, or shows them of others too, names nobody."""
+    found = diagnose_waiting(bundle(tmp_path, text))
     assert found.ranks == ()
-    assert "gpus" not in found.evidence
+    assert "runs no kernel" not in str(found.evidence)
+
+
+def test_shared_gpu(tmp_path: Path) -> None:
+    """The figures of a GPU that two ranks share are of neither: only that it is lost holds for both."""
+    directory = bundle(tmp_path, page(*ONE_IDLE), gpus=("GPU-a", "GPU-b", "GPU-b"))
+    found = diagnose_waiting(directory)
+    assert (found.ranks, found.evidence["gpus"]) == ((), {"spins in a kernel": [0]})
+    lost = page(*ONE_IDLE).replace('rankwatch_gpu_up{gpu="GPU-b"} 1', 'rankwatch_gpu_up{gpu="GPU-b"} 0')
+    (directory / "metrics" / "after.prom").write_text(lost)
+    assert diagnose_waiting(directory).ranks == (1, 2)

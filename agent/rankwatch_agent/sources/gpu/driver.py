@@ -22,7 +22,7 @@ import msgspec
 
 from rankwatch.conventions import DriverState
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Request
+from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Reading, Request
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +222,37 @@ def worker_command(library: Path | None, *, nvlink_per_link: bool = False) -> li
     command = [sys.executable, "-P", "-m", "rankwatch_agent.sources.gpu.worker"]
     command += [] if library is None else ["--library", str(library)]
     return [*command, "--nvlink-per-link"] if nvlink_per_link else command
+
+
+def read_twice(*, apart_seconds: float, deadline_seconds: float) -> tuple[Reading, Reading, float]:
+    """Two readings by a worker of their own, and the seconds between them: for who has no `Driver`.
+
+    Raises NotApplicable where there is no driver, CollectError where it fails or misses the deadline.
+    """
+    ends = time.monotonic() + deadline_seconds
+    worker = _Worker(worker_command(None))
+    try:
+        first, at = _reading(worker, ends), time.monotonic()
+        time.sleep(apart_seconds)
+        last = _reading(worker, ends)
+        return first, last, time.monotonic() - at
+    finally:
+        worker.kill(KILL_SECONDS)  # its end in order takes longer, and the kernel cleans up
+        worker.close()
+
+
+def _reading(worker: _Worker, ends: float) -> Reading:
+    try:
+        reply = worker.request(_COLLECT, ends - time.monotonic(), lambda: True)
+        answer = msgspec.msgpack.decode(reply, type=Answer)
+    except (_WorkerEndedError, _WorkerTimeoutError, msgspec.MsgspecError) as error:
+        raise CollectError(f"the GPU driver gives no answer: {error}") from None
+    failure = answer.failure
+    if failure is not None and failure.absent:
+        raise NotApplicable(failure.message)
+    if answer.reading is None:
+        raise CollectError(f"the GPU driver fails: {'no answer' if failure is None else failure.message}")
+    return answer.reading
 
 
 class _WorkerTimeoutError(CollectError):

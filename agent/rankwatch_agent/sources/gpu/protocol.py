@@ -62,6 +62,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """XID errors since the last answer."""
     warnings: tuple[str, ...] = ()
     """For the log: what failed on which GPU, where everything else was read."""
+    unidentified: int = 0
+    """GPUs that are there, and do not even tell their UUID: they were lost before the worker started."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

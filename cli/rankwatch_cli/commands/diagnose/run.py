@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     state = given.state_directory
     if state is None and directory.parent == runs_directory():
         state = _state_of_agent()
-    verdict = diagnose_run(directory, stall=given.stall_seconds, complete=given.complete, agent_state=state)
+    verdict = diagnose_run(
+        directory, stall=given.stall_seconds, complete=given.complete, agent_state=state, ask_gpus=True
+    )
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
     else:

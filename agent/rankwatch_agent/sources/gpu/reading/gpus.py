@@ -70,6 +70,8 @@ class GpuTable:
         """Feature -> implausible values."""
         self.warnings: list[str] = []
         """Of the last enumeration."""
+        self.unidentified = 0
+        """GPUs of the last enumeration that were never seen and cannot be identified."""
 
     def readers(self) -> list[GpuReader]:
         """Sorted by NVML's number."""
@@ -96,6 +98,7 @@ class GpuTable:
         for uuid, reader in self._readers.items():
             if uuid not in shown:
                 missing[uuid] = reasons.pop(reader.device.index, _VANISHED)
+        self.unidentified = len(reasons)
         for index, reason in reasons.items():
             self.warnings.append(f"GPU number {index} cannot be identified: {reason}")
         self._limit(missing)

@@ -69,7 +69,11 @@ class NodeReader:
         warnings += [text for reader in self._table.readers() for text in reader.device.warnings]
         return Answer(
             reading=Reading(
-                gpus=gpus, samples=tuple(self._samples(gpus)), xids=events, warnings=tuple(warnings)
+                gpus=gpus,
+                samples=tuple(self._samples(gpus)),
+                xids=events,
+                warnings=tuple(warnings),
+                unidentified=self._table.unidentified,
             )
         )
 
