@@ -24,9 +24,9 @@ from rankwatch_diagnosis.straggler.verdict import Verdict
 EVIDENCE = "gpu_witness"
 """In the evidence of the verdict."""
 _DIFFERENCE = 0.15
-"""Of the median of the peers, as in the alert. Less says nothing."""
+"""From every other GPU. Less says nothing."""
 _SLOW_CLOCK = 0.1
-"""Likewise: GPUs of one model differ by less in their clocks."""
+"""Below the median of the peers: GPUs of one model differ by less in their clocks."""
 _FEWEST_PEERS = 2
 _STEPS_TO_DISAGREE = 3
 """That the figures are means over. Within a step, another rank may just work while its peers wait."""
@@ -58,7 +58,7 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
 
     Where another GPU alone works most, and flight recorders do not confirm the rank, it is only suspected.
     """
-    seen = gpus.by_rank
+    seen = {rank: each for rank, each in gpus.by_rank.items() if each.utilization is not None}
     own = [rank for rank in found.ranks if rank in seen]
     named = {*found.ranks, *(rank for each in found.others for rank in each.ranks)}
     peers = [rank for rank in seen if rank not in named]
@@ -66,6 +66,8 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
         return found
     work = _work({rank: seen[rank] for rank in (*own, *peers)})
     held = "" if found.phase in _OF_THE_HOST else _held_down(seen, own, peers)
+    if work is None and not held:
+        return found
     words = "; ".join(filter(None, (_supported(seen, work, own, peers, found.phase), held)))
     against = (
         "" if words or gpus.seconds < _STEPS_TO_DISAGREE * _step(found) else _rival(work, own, peers, found)
@@ -116,17 +118,17 @@ def _supported(
     if work is None or not work.typical(peers):
         return ""
     of_own, of_peers = work.typical(own), [work.by_rank[rank] for rank in peers]
-    ratio = of_own / work.typical(peers)
-    one = len(own) == 1
-    whose = f"the {'GPU' if one else 'GPUs'} of {listed(tuple(own))}"
-    if ratio >= 1 + _DIFFERENCE and of_own >= max(of_peers) and phase not in _OF_THE_HOST:
-        verb = "computes" if one else "compute"
-        return f"{whose} {verb} while those of the others wait ({work.words(own, peers)})"
+    whose = (
+        f"the GPU of {listed(tuple(own))} works"
+        if len(own) == 1
+        else f"the GPUs of {listed(tuple(own))} work"
+    )
+    if of_own >= (1 + _DIFFERENCE) * max(of_peers) and phase not in _OF_THE_HOST:
+        return f"{whose} most ({work.words(own, peers)}), while the others wait"
     clocks = _clocks(seen, own, peers)
     idle = work.by_activity or (clocks is not None and clocks[0] > (1 - _SLOW_CLOCK) * clocks[1])
-    if ratio <= 1 - _DIFFERENCE and of_own <= min(of_peers) and idle:
-        verb = "waits for its host or its loader" if one else "wait for their hosts or their loaders"
-        return f"{whose} {verb} while those of the others spin ({work.words(own, peers)})"
+    if of_own <= (1 - _DIFFERENCE) * min(of_peers) and idle:
+        return f"{whose} least ({work.words(own, peers)}): look at host and loader before the GPU"
     return ""
 
 

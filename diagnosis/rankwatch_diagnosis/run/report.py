@@ -257,6 +257,9 @@ def waiting_evidence(verdict: RunVerdict) -> Iterator[str]:
     reasons = verdict.hang.evidence.get("reasons")
     for rank, reason in list(reasons.items())[:_RANKS_SHOWN] if isinstance(reasons, Mapping) else ():
         yield f"  rank {rank} {reason}"
+    gpus = verdict.hang.evidence.get("gpus")
+    for state, ranks in gpus.items() if isinstance(gpus, Mapping) else ():
+        yield f"  GPU {state}: {listed(tuple(ranks))}"
     for each in verdict.hang.groups[:_GROUPS_SHOWN]:
         waits = f", it waits for {listed(each.waited_for)}" if each.waited_for else ""
         arrived = f"{len(each.arrived)} of {each.members} ranks in it"

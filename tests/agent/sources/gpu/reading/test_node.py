@@ -123,10 +123,10 @@ def test_gpu_appears(node: Node) -> None:
 
 
 def test_gpu_lost_from_the_start(node: Node) -> None:
-    """It has no UUID to be exported under, so a warning is logged."""
+    """It has no UUID to be exported under, so a warning is logged, and it is counted."""
     node.driver.lose(0)
     reading = node.read()
-    assert len(reading.gpus) == 7
+    assert (len(reading.gpus), reading.unidentified) == (7, 1)
     assert reading.warnings == ("GPU number 0 cannot be identified: GPU is lost",)
 
 

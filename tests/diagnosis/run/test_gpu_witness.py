@@ -1,0 +1,211 @@
+"""Whether the GPUs confirm the slow rank of a run that an evidence bundle shows: by their work and clocks
+before the run stood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.conventions import Cause, SlowPhase
+from rankwatch_cli.commands.diagnose import run
+from rankwatch_diagnosis.run.engine import examine_run
+from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, gpu_lines, with_gpu_witness
+from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
+from rankwatch_diagnosis.run.second_witness import EVIDENCE as OTHER_WITNESS
+from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, job_boxes
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
+
+DATA_PARALLEL = JobShape(data_parallel=8)
+PIPELINE = JobShape(data_parallel=4, pipeline_parallel=2)
+SLOW_2 = Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.4)
+Share = tuple[float, ...]
+"""SM activity by rank."""
+ALIKE = (0.6,) * 8
+
+
+def but(rank: int, activity: float) -> Share:
+    """One GPU works otherwise than the rest."""
+    return (*ALIKE[:rank], activity, *ALIKE[rank + 1 :])
+
+
+def page(activity: Sequence[float], more: str = "") -> str:
+    """What the agent exported of GPUs that always held a kernel."""
+    lines = [more]
+    for rank, share in enumerate(activity):
+        lines += [
+            f'rankwatch_gpu_utilization_ratio{{gpu="GPU-{rank}"}} 1.0',
+            f'rankwatch_gpu_activity_ratio{{gpu="GPU-{rank}",unit="sm"}} {share}',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated ranks do not report an end: a bundle is made of living ranks."""
+    monkeypatch.setattr(SimulatedBox, "finish", lambda *_: None)
+
+
+def bundle(directory: Path, text: str, *, fault: Fault = SLOW_2, shape: JobShape = DATA_PARALLEL) -> Path:
+    """The boxes of a simulated run, and the page from before its last progress."""
+    table = simulate(Job(shape=shape, fault=fault, steps=100, seed=1)).table
+    for rank, (box, moments) in enumerate(
+        job_boxes(table, shape, directory / "blackboxes", run="job", seed=1)
+    ):
+        box._writer.set_gpu(f"GPU-{rank}")
+        for _ in moments:
+            pass
+        box.close()
+    ranks = [{"rank": rank, "state": "running"} for rank in range(shape.ranks)]
+    (directory / "ranks.json").write_text(json.dumps({"ranks": ranks}))
+    (directory / "metrics").mkdir()
+    (directory / "metrics" / WHILE_IT_RAN).write_text(text)
+    return directory
+
+
+def said(directory: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The verdict about the slowdown by the command line, and the opinion of the GPUs."""
+    assert run.main([str(directory), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["straggler"]
+    return found, found["evidence"].get(EVIDENCE, {}).get("opinion")
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize(
+    ("activity", "opinion"),
+    [
+        (but(2, 0.9), "agrees"),
+        (but(2, 0.3), "agrees"),
+        (but(2, 0.66), "none"),
+        (but(5, 0.9), "disagrees"),
+        (but(5, 0.66), "none"),
+        ((0.9, 0.9, *ALIKE[2:]), "none"),
+        (but(2, 0.0), None),
+        (but(5, 0.0), None),
+    ],
+    ids=[
+        "works most",
+        "works least",
+        "a little more",
+        "another works most",
+        "another a little more",
+        "two others",
+        "not measured",
+        "a peer not measured",
+    ],
+)
+def test_opinion(
+    activity: Share, opinion: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU that stands out from every other speaks for its rank; another rank's takes the name away."""
+    found, heard = said(bundle(tmp_path, page(activity)), capsys)
+    assert heard == opinion
+    named = opinion != "disagrees"
+    assert (found["cause"], found["ranks"]) == (("slow_rank", [2]) if named else ("inconclusive", []))
+    if not named:
+        assert (
+            "by the GPUs, that of rank 5 works most (SM activity 90% against 60%)" in found["evidence"]["why"]
+        )
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize(
+    ("fault", "shape", "activity", "opinion"),
+    [
+        (Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.4), PIPELINE, but(2, 0.9), None),
+        (Fault(cause=Cause.NETWORK, factor=4.0), DATA_PARALLEL, but(2, 0.9), None),
+    ],
+    ids=["pipeline", "another cause"],
+)
+def test_not_heard(
+    fault: Fault,
+    shape: JobShape,
+    activity: Share,
+    opinion: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The schedule of a pipeline decides which GPU works most; what names no rank is confirmed by none."""
+    assert said(bundle(tmp_path, page(activity), fault=fault, shape=shape), capsys)[1] == opinion
+
+
+HEAT = 'rankwatch_gpu_throttle_active{{gpu="GPU-{}",reason="sw_thermal_slowdown"}} 1'
+CLOCK = 'rankwatch_gpu_clock_hertz{{gpu="GPU-{}",clock="sm"}} {}e9'
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize(
+    ("hot", "clocks", "held"),
+    [
+        ((2,), {2: 1.1}, True),
+        ((2,), {}, False),
+        ((), {2: 1.1}, False),
+        (range(8), {2: 1.1}, False),
+        ((5,), {5: 1.1}, False),
+    ],
+    ids=["held down", "at full clock", "without a fault", "as all others", "another"],
+)
+def test_clocks(
+    hot: Sequence[int],
+    clocks: dict[int, float],
+    held: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cause in the hardware is a fault that the peers do not have, at a clock below theirs."""
+    more = [HEAT.format(rank) for rank in hot] + [
+        CLOCK.format(rank, clocks.get(rank, 1.7)) for rank in range(8)
+    ]
+    found, _ = said(bundle(tmp_path, page(ALIKE, "\n".join(more))), capsys)
+    words = found["evidence"][EVIDENCE].get("held_down")
+    expected = "sw_thermal_slowdown holds down the clock of the GPU of rank 2: 1,100 MHz against 1,700 MHz"
+    assert words == (expected if held else None)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, unfinished: None) -> Any:
+    """The boxes, the verdict about rank 2, and what the GPUs show: that of rank 5 works most."""
+    directory = bundle(tmp_path, "")
+    verdict, boxes = examine_run(directory)
+    (directory / "metrics" / WHILE_IT_RAN).write_text(page(but(5, 0.9)))
+    return boxes, verdict.straggler, gpus_of_bundle(directory, boxes, WHILE_IT_RAN)
+
+
+def test_confirmed_by_recorders(judged: Any) -> None:
+    """One witness for the verdict and one against it: the rank keeps its name, and both are shown."""
+    boxes, found, gpus = judged
+    other = {OTHER_WITNESS: {"opinion": "agrees"}}
+    kept = with_gpu_witness(boxes, gpus, replace(found, evidence={**found.evidence, **other}))
+    assert kept.ranks == (2,)
+    assert next(gpu_lines(kept)).startswith("             but by the GPUs, that of rank 5 works most")
+
+
+def test_clear_only(judged: Any) -> None:
+    """Figures of part of a step, those of another time, and a host's work say nothing against a rank."""
+    boxes, found, gpus = judged
+    assert with_gpu_witness(boxes, gpus, found).ranks == ()
+    step = found.evidence["step_seconds"]
+    assert with_gpu_witness(boxes, gpus._replace(seconds=2 * step), found).ranks == (2,)
+    past = replace(found, causes=(replace(found.causes[0], last_step=40), *found.causes[1:]))
+    assert with_gpu_witness(boxes, gpus, past) == past
+    loading = replace(found, phase=SlowPhase.DATA_LOADING)
+    assert with_gpu_witness(boxes, gpus, loading).ranks == (2,)
+
+
+def test_host_work(judged: Any) -> None:
+    """A rank that waits for its loader has the GPU that works least; one that works most proves nothing."""
+    boxes, found, _ = judged
+
+    def opinion(activity: Share) -> Any:
+        seen = {rank: GpuFigures(utilization=1.0, multiprocessors=each) for rank, each in enumerate(activity)}
+        loading = replace(found, phase=SlowPhase.DATA_LOADING)
+        heard = with_gpu_witness(boxes, SeenGpus(seen, 10.0), loading).evidence[EVIDENCE]
+        return heard["opinion"]
+
+    assert (opinion(but(2, 0.3)), opinion(but(2, 0.9))) == ("agrees", "none")
