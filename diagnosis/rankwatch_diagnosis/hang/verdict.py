@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rankwatch_diagnosis.hang.desync import Mismatch
@@ -70,6 +70,19 @@ class HangVerdict:
     """Groups that wait, those that wait for these ranks first."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Reasons and numbers, ready for JSON."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the run makes no progress, as far as the waits show."""
+        return self.state in (State.HANG, State.DESYNC) or (
+            self.state is State.INCONCLUSIVE and bool(self.groups)
+        )
+
+    def noted(self, notes: Sequence[str]) -> HangVerdict:
+        """The same with more notes on the evidence."""
+        known = self.evidence.get("notes")
+        before = list(known) if isinstance(known, list) else []
+        return replace(self, evidence={**self.evidence, "notes": [*before, *notes]}) if notes else self
 
 
 def group_states(waits: Sequence[Wait]) -> tuple[GroupState, ...]:

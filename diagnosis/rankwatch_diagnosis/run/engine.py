@@ -18,9 +18,7 @@ from rankwatch_diagnosis.run.gpus import (
     SeenGpus,
     gpus_now,
     gpus_of_bundle,
-    stands,
     with_gpus,
-    with_silence,
 )
 from rankwatch_diagnosis.run.loss_by_rank import compare_losses
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
@@ -94,7 +92,7 @@ def examine_run(
     state = _state(boxes, hang)
     if straggler is not None and can_be_heard(straggler):
         seen = _gpus_at_work(looked, state, ask_gpus=ask_gpus)
-        straggler, hang = with_gpu_witness(boxes, seen, straggler), with_silence(hang, seen.silent)
+        straggler, hang = with_gpu_witness(boxes, seen, straggler), hang.noted(seen.silent)
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)
     visible = capabilities(boxes)
@@ -155,13 +153,13 @@ def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: boo
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
     hang = with_processes(boxes, hang, processes)
-    if stands(hang):
+    if hang.stands:
         seen = SeenGpus()
         if folder.bundle is not None:
             seen = gpus_of_bundle(folder.bundle, boxes, AT_THE_STALL)
         elif ask_gpus:
             seen = gpus_now(boxes)
-        hang = with_silence(with_gpus(boxes, hang, seen.by_rank), seen.silent)
+        hang = with_gpus(boxes, hang, seen.by_rank).noted(seen.silent)
     hang = with_places(boxes, hang)
     return _Looked(folder.boxes[0].parent, folder.bundle, boxes, recorders, processes, limit, hang)
 

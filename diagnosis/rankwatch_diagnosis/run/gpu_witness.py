@@ -7,7 +7,7 @@ that waits for its host or its loader works least.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -36,21 +36,40 @@ _OF_THE_HOST = (SlowPhase.DATA_LOADING, SlowPhase.OTHER)
 _MOST_SHOWN = 64
 
 
+class _Sides(NamedTuple):
+    """The GPUs of the slow ranks, and those of their peers."""
+
+    own: Mapping[int, GpuFigures]
+    peers: Mapping[int, GpuFigures]
+
+    def typical(self, figure: Callable[[GpuFigures], float | None]) -> tuple[float, float] | None:
+        """The median of each side; None unless all have the figure."""
+        found = [[figure(each) for each in side.values()] for side in self]
+        known = [[each for each in side if each is not None] for side in found]
+        return (median(known[0]), median(known[1])) if known == found else None
+
+    @property
+    def whose(self) -> str:
+        return f"the GPU{'' if len(self.own) == 1 else 's'} of {listed(tuple(self.own))}"
+
+
 class _Work(NamedTuple):
     """How much each GPU works: the share of its multiprocessors that are active, else watts."""
 
     by_rank: Mapping[int, float]
     by_activity: bool
 
-    def typical(self, ranks: Iterable[int]) -> float:
-        return median(self.by_rank[rank] for rank in ranks)
-
-    def words(self, ranks: Iterable[int], others: Iterable[int]) -> str:
-        """`SM activity 92% against 61%`."""
-        name, form = ("SM activity", ".0%") if self.by_activity else ("power", ".0f")
-        unit = "" if self.by_activity else " W"
-        own, peers = (f"{self.typical(each):{form}}{unit}" for each in (ranks, others))
-        return f"{name} {own} against {peers}"
+    def stands_out(self, ranks: Collection[int]) -> str:
+        """`most (SM activity 92% against 61%)`, or `least`; empty unless they differ from every other GPU."""
+        own = median(self.by_rank[rank] for rank in ranks)
+        others = [value for rank, value in self.by_rank.items() if rank not in ranks]
+        most, least = (1 + _DIFFERENCE) * max(others), (1 - _DIFFERENCE) * min(others)
+        if least < own < most or not any(others):
+            return ""
+        shown = (f"{each:.0%}" if self.by_activity else f"{each:.0f} W" for each in (own, median(others)))
+        numbers = " against ".join(shown)
+        measure = "SM activity" if self.by_activity else "power"
+        return f"{'most' if own >= most else 'least'} ({measure} {numbers})"
 
 
 def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
@@ -58,27 +77,23 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
 
     Where another GPU alone works most, and flight recorders do not confirm the rank, it is only suspected.
     """
-    seen = {rank: each for rank, each in gpus.by_rank.items() if each.utilization is not None}
-    own = [rank for rank in found.ranks if rank in seen]
     named = {*found.ranks, *(rank for each in found.others for rank in each.ranks)}
-    peers = [rank for rank in seen if rank not in named]
-    if not own or len(peers) < _FEWEST_PEERS or not can_be_heard(found) or not _shows_now(boxes, found):
+    seen = {rank: each for rank, each in gpus.by_rank.items() if each.utilization is not None}
+    sides = _Sides(
+        {rank: seen[rank] for rank in found.ranks if rank in seen},
+        {rank: each for rank, each in seen.items() if rank not in named},
+    )
+    if not sides.own or len(sides.peers) < _FEWEST_PEERS or not _shows_now(boxes, found):
         return found
-    work = _work({rank: seen[rank] for rank in (*own, *peers)})
-    held = "" if found.phase in _OF_THE_HOST else _held_down(seen, own, peers)
+    work = _work({**sides.own, **sides.peers})
+    held = "" if found.phase in _OF_THE_HOST else _held_down(sides)
+    words = "; ".join(filter(None, (_supported(sides, work, found.phase), held)))
+    against = "" if words or gpus.seconds < _STEPS_TO_DISAGREE * _step(found) else _rival(sides, work, found)
     if work is None and not held:
         return found
-    words = "; ".join(filter(None, (_supported(seen, work, own, peers, found.phase), held)))
-    against = (
-        "" if words or gpus.seconds < _STEPS_TO_DISAGREE * _step(found) else _rival(work, own, peers, found)
-    )
     opinion = Opinion.AGREES if words else Opinion.DISAGREES if against else Opinion.NONE
-    evidence = {
-        "opinion": opinion.value,
-        **({"words": words or against} if words or against else {}),
-        **({"held_down": held} if held else {}),
-        **_shown(work),
-    }
+    evidence = {"opinion": opinion.value, "words": words or against, "held_down": held, **_shown(work)}
+    evidence = {name: value for name, value in evidence.items() if value}
     found = replace(found, evidence={**found.evidence, EVIDENCE: evidence})
     other = found.evidence.get(OTHER_WITNESS)
     confirmed = isinstance(other, Mapping) and other["opinion"] == Opinion.AGREES
@@ -88,10 +103,9 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
 def _shows_now(boxes: Boxes, found: Verdict) -> bool:
     """Whether it is at work when the GPUs are seen. In a pipeline, the schedule decides which works most."""
     newest = max(each.now.step for each in boxes.by_rank.values())
-    pipelined = any(
-        each.header.identity.coordinates.get("pp", (0, 1))[1] > 1 for each in boxes.by_rank.values()
-    )
-    return found.causes[0].last_step >= newest - RECENT_STEPS and not pipelined
+    coordinates = (each.header.identity.coordinates for each in boxes.by_rank.values())
+    pipelined = any(each.get("pp", (0, 1))[1] > 1 for each in coordinates)
+    return can_be_heard(found) and found.causes[0].last_step >= newest - RECENT_STEPS and not pipelined
 
 
 def _work(seen: Mapping[int, GpuFigures]) -> _Work | None:
@@ -107,60 +121,47 @@ def _work(seen: Mapping[int, GpuFigures]) -> _Work | None:
     return None
 
 
-def _supported(
-    seen: Mapping[int, GpuFigures],
-    work: _Work | None,
-    own: list[int],
-    peers: list[int],
-    phase: SlowPhase | None,
-) -> str:
+def _supported(sides: _Sides, work: _Work | None, phase: SlowPhase | None) -> str:
     """What speaks for the verdict. Less power shows an idle GPU only where its clock is no lower."""
-    if work is None or not work.typical(peers):
+    how = "" if work is None else work.stands_out(sides.own)
+    if work is None or not how or (how.startswith("most") and phase in _OF_THE_HOST):
         return ""
-    of_own, of_peers = work.typical(own), [work.by_rank[rank] for rank in peers]
-    whose = (
-        f"the GPU of {listed(tuple(own))} works"
-        if len(own) == 1
-        else f"the GPUs of {listed(tuple(own))} work"
-    )
-    if of_own >= (1 + _DIFFERENCE) * max(of_peers) and phase not in _OF_THE_HOST:
-        return f"{whose} most ({work.words(own, peers)}), while the others wait"
-    clocks = _clocks(seen, own, peers)
-    idle = work.by_activity or (clocks is not None and clocks[0] > (1 - _SLOW_CLOCK) * clocks[1])
-    if of_own <= (1 - _DIFFERENCE) * min(of_peers) and idle:
-        return f"{whose} least ({work.words(own, peers)}): look at host and loader before the GPU"
+    verb = "works" if len(sides.own) == 1 else "work"
+    if how.startswith("most"):
+        return f"{sides.whose} {verb} {how}, while the others wait"
+    clocks = sides.typical(_clock)
+    if work.by_activity or (clocks is not None and not _is_lower(clocks)):
+        return f"{sides.whose} {verb} {how}: look at host and loader before the GPU"
     return ""
 
 
-def _clocks(seen: Mapping[int, GpuFigures], *sides: list[int]) -> tuple[float, ...] | None:
-    """The median clock of each side, in hertz."""
-    of_sides = [[seen[rank].clock_hertz for rank in side] for side in sides]
-    known = [[each for each in clocks if each] for clocks in of_sides]
-    return tuple(median(clocks) for clocks in known) if all(known) else None
+def _clock(gpu: GpuFigures) -> float | None:
+    return gpu.clock_hertz
 
 
-def _held_down(seen: Mapping[int, GpuFigures], own: list[int], peers: list[int]) -> str:
-    """A fault that holds the clocks of these ranks down, and not those of most peers."""
-    reasons = frozenset.intersection(*(seen[rank].held_down_by for rank in own)) & _FAULTS
-    clocks = _clocks(seen, own, peers)
-    common = 2 * sum(bool(seen[rank].held_down_by & _FAULTS) for rank in peers) >= len(peers)
-    if not reasons or common or clocks is None or clocks[0] > (1 - _SLOW_CLOCK) * clocks[1]:
+def _is_lower(clocks: tuple[float, float]) -> bool:
+    return clocks[0] <= (1 - _SLOW_CLOCK) * clocks[1]
+
+
+def _held_down(sides: _Sides) -> str:
+    """A fault that holds the clocks of these GPUs down, and not those of most peers."""
+    reasons = frozenset.intersection(*(each.held_down_by for each in sides.own.values())) & _FAULTS
+    common = 2 * sum(bool(each.held_down_by & _FAULTS) for each in sides.peers.values()) >= len(sides.peers)
+    clocks = sides.typical(_clock)
+    if not reasons or common or clocks is None or not _is_lower(clocks):
         return ""
     low, usual = (f"{each / 1e6:,.0f} MHz" for each in clocks)
-    whose = f"the GPU{'' if len(own) == 1 else 's'} of {listed(tuple(own))}"
-    return f"{', '.join(sorted(reasons))} holds down the clock of {whose}: {low} against {usual}"
+    return f"{', '.join(sorted(reasons))} holds down the clock of {sides.whose}: {low} against {usual}"
 
 
-def _rival(work: _Work | None, own: list[int], peers: list[int], found: Verdict) -> str:
+def _rival(sides: _Sides, work: _Work | None, found: Verdict) -> str:
     """The one GPU that works more than all others, where the kernels of another rank should be slow."""
     if work is None or not work.by_activity or found.phase is not SlowPhase.COMPUTE:
         return ""
-    most = max(peers, key=lambda rank: work.by_rank[rank])
-    others = [rank for rank in work.by_rank if rank != most]
-    if work.by_rank[most] < (1 + _DIFFERENCE) * max(work.by_rank[rank] for rank in others):
-        return ""
-    shown = work.words([most], others)
-    return f"that of rank {most} works most ({shown}), and that of {listed(tuple(own))} like the others"
+    most = max(sides.peers, key=lambda rank: work.by_rank[rank])
+    how = work.stands_out((most,))
+    like = f"and {sides.whose} like the others"
+    return f"that of rank {most} works {how}, {like}" if how.startswith("most") else ""
 
 
 def _step(found: Verdict) -> float:

@@ -41,7 +41,6 @@ _LOW_POWER = 0.5
 """Of the limit. A GPU that only waits draws less; one that computes draws more."""
 _FEW_MULTIPROCESSORS = 0.3
 """Share of multiprocessors that are active. NCCL takes up to 32 of the 132 of an H100."""
-_STANDS = (State.HANG, State.DESYNC)
 _FEWEST_PEERS = 2
 """Other ranks that spin which it takes to call an idle one the odd one."""
 _MOST_PAGE_BYTES = 64 << 20
@@ -68,7 +67,8 @@ class GpuFigures(NamedTuple):
 
     up: float | None = None
     utilization: float | None = None
-    """Share of the time in which a kernel was resident."""
+    """Share of the time in which a kernel was resident. Without it nothing is said: the GPU may be cut into
+    MIG instances, and its power is that of all of them."""
     multiprocessors: float | None = None
     """Share of multiprocessors that were active; only of Hopper and newer."""
     power_share: float | None = None
@@ -111,8 +111,8 @@ class SeenGpus(NamedTuple):
     by_rank: Mapping[int, GpuFigures] = {}
     seconds: float = 0.0
     """Over which activity and power are means."""
-    silent: str = ""
-    """Why the driver said nothing, where it should have."""
+    silent: tuple[str, ...] = ()
+    """A note, where the driver should have answered and did not."""
 
 
 def gpus_of_bundle(bundle: Path, boxes: Boxes, page: str) -> SeenGpus:
@@ -137,7 +137,7 @@ def gpus_now(boxes: Boxes) -> SeenGpus:
     except NotApplicable:
         return SeenGpus()
     except CollectError as error:
-        return SeenGpus(silent=str(error))
+        return SeenGpus(silent=(str(error),))
     pages = _page(first), _page(last)
     hidden = {gpu for gpu in gpus.values() if gpu.startswith("GPU-")} - {gpu.uuid for gpu in last.gpus}
     if len(hidden) == last.unidentified:  # else some of them may only be invisible from here
@@ -197,29 +197,23 @@ class _Series:
 
 
 def _figures(gpu: _Series, seconds: float) -> GpuFigures:
-    """Only whether it is up, where several processes use it, or it has no utilisation: then it is cut into
-    MIG instances, and its power is that of all of them."""
-    ups, utilization = gpu.values(_UP), gpu.mean(_UTILIZATION)
+    """Only whether it is up, where several processes use it: the figures are of all of them."""
+    ups = gpu.values(_UP)
     up = ups[-1] if ups else None
-    if utilization is None or max(gpu.values(_PROCESSES), default=0.0) > 1.0:
+    if max(gpu.values(_PROCESSES), default=0.0) > 1.0:
         return GpuFigures(up)
     joules, limit = gpu.values(_ENERGY), gpu.mean(_POWER_LIMIT)
     watts = (joules[-1] - joules[0]) / seconds if len(joules) > 1 else None
     power = gpu.mean(_POWER) if watts is None else watts
     return GpuFigures(
         up,
-        utilization=utilization,
+        utilization=gpu.mean(_UTILIZATION),
         multiprocessors=gpu.mean(_ACTIVITY, unit="sm"),
         power_share=power / limit if power is not None and limit else None,
         mean_watts=watts,
         clock_hertz=gpu.mean(_CLOCK, clock="sm"),
         held_down_by=gpu.always(_HELD_DOWN, "reason"),
     )
-
-
-def stands(found: HangVerdict) -> bool:
-    """Whether the run makes no progress, as far as the waits show."""
-    return found.state in _STANDS or (found.state is State.INCONCLUSIVE and bool(found.groups))
 
 
 def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) -> HangVerdict:
@@ -229,7 +223,7 @@ def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) 
     is, if the GPUs of all others spin.
     """
     states = {rank: state for rank, each in seen.items() if (state := each.state) is not None}
-    if not stands(found) or not states:
+    if not found.stands or not states:
         return found
     named = {rank for rank, each in states.items() if each is GpuState.DEAD}
     if not named and not found.ranks:
@@ -246,13 +240,6 @@ def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) 
     evidence = {**found.evidence, **({"reasons": reasons} if reasons else {}), "gpus": by_state}
     known = State.HANG if named and found.state is State.INCONCLUSIVE else found.state
     return replace(found, state=known, ranks=ranks, evidence=evidence)
-
-
-def with_silence(found: HangVerdict, silent: str) -> HangVerdict:
-    """The verdict with a note on a driver that gives no answer."""
-    notes = found.evidence.get("notes")
-    known = list(notes) if isinstance(notes, list) else []
-    return replace(found, evidence={**found.evidence, "notes": [*known, silent]}) if silent else found
 
 
 def _reasons(found: HangVerdict, of_gpus: Mapping[int, str]) -> dict[str, str]:

@@ -19,7 +19,6 @@ from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED, Proces
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 
-_STANDS = (State.HANG, State.DESYNC)
 CONTENDED_SHARE = 0.05
 """Part of their time that ranks wait for a CPU. On a host with CPUs to spare it stays below 0.01."""
 _CONTENDED_PRESSURE = 0.2
@@ -76,9 +75,8 @@ def with_processes(boxes: Boxes, found: HangVerdict, seen: Processes) -> HangVer
     the odd one and the waits name nobody, because it may be a victim.
     """
     halted = {rank: _halted(each) for rank, each in seen.facts.items() if each.state in {*STOPPED, ENDED}}
-    stands = found.state in _STANDS or (found.state is State.INCONCLUSIVE and bool(found.groups))
-    if not stands:
-        return _noted(found, halted)
+    if not found.stands:
+        return found.noted([f"rank {rank} {reason}" for rank, reason in list(halted.items())[:_MOST_SHOWN]])
     if not halted and not found.ranks:
         halted = _odd_ones(boxes, seen)
     if not halted:
@@ -94,15 +92,6 @@ def with_processes(boxes: Boxes, found: HangVerdict, seen: Processes) -> HangVer
     }
     state = State.HANG if found.state is State.INCONCLUSIVE else found.state
     return replace(found, state=state, ranks=ranks, evidence=evidence)
-
-
-def _noted(found: HangVerdict, halted: Mapping[int, str]) -> HangVerdict:
-    if not halted:
-        return found
-    notes = found.evidence.get("notes")
-    known = list(notes) if isinstance(notes, list) else []
-    new = [f"rank {rank} {reason}" for rank, reason in list(halted.items())[:_MOST_SHOWN]]
-    return replace(found, evidence={**found.evidence, "notes": [*known, *new]})
 
 
 def _halted(facts: ProcessFacts) -> str:

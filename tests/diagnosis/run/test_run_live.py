@@ -264,8 +264,8 @@ SLOW_CASES: dict[str, tuple[Change, str]] = {
     "at its limit of power": (with_gpu(2, **WORKS, clock=1400, held=_POWER_CAP), "the GPUs agree"),
     "another works most": (
         with_gpu(1, **WORKS),
-        "inconclusive: by the GPUs, that of rank 1 works most (SM activity 92% against 12%), and that of "
-        "rank 2 like the others",
+        "inconclusive: by the GPUs, that of rank 1 works most (SM activity 92% against 12%), and the GPU "
+        "of rank 2 like the others",
     ),
     "all alike": (lambda driver: None, ""),
     "MIG": (lambda driver: driver.update(lambda node: split_into_instances(node["gpus"][2])), ""),
