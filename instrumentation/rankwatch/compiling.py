@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -74,6 +75,45 @@ def uncompiled(function: Any) -> Any:
 def in_place_of(original: Any, function: Any) -> Any:
     """Return the function as `uncompiled` does, with the name and the signature of the original."""
     return functools.update_wrapper(uncompiled(function), original)
+
+
+class Substitutes:
+    """Functions that stand in the place of a library's: all that the library has, or none after an error.
+
+    wanted: owner, name, and what makes ours of the original.
+    """
+
+    def __init__(self, *wanted: tuple[Any, str, Callable[[Any], Any]]) -> None:
+        self.missing: list[str] = []
+        """Names of what the installed library does not have."""
+        self._put: list[tuple[Any, str, Any, Any]] = []
+        try:
+            for owner, name, make in wanted:
+                self._substitute(owner, name, make)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _substitute(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = inspect.getattr_static(owner, name, None)
+        if original is None:
+            self.missing.append(name)
+            return
+        inherited = name not in vars(owner)
+        ours = in_place_of(original, make(original))
+        setattr(owner, name, ours)
+        self._put.append((owner, name, ours, None if inherited else original))
+
+    def remove(self) -> None:
+        """Put the originals back, unless somebody else has replaced ours."""
+        while self._put:
+            owner, name, ours, original = self._put.pop()
+            if vars(owner).get(name) is not ours:
+                continue
+            if original is None:  # the owner has it from a base class
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 def _with_compiler_off(function: Any, frames: Any) -> Any:

@@ -124,6 +124,8 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
 
     torch = sys.modules["torch"]
     captures = Captures(writer, torch)
+    if captures.partly_visible:
+        _sees_no_waits(run, Unseen.TOO_OLD)
 
     def replays() -> None:
         timeline.spoil()
@@ -168,11 +170,18 @@ def _record_collectives(run: Run, writer: Writer) -> None:
         try:
             hook = CollectiveHook(writer, run._failures, run.gpu)
         except BaseException:
-            if run.device is not None:
-                run.device.sees_no_waits()
+            _sees_no_waits(run, Unseen.HOOK_FAILED)
             raise
+        if not hook.sees_waits:
+            _sees_no_waits(run, Unseen.TOO_OLD)
         lifecycle.on_fork(hook.forget)
         run.when_ended(hook.remove)
+
+
+def _sees_no_waits(run: Run, why: Unseen) -> None:
+    if run.device is not None:
+        run.device.sees_no_waits()
+        run.cannot_see(Capability.WAITS, why)
 
 
 def _prepare_flight_recorder(run: Run) -> None:

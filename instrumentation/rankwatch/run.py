@@ -357,7 +357,7 @@ class Run:
         self._spans.release()
 
     def _resolve(self) -> None:
-        if self.gpu is not None and self.gpu.captures.going_on():
+        if self.gpu is not None and self.gpu.captures.still_going_on():
             return  # no event may be queried, and no memory be pinned
         for resolve in self._resolvers:
             try:

@@ -19,13 +19,15 @@ from typing import Any
 
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
-from rankwatch.compiling import in_place_of
+from rankwatch.compiling import Substitutes
 from rankwatch.device.cuda import ComputeStream, Gpu
 from rankwatch.device.parts import WaitKey
 from rankwatch.failures import Failures
 
 MOST_STORAGES = 1024
 """Outputs of functional collectives whose operation is remembered."""
+MOST_STREAMS = 256
+"""Streams of communication that are remembered. Torch has pools of 32, but others may make more for ever."""
 _FOLLOW = "time a wait on the GPU"
 _MARK = "_rankwatch_follows"
 """Attribute of an event that follows a collective: which one."""
@@ -63,17 +65,18 @@ class DeviceWaits:
         self._queue: Callable[[Callable[[], None]], None] = (
             torch.autograd.Variable._execution_engine.queue_callback
         )
-        self._patches = [
-            _Patch(torch.cuda.Event, "record", self._record),
-            _Patch(torch.cuda.Event, "wait", self._wait),
-        ]
-        if hasattr(distributed, "_broadcast_coalesced"):
-            self._patches.append(_Patch(distributed, "_broadcast_coalesced", self._broadcast(broadcast)))
+        self._substitutes = Substitutes(
+            (torch.cuda.Event, "record", self._record),
+            (torch.cuda.Event, "wait", self._wait),
+            (distributed, "_broadcast_coalesced", self._broadcast(broadcast)),
+        )
+        self.remove = self._substitutes.remove
+        """Restores what was replaced."""
 
-    def remove(self) -> None:
-        """Restore what was replaced."""
-        for patch in self._patches:
-            patch.remove()
+    @property
+    def complete(self) -> bool:
+        """True if this torch has all functions of events that show waits."""
+        return not {"record", "wait"}.intersection(self._substitutes.missing)
 
     # -- at the call ------------------------------------------------------------------------------
 
@@ -111,7 +114,14 @@ class DeviceWaits:
     def _runs_elsewhere(self, key: WaitKey) -> None:
         stream = self._compute()
         if stream is not None and (current := stream.current()) != stream.handle:
-            self._communicating[current] = key
+            self._communicates(current, key)
+
+    def _communicates(self, address: int, key: WaitKey) -> None:
+        known = self._communicating
+        known.pop(address, None)  # so that the first one is that which was used least recently
+        if len(known) >= MOST_STREAMS:
+            del known[next(iter(known))]
+        known[address] = key
 
     def _compute(self) -> ComputeStream | None:
         """The compute stream; None until it is known, because side streams cannot be told from it before."""
@@ -225,7 +235,7 @@ class DeviceWaits:
                 return False
             if address == compute.handle:
                 return self._timeline.wait_began(key, current=True)
-            self._communicating[address] = key
+            self._communicates(address, key)
         except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
             self._failures.note(_FOLLOW, error)
         return False
@@ -262,18 +272,3 @@ class DeviceWaits:
             action()
         except Exception as error:  # noqa: BLE001 - called around the trainer's own code
             self._failures.note(_FOLLOW, error)
-
-
-class _Patch:
-    """A function in the place of another one."""
-
-    def __init__(self, owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
-        self._owner, self._name = owner, name
-        self._found = owner.__dict__[name]
-        self._ours = in_place_of(self._found, replacement(self._found))
-        setattr(owner, name, self._ours)
-
-    def remove(self) -> None:
-        """Put the original back, unless somebody else has replaced ours."""
-        if self._owner.__dict__[self._name] is self._ours:
-            setattr(self._owner, self._name, self._found)

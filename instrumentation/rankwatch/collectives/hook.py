@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -49,29 +50,35 @@ class CollectiveHook:
         self._groups = Groups(writer)
         self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         self._futures: set[object] = set()
-        self._exit_wait = ExitWait(self._futures)
-        broadcast = writer.name_number("broadcast")
-        self._device = (
-            None
-            if gpu is None
-            else DeviceWaits(gpu, self._groups, failures, broadcast, torch, torch.distributed)
-        )
-        self._waiting = Waiting(c10d.Work, failures, self._device)
-        self._tensor_waits = TensorWaits(failures, self._device)
-        self._library = torch.library.Library("c10d", "IMPL")
-        for operator, name in OPERATIONS.items():
-            packet = getattr(torch.ops.c10d, operator, None)
-            if packet is not None:
-                self._install(packet.default, operator, name)
+        with ExitStack() as undo:  # all hooks, or none after an error
+            self._exit_wait = ExitWait(self._futures)
+            undo.callback(self._exit_wait.cancel)
+            self._device = self._device_waits(gpu, torch)
+            if self._device is not None:
+                undo.callback(self._device.remove)
+            self._waiting = Waiting(c10d.Work, failures, self._device)
+            undo.callback(self._waiting.remove)
+            self._tensor_waits = TensorWaits(failures, self._device)
+            undo.callback(self._tensor_waits.remove)
+            self._library = torch.library.Library("c10d", "IMPL")
+            undo.callback(self._library._destroy)
+            for operator, name in OPERATIONS.items():
+                packet = getattr(torch.ops.c10d, operator, None)
+                if packet is not None:
+                    self._install(packet.default, operator, name)
+            self.remove = undo.pop_all().close
+            """Removes the kernels."""
 
-    def remove(self) -> None:
-        """Remove the kernels."""
-        self._library._destroy()
-        if self._device is not None:
-            self._device.remove()
-        self._waiting.remove()
-        self._tensor_waits.remove()
-        self._exit_wait.cancel()
+    def _device_waits(self, gpu: Gpu | None, torch: Any) -> DeviceWaits | None:
+        if gpu is None:
+            return None
+        broadcast = self._writer.name_number("broadcast")
+        return DeviceWaits(gpu, self._groups, self._failures, broadcast, torch, torch.distributed)
+
+    @property
+    def sees_waits(self) -> bool:
+        """False if waits on the GPU are not all seen."""
+        return self._device is None or self._device.complete
 
     def forget(self) -> None:
         """Stop waiting, in a forked child: no collective completes there."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.compiling import in_place_of
+from rankwatch.compiling import Substitutes
 from rankwatch.device.timeline import DeviceTimeline
 
 
@@ -67,7 +67,8 @@ class ComputeStream:
 
     def is_capturing(self) -> bool:
         """True while the process captures a CUDA graph through torch."""
-        return self._captures.open > 0
+        captures = self._captures
+        return bool(captures.open) or (captures.partly_visible and captures.going_on())
 
 
 class Captures:
@@ -79,23 +80,25 @@ class Captures:
 
     def __init__(self, writer: Writer, torch: Any) -> None:
         self._writer = writer
-        self.open = 0
-        """Captures under way."""
+        self.open: dict[int, Any] = {}
+        """Captures under way: address of the graph -> the stream on which it began; None while it begins."""
         self._patience = _MOST_HELD_UP
         self._in_use: Callable[[], bool] = torch.cuda.is_initialized
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
-        self._graph = torch.cuda.CUDAGraph
-        self._found = {name: self._graph.__dict__[name] for name in _METHODS}
+        self._cuda = torch.cuda
         self._collectives = False
         self.on_replay: Callable[[], object] = _nothing
         """Called when a graph that holds collectives is about to be replayed."""
-        self._ours = {
-            "capture_begin": self._begin(self._found["capture_begin"]),
-            "capture_end": self._end(self._found["capture_end"]),
-            "replay": self._replay(self._found["replay"]),
-        }
-        for name, function in self._ours.items():
-            setattr(self._graph, name, function)
+        graph = torch.cuda.CUDAGraph
+        substitutes = Substitutes(
+            (graph, "capture_begin", self._begin),
+            (graph, "capture_end", self._end),
+            (graph, "replay", self._replay),
+        )
+        self.remove = substitutes.remove
+        """Restores the methods, unless somebody else has replaced ours."""
+        self.partly_visible = bool(substitutes.missing)
+        """True if this torch lacks a method that shows captures or replays."""
 
     def going_on(self) -> bool:
         """True while the process captures a graph; by another library than torch only in this thread.
@@ -103,52 +106,78 @@ class Captures:
         While torch does not use CUDA, the driver is not asked: the call would initialise it, or raise where
         there is none. CUDA also refuses to answer while another thread captures.
         """
-        if self.open > 0 or not self._in_use():
-            return self.open > 0
+        if self.open or not self._in_use():
+            return bool(self.open)
         try:
             return self._capturing()
         except Exception:  # noqa: BLE001 - called around the trainer's own code
             return True
 
+    def still_going_on(self) -> bool:
+        """As `going_on`, for the end of a step: forgets captures that nobody has ended and whose streams
+        capture nothing any more. Any thread may ask for the state of a stream, also while another captures.
+        """
+        for graph, stream in list(self.open.items()):
+            if stream is not None and not self._captures(stream):
+                self._over(graph)
+        return self.going_on()
+
     def collective(self) -> None:
         """A collective is captured."""
         self._collectives = True
 
-    def remove(self) -> None:
-        """Restore the methods, unless somebody else has replaced ours."""
-        for name, function in self._ours.items():
-            if self._graph.__dict__[name] is function:
-                setattr(self._graph, name, self._found[name])
+    def _captures(self, stream: Any) -> bool:
+        """True if this stream captures, or CUDA does not say."""
+        try:
+            with self._cuda.stream(stream):
+                return self._capturing()
+        except Exception:  # noqa: BLE001 - called around the trainer's own code
+            return True
 
-    def _count(self, change: int) -> None:
-        self.open = max(0, self.open + change)
-        self._writer.integers[Now.CAPTURING] = self.open
-        if change > 0 and self._patience and not self._writer.is_left_alone():
+    def _announce(self, graph: int) -> None:
+        self.open[graph] = None
+        self._writer.integers[Now.CAPTURING] = len(self.open)
+        if self._patience and not self._writer.is_left_alone():
             self._patience -= 1
+
+    def _over(self, graph: int, before: Any = None) -> None:
+        self.open.pop(graph, None)
+        if before is not None:
+            self.open[graph] = before
+        self._writer.integers[Now.CAPTURING] = len(self.open)
+
+    def _stream(self) -> Any:
+        try:
+            return self._cuda.current_stream()
+        except Exception:  # noqa: BLE001 - called around the trainer's own code
+            return None
 
     def _begin(self, original: Any) -> Any:
         def capture_begin(graph: Any, *arguments: Any, **named: Any) -> Any:
             if not self.open:
                 self._collectives = False
+            stream, before = self._stream(), self.open.get(id(graph))
             try:
-                self._count(1)
-                return original(graph, *arguments, **named)
+                self._announce(id(graph))
+                result = original(graph, *arguments, **named)
             except BaseException:
-                self._count(-1)
+                self._over(id(graph), before)
                 raise
+            self.open[id(graph)] = stream
+            return result
 
-        return in_place_of(original, capture_begin)
+        return capture_begin
 
     def _end(self, original: Any) -> Any:
         def capture_end(graph: Any, *arguments: Any, **named: Any) -> Any:
             try:
                 return original(graph, *arguments, **named)
             finally:
-                self._count(-1)
+                self._over(id(graph))
                 if self._collectives:
                     graph._rankwatch_has_collectives = True
 
-        return in_place_of(original, capture_end)
+        return capture_end
 
     def _replay(self, original: Any) -> Any:
         def replay(graph: Any, *arguments: Any, **named: Any) -> Any:
@@ -156,7 +185,7 @@ class Captures:
                 self.on_replay()
             return original(graph, *arguments, **named)
 
-        return in_place_of(original, replay)
+        return replay
 
 
 class Gpu:
@@ -180,7 +209,6 @@ class Gpu:
 
 _MOST_HELD_UP = 3
 """Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
-_METHODS = ("capture_begin", "capture_end", "replay")
 
 
 def _nothing() -> None: ...

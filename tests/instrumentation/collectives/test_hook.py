@@ -177,6 +177,19 @@ class NoEvents:
         return lambda *_: {"is_current": True, "current": self.handle}.get(name, False)
 
 
+def test_error_while_hooks_are_installed(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one hook cannot be installed, none stays."""
+    wait = torch._C._distributed_c10d.Work.wait
+
+    def fails(*_: object) -> None:
+        raise AttributeError("torch has changed")
+
+    monkeypatch.setattr("rankwatch.collectives.hook.TensorWaits", fails)
+    with pytest.raises(AttributeError, match="torch has changed"):
+        CollectiveHook(recording.writer, recording.failures, None)
+    assert torch._C._distributed_c10d.Work.wait is wait
+
+
 def test_collective_on_gpu(recording: Recording, world: Any) -> None:
     """The tables are updated, also where events are refused; that is counted. There is no record of the
     collective, because its completion is not seen."""

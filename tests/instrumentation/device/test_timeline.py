@@ -13,6 +13,9 @@ import rankwatch
 from rankwatch import hooks
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.reader import Reader
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.device.cuda import Captures
 from rankwatch.device.timeline import MOST_EVERY, MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
 from support.device.machine import EventBase, Operation
@@ -217,6 +220,74 @@ def test_graph_with_collectives(rank: LoneRank) -> None:
                 graph.replay()
     rank.resolve()
     assert rank.unknown_steps() == [1]
+
+
+def test_capture_that_nobody_ends(rank: LoneRank) -> None:
+    """A capture that is over without `capture_end` counts no longer once a step has ended: the next steps are
+    timed, and the recorder may be asked. One that goes on counts, on whatever stream."""
+    graph, side = rank.machine.torch.cuda.CUDAGraph(), rank.machine.stream()
+    with rank.machine.on(side):
+        graph.capture_begin()
+    with rank.run.step():
+        pass
+    assert rank.writer.integers[Now.CAPTURING] == 1
+    rank.machine._capture = None  # as CUDA does where the stream is destroyed
+    with rank.run.step():
+        pass
+    assert rank.writer.integers[Now.CAPTURING] == 0
+    with rank.run.step():
+        rank.compute(0.010)
+    rank.resolve()
+    assert 2 in [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)]
+    assert rank.writer.integers[Now.ERRORS] == 0
+
+
+def test_second_begin_of_a_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If CUDA refuses to begin a capture again, the first one goes on."""
+    cuda = rank.machine.torch.cuda
+    rank.gpu.captures.remove()
+    begin = cuda.CUDAGraph.capture_begin
+
+    def refuses(graph: Any) -> None:
+        if rank.machine._capture is not None:
+            raise RuntimeError("CUDA error: operation not permitted")
+        begin(graph)
+
+    monkeypatch.setattr(cuda.CUDAGraph, "capture_begin", refuses)
+    captures = Captures(rank.writer, rank.machine.torch)
+    graph = cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graph.capture_begin()
+    assert captures.going_on()
+    graph.capture_end()
+    assert not captures.going_on()
+
+
+@pytest.mark.parametrize("missing", ["capture_begin", "capture_end", "replay"])
+def test_torch_without_a_method_of_graphs(tmp_path: Path, missing: str) -> None:
+    """Its graphs work as before, and no event is queried during a capture of the training thread."""
+    rank = LoneRank(tmp_path, without=missing)
+    assert rank.gpu.captures.partly_visible
+    graph = rank.machine.torch.cuda.CUDAGraph()
+    with rank.run.step():
+        rank.compute(0.010)
+    with rank.machine.capturing():
+        for _ in range(2):
+            with rank.run.step(), rank.run.phase("forward"):
+                rank.compute(0.010)
+    for name in {"capture_begin", "capture_end", "replay"} - {missing}:
+        getattr(graph, name)()
+    assert rank.writer.integers[Now.ERRORS] == 0
+
+
+def test_methods_of_the_installed_torch() -> None:
+    """It has the methods that show captures, replays and events, so nothing is said to be invisible."""
+    torch: Any = pytest.importorskip("torch")
+    for name in ("capture_begin", "capture_end", "replay"):
+        assert callable(getattr(torch.cuda.CUDAGraph, name))
+    for name in ("record", "wait"):
+        assert callable(getattr(torch.cuda.Event, name))
 
 
 def test_foreign_thread(rank: LoneRank) -> None:
@@ -435,6 +506,7 @@ def test_collectives_that_cannot_be_seen(rank: LoneRank, monkeypatch: pytest.Mon
         rank.compute(0.010)
     rank.resolve()
     assert 0 in rank.unknown_steps()
+    assert Reader(rank.writer.path).now().capabilities[Capability.WAITS] is Unseen.HOOK_FAILED
 
 
 def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:

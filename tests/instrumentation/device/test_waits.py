@@ -11,6 +11,7 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.collectives.device_waits import MOST_STREAMS, DeviceWaits
 from support.device.lone import PAIR, LoneRank
 from support.device.programs import Fsdp2, Reducer
 from support.device.rank import run_together
@@ -239,6 +240,62 @@ def test_compute_stream_that_has_communicated(tmp_path: Path) -> None:
     rank.resolve()
     assert rank.recorded_waits() == []
     assert len(rank.records(RecordKind.DEVICE_STEP)) >= 3
+
+
+def test_endless_streams(tmp_path: Path) -> None:
+    """Streams that communicate once and never again, as external ones that are made for each step, are
+    forgotten; that which is used all the time is not."""
+    rank = LoneRank(tmp_path)
+    side = rank.machine.stream()
+    with rank.run.step():
+        for _ in range(3 * MOST_STREAMS):
+            for stream in (side, rank.machine.stream()):
+                rank.peer_comes(0.0)
+                with rank.machine.on(stream):
+                    rank.collective("all_reduce", PAIR, 0.0)
+        assert len(rank.waits._communicating) == MOST_STREAMS
+        rank.machine.current().wait_stream(side)
+    rank.resolve()
+    ((name, _, _),) = rank.recorded_waits()
+    assert name == "all_reduce"
+
+
+class ImmutableEvent(type):
+    """Of a class of which one method cannot be replaced, as of one that is written in C++."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name == "wait":
+            raise TypeError("cannot set 'wait' attribute of immutable type 'Event'")
+        super().__setattr__(name, value)
+
+
+def test_error_while_methods_are_replaced(tmp_path: Path) -> None:
+    """If one of the methods cannot be replaced, the others are as before."""
+    rank = LoneRank(tmp_path)
+    rank.waits.remove()
+    torch = rank.machine.torch
+    before = torch.cuda.Event = ImmutableEvent("Event", (torch.cuda.Event,), {"record": lambda _: None})
+    record = before.record
+    with pytest.raises(TypeError, match="immutable"):
+        DeviceWaits(rank.gpu, rank.groups, rank.run._failures, 1, torch, rank.distributed)
+    assert torch.cuda.Event.record is record
+
+
+@pytest.mark.parametrize("missing", ["record", "wait"])
+def test_torch_without_a_method_of_events(tmp_path: Path, missing: str) -> None:
+    """The other methods are replaced and restored, and it is known that waits are not all seen."""
+    rank = LoneRank(tmp_path)
+    rank.waits.remove()
+    assert rank.waits.complete
+    torch = rank.machine.torch
+    own = {name: lambda *_: None for name in {"record", "wait"} - {missing}}
+    torch.cuda.Event = type("Event", (), own)
+    waits = DeviceWaits(rank.gpu, rank.groups, rank.run._failures, 1, torch, rank.distributed)
+    assert not waits.complete
+    (name,) = own
+    assert getattr(torch.cuda.Event, name) is not own[name]
+    waits.remove()
+    assert getattr(torch.cuda.Event, name) is own[name]
 
 
 def test_signatures(tmp_path: Path) -> None:

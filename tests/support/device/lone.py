@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from support.device.rank import Members, Network, Rank
 from support.training.blackbox import Read, box, of_kind
@@ -15,14 +16,23 @@ PAIR = Members("default_pg", (0, 1))
 
 
 class LoneRank(Rank):
-    """Rank 0 of two. The training has shown its device, unless `shown` is False."""
+    """Rank 0 of two. The training has shown its device, unless `shown` is False.
 
-    def __init__(self, directory: Path, *, shown: bool = True) -> None:
+    without: a method that `CUDAGraph` of this torch does not have.
+    """
+
+    def __init__(self, directory: Path, *, shown: bool = True, without: str = "") -> None:
+        self._without = without
         super().__init__(0, Network(), directory, Identity(run="gpu"), began=time.monotonic())
         self._directory = directory
         self._meetings = 0
         if shown:
             self.gpu.use(0)
+
+    def _hook(self, writer: Writer) -> None:
+        if self._without:
+            delattr(self.machine.torch.cuda.CUDAGraph, self._without)
+        super()._hook(writer)
 
     def peer_comes(self, after_seconds: float) -> None:
         """The peer comes to the next collective so long after now."""

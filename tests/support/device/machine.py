@@ -201,6 +201,8 @@ class Machine:
         self._streams = 0
         self._current: dict[int, Stream] = {}
         self._capture: list[Callable[[], object]] | None = None
+        self._captured: Stream | None = None
+        """The stream on which the capture began. Streams that join it later do not say so here."""
         self.torch = self._module()
 
     def stream(self) -> Stream:
@@ -224,6 +226,13 @@ class Machine:
         self._current[stream.device_index], self.device = before, device
 
     @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """A capture by another library than torch, on the current stream."""
+        self._capture, self._captured = [], self.current()
+        yield
+        self._capture = None
+
+    @contextmanager
     def on_device(self, device: int) -> Iterator[None]:
         """`with torch.cuda.device(device):`"""
         before, self.device = self.device, device
@@ -242,7 +251,7 @@ class Machine:
         if not self.in_use:
             raise RuntimeError("Found no NVIDIA driver on your system.")
         self.refuse_if_broken()
-        return self._capture is not None
+        return self._capture is not None and self.current() is self._captured
 
     def refuse_during_capture(self) -> None:
         """Raise as CUDA does for calls that are illegal during a capture."""
@@ -264,6 +273,7 @@ class Machine:
                 is_initialized=lambda: self.in_use,
                 is_current_stream_capturing=self.is_current_stream_capturing,
                 current_stream=self.current,
+                stream=self.on,
             ),
             autograd=SimpleNamespace(
                 Variable=SimpleNamespace(
@@ -284,7 +294,7 @@ class Machine:
             machine = self
 
             def capture_begin(self) -> None:
-                self.machine._capture = self._actions
+                self.machine._capture, self.machine._captured = self._actions, self.machine.current()
 
             def capture_end(self) -> None:
                 self.machine._capture = None
