@@ -12,6 +12,7 @@ training has shown its device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -101,6 +102,8 @@ class DeviceTimeline:
         self._times_run = 0
         self._wait: WaitKey | None = None
         self._unknown = self._step_open = self._blind = False
+        self._spoiled: tuple[float, float] | tuple[()] = ()
+        """The first and the last moment at which `spoil` was called, since the last step."""
         self._began = 0.0
         """Start of the open step, on the host's clock."""
         self._always_timed: set[int] = set()
@@ -165,7 +168,8 @@ class DeviceTimeline:
                 if mark[MOMENT] <= ended:
                     break
                 count -= 1
-        unknown, untimed = self._unknown or self._blind, self._untimed
+        unknown = self._unknown or self._blind or self._is_spoilt(began, ended or math.inf)
+        untimed = self._untimed
         self._unknown = self._step_open = False
         self._untimed = self._every > 1 and not self._time_after(number)
         self._number = number
@@ -185,6 +189,14 @@ class DeviceTimeline:
             return False  # twice as many pass only where numbers begin again with short epochs
         self._passed = 0
         return True
+
+    def _is_spoilt(self, began: float, ended: float) -> bool:
+        """True if `spoil` was called in between. What was called later counts for the next step."""
+        if not self._spoiled:
+            return False
+        first, last = self._spoiled
+        self._spoiled = (last, last) if last > ended else ()
+        return last >= began and first <= ended
 
     def _follow(self) -> bool:
         """Take the current stream as the compute stream: between steps it is no side stream. Returns True if
@@ -258,8 +270,9 @@ class DeviceTimeline:
         self._mark(0.0)
 
     def spoil(self) -> None:
-        """The own time of the open step cannot be told from its waits."""
-        self._unknown = True
+        """The own time of the step that holds this moment cannot be told from its waits."""
+        now = self._clock()
+        self._spoiled = (self._spoiled[0], now) if self._spoiled else (now, now)
 
     def step_abandoned(self) -> None:
         """The open step does not end: what comes now lies in no step."""

@@ -222,6 +222,55 @@ def test_graph_with_collectives(rank: LoneRank) -> None:
     assert rank.unknown_steps() == [1]
 
 
+def captured_collective(rank: LoneRank) -> Any:
+    """A graph that holds a collective."""
+    graph = rank.machine.torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    rank.collective("all_reduce", PAIR, 0.0)
+    graph.capture_end()
+    return graph
+
+
+def test_replay_between_steps(rank: LoneRank) -> None:
+    """Waits in a graph that is replayed between two steps, as by an evaluation, lie in neither of them."""
+    graph = captured_collective(rank)
+    with rank.run.step():
+        rank.compute(0.010)
+    rank.host.spend(0.001)
+    rank.peer_comes(0.0)
+    graph.replay()
+    rank.host.spend(0.001)
+    with rank.run.step():
+        rank.compute(0.010)
+    rank.resolve()
+    assert rank.unknown_steps() == []
+
+
+def test_replay_after_the_wait_for_a_batch(rank: LoneRank) -> None:
+    """A step begins with the wait for its batch, so a graph that is replayed before `step` is called belongs
+    to it. One that is replayed after a step's end belongs to none, also if that end is given later."""
+    graph = captured_collective(rank)
+    for _ in rank.run.batches([1]):
+        rank.peer_comes(0.0)
+        graph.replay()
+        rank.host.spend(0.001)
+        rank.run._steps.begin()
+        rank.compute(0.010)
+        with rank.run.phase("forward"):
+            rank.compute(0.010)
+    rank.run._steps.end()
+    rank.run._steps.begin()
+    with rank.run.phase("forward"):
+        rank.compute(0.010)
+    ended = rank.host.now
+    rank.host.spend(0.001)
+    rank.peer_comes(0.0)
+    graph.replay()
+    rank.run._steps.end(at=ended)
+    rank.resolve()
+    assert rank.unknown_steps() == [0]
+
+
 def test_capture_that_nobody_ends(rank: LoneRank) -> None:
     """A capture that is over without `capture_end` counts no longer once a step has ended: the next steps are
     timed, and the recorder may be asked. One that goes on counts, on whatever stream."""
