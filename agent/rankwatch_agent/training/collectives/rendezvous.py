@@ -22,6 +22,7 @@ from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.totals import (
     MOST_PENDING,
     OVERFLOW,
+    UNKNOWN_BYTES,
     Completed,
     GroupCollectives,
     GroupKey,
@@ -157,7 +158,8 @@ class RunRendezvous:
             count, total = by_size.get(size, (0, 0.0))
             by_size[size] = (count + 1, total + least)
         for size, (count, total) in by_size.items():
-            self._add(kind, size, count, total)
+            if size != UNKNOWN_BYTES:  # else its size class is not known
+                self._add(kind, size, count, total)
 
     def _add(self, kind: _Kind, input_bytes: int, count: int, seconds: float) -> None:
         by_class, scale, factor = self._kinds.get(kind) or self._new_kind(kind)

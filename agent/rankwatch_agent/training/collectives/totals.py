@@ -19,6 +19,8 @@ MOST_PENDING = 1024
 """Collectives of a group kept for comparison; a rank that is further ahead of its peers drops some."""
 MOST_PENDING_OF_RANK = 8192
 """Likewise over all groups of a rank."""
+UNKNOWN_BYTES = -1
+"""Bytes of a collective whose source does not give them."""
 BLACK_BOX = "black_box"
 FLIGHT_RECORDER = "flight_recorder"
 """Values of the label `source`."""
@@ -76,12 +78,14 @@ class Position(NamedTuple):
 class CollectiveTotals:
     """Collectives of one group and operation."""
 
-    __slots__ = ("bytes", "count", "operation", "seconds", "timed", "wait_seconds")
+    __slots__ = ("bytes", "count", "operation", "seconds", "sized", "timed", "wait_seconds")
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
         self.count = 0
         self.bytes = 0
+        self.sized = True
+        """Whether the source gave the bytes of each."""
         self.seconds = 0.0
         self.timed = False
         """Whether the source gave the duration of one."""
@@ -90,7 +94,8 @@ class CollectiveTotals:
 
 
 Completed = tuple[float, int, CollectiveTotals]
-"""A completed collective: seconds (NaN where not known), bytes of input, where its wait is added up."""
+"""A completed collective: seconds (NaN where not known), bytes of input (or UNKNOWN_BYTES), where its wait is
+added up."""
 
 
 class GroupCollectives:
@@ -255,7 +260,8 @@ def totals_series(
     for kind, each in totals.items():
         at = (*key, *kind)
         yield Series(counts, at, each.count)
-        yield Series(sizes, at, each.bytes)
+        if each.sized:
+            yield Series(sizes, at, each.bytes)
         if each.timed:
             yield Series(seconds, at, each.seconds)
         if each.wait_seconds is not None:

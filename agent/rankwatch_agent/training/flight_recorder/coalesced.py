@@ -37,7 +37,7 @@ def join_calls(entries: Sequence[Entry]) -> None:
     for position, entry in enumerate(entries):
         group = (entry.pg_id, entry.process_group)
         parts = calls.get(group)
-        if _closes(entry):
+        if closes(entry):
             if parts and _same_call(parts[0], entry) and _without_events(parts):
                 _close(calls.pop(group), entry)
             elif position == 0 and entry.record_id > 0 and entry.p2p_seq_id > 0:
@@ -52,8 +52,11 @@ def join_calls(entries: Sequence[Entry]) -> None:
         _leave_open(parts)
 
 
-def _closes(entry: Entry) -> bool:
-    """Other calls on several tensors, such as `allreduce_coalesced`, have one entry with all of them."""
+def closes(entry: Entry) -> bool:
+    """True for an entry that closes a coalesced call, and has no tensors of its own.
+
+    Other calls on several tensors, such as `allreduce_coalesced`, have one entry with all of them.
+    """
     return not entry.input_sizes and not entry.output_sizes and entry.profiling_name.endswith(SUFFIX)
 
 

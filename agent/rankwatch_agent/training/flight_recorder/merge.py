@@ -9,13 +9,14 @@ from rankwatch.blackbox.records import GroupNow
 from rankwatch.members import members_text
 from rankwatch_agent.training.collectives.totals import (
     OVERFLOW,
+    UNKNOWN_BYTES,
     BoundedNames,
     CollectiveTotals,
     GroupCollectives,
     GroupKey,
     Position,
 )
-from rankwatch_agent.training.flight_recorder.coalesced import NO_PART
+from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, closes
 from rankwatch_agent.training.flight_recorder.operations import (
     backend_of,
     input_bytes,
@@ -153,18 +154,21 @@ class MergedRecorder:
             self.missed += new[-1].record_id + 1 - first - len(new)
         self.entries += len(new)
         self._timed = self._timed or any(entry.duration_ms is not None for entry in new)
+        parts: dict[int, list[Entry]] = {}
         for entry in ordered:
+            if entry.closed_by >= 0:
+                parts.setdefault(entry.closed_by, []).append(entry)
             if entry.complete and (entry.record_id > self._last_id or entry.record_id in self._pending):
-                self._completed(entry)
+                self._completed(entry, parts.get(entry.record_id, ()))
 
-    def _completed(self, entry: Entry) -> None:
-        """Count an entry that is seen complete for the first time."""
+    def _completed(self, entry: Entry, parts: Sequence[Entry]) -> None:
+        """Count an entry that is seen complete for the first time, and the parts that it closes."""
         group = self._groups.of(entry.pg_id)
         if group is None or entry.closed_by != NO_PART or backend_of(entry) == _RECORDED_BY_BLACK_BOX:
             return
         duration = entry.duration_ms
-        if self._timed and duration is None:
-            return  # its time is lost, and a count without time would shorten the mean
+        if (self._timed and duration is None) or (closes(entry) and not parts):
+            return  # its time or its bytes are lost, and a count without them would make the mean too low
         key, ranks = group
         operation = self._names.bound("operation", operation_of(entry))
         if self._names.bound("group", " ".join(key)) == OVERFLOW:
@@ -173,12 +177,13 @@ class MergedRecorder:
         totals = self.totals.get(at)
         if totals is None:
             totals = self.totals[at] = CollectiveTotals(operation)
-        size = input_bytes(entry) or 0
+        size = input_bytes(entry, parts)
         seconds = (duration or 0.0) / 1e3
         if not 0.0 <= seconds < 1e10:
             return
         totals.count += 1
-        totals.bytes += size
+        totals.bytes += size or 0
+        totals.sized = totals.sized and size is not None
         totals.seconds += seconds
         if duration is None:
             return
@@ -187,7 +192,11 @@ class MergedRecorder:
             compared = self._compared.get(key)
             if compared is None:
                 compared = self._compared[key] = GroupCollectives(key, ranks)
-            compared.completed[entry.collective_seq_id] = (seconds, size, totals)
+            compared.completed[entry.collective_seq_id] = (
+                seconds,
+                UNKNOWN_BYTES if size is None else size,
+                totals,
+            )
 
     def _positions(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
         """Groups of this dump alone: those that were destroyed are gone."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
-from rankwatch_agent.training.flight_recorder.coalesced import SUFFIX
+from rankwatch_agent.training.flight_recorder.coalesced import SUFFIX, closes
 from rankwatch_agent.training.flight_recorder.parse import Entry
 
 _OPERATIONS: Mapping[str, str] = MappingProxyType(
@@ -74,8 +74,19 @@ def standard_name(name: str) -> str:
     return _OPERATIONS.get(name, name)
 
 
-def input_bytes(entry: Entry) -> int | None:
-    """Bytes of the rank's input; None where sizes or types are not known."""
+def input_bytes(entry: Entry, parts: Sequence[Entry] = ()) -> int | None:
+    """Bytes of the rank's input; None where sizes or types are not known.
+
+    parts: of the coalesced call that the entry closes (ProcessGroupNCCL.cpp). The inputs of
+    `reduce_scatter` are those of its parts, one for each rank. `allgather` broadcasts the input of each rank,
+    and which one is this rank's own is not recorded. So their mean is taken: the sum over all ranks is right.
+    """
+    if closes(entry):
+        of_parts = [input_bytes(each) for each in parts]
+        known = [each for each in of_parts if each is not None]
+        if not parts or len(known) < len(parts):
+            return None
+        return sum(known) // (len(parts) if operation_of(entry) == "all_gather" else 1)
     sizes, types = entry.input_sizes, entry.input_dtypes
     if sizes is None or types is None or len(sizes) != len(types):
         return None

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.totals import GroupKey, Position
+from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.totals import GroupKey, Position, totals_series
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.operations import signature
 from rankwatch_agent.training.flight_recorder.parse import Dump, DumpError, Entry, GroupStatus, parse_json
@@ -131,9 +132,18 @@ def test_batch_counts_once(timed: bool) -> None:
 
 @pytest.mark.parametrize("done", [False, True])
 def test_uneven_collective(done: bool) -> None:
-    """The entry that closes an uneven all_gather is the collective; its parts are nothing."""
+    """The entry that closes an uneven all_gather is the collective; its parts are nothing but its bytes.
+
+    Each rank counts the mean of the shares, so all of them count what is gathered.
+    """
     parts = [
-        entry(each, collective_seq_id=5, p2p_seq_id=0, profiling_name="nccl:_broadcast_oop")
+        entry(
+            each,
+            collective_seq_id=5,
+            p2p_seq_id=0,
+            profiling_name="nccl:_broadcast_oop",
+            input_sizes=[[1000 + 10 * each]],
+        )
         for each in range(2)
     ]
     end = {**END, "collective_seq_id": 5, "p2p_seq_id": 0, "profiling_name": "nccl:ALLGATHER_coalesced"}
@@ -141,7 +151,46 @@ def test_uneven_collective(done: bool) -> None:
     recorder = pull(MergedRecorder(8), reply(*parts, last, enqueued=5, done=4 + done))
     position = recorder.positions[DEFAULT]
     assert position[:3] == (5, 4 + done, None if done else 1002.0)
-    assert totals(recorder) == ({(*DEFAULT, "all_gather"): (1, 0, 0.003)} if done else {})
+    assert totals(recorder) == ({(*DEFAULT, "all_gather"): (1, 4 * 1005, 0.003)} if done else {})
+
+
+def test_lost_parts() -> None:
+    """An uneven collective whose parts were overwritten is not counted, as others that were overwritten."""
+    end = {**END, "collective_seq_id": 5, "p2p_seq_id": 0, "profiling_name": "nccl:ALLGATHER_coalesced"}
+    body = reply(completed(7, 3.0, **end), completed(8, 1.0, collective_seq_id=6), enqueued=6, done=6)
+    recorder = pull(MergedRecorder(8), body)
+    assert totals(recorder) == {(*DEFAULT, "all_reduce"): (1, 4096, 0.001)}
+
+
+def test_uneven_reduce_scatter() -> None:
+    """A rank gives one input for each rank, so its bytes are those of all parts."""
+    numbers: dict[str, object] = {"collective_seq_id": 5, "p2p_seq_id": 0}
+    parts = [
+        entry(each, **numbers, profiling_name="nccl:_reduce_oop", input_sizes=[[1000 + 10 * each]])
+        for each in range(2)
+    ]
+    end = completed(2, 3.0, **{**END, **numbers, "profiling_name": "nccl:REDUCE_SCATTER_coalesced"})
+    recorder = pull(MergedRecorder(8), reply(*parts, end, enqueued=5, done=5))
+    assert totals(recorder) == {(*DEFAULT, "reduce_scatter"): (1, 4 * 2010, 0.003)}
+
+
+def test_unknown_bytes() -> None:
+    """If the bytes of one collective are not known, its operation has no series of bytes, and no transfers
+    by size. Its time and its wait are known."""
+    lost = {"collective_seq_id": 5, "profiling_name": "nccl:all_gather", "input_dtypes": ["Other"]}
+    body = reply(
+        completed(7, 1.0, collective_seq_id=4, profiling_name="nccl:all_gather"),
+        completed(8, 3.0, **lost),
+        enqueued=5,
+        done=5,
+    )
+    ranks = [pull(MergedRecorder(8), body) for _ in range(2)]
+    found = {each.metric.name for each in totals_series(("run", "0"), ranks[0].totals)}
+    assert found == {"rankwatch_collectives_total", "rankwatch_collective_seconds_total"}
+    rendezvous = RunRendezvous()
+    rendezvous.compare([each.groups for each in ranks])
+    assert [each.wait_seconds for each in ranks[0].totals.values()] == [0.0]
+    assert [each.count for each in rendezvous.transfers.values()] == [1]
 
 
 def test_parts_without_an_end() -> None:
