@@ -142,7 +142,7 @@ class RankFollower:
         self.totals.collectives.observe(self.now.groups)
         for columns in self._reader.read_to_end() if to_end else (self._reader.poll(_RECORDS_PER_POLL),):
             self._take(columns)
-        self.totals.steps.settle(moment, idle_until)
+        self.totals.steps.settle(moment, idle_until, living=self.alive)
         self.totals.checkpoints.look_for_errors(self.path, self.owner)
         self.open_phase = self._innermost_open()
         self._judge(moment)

@@ -22,7 +22,8 @@ SETTLE_SECONDS = 0.5
 """Quiet time after which the last step is settled."""
 
 _DEVICE_SECONDS = 60.0
-"""Time after which a step counts that the GPU has not reported: the process is gone, or the GPU hangs."""
+"""Time after which a step counts that the GPU has not reported, if its process is gone or later steps have
+ended: these report what the GPU has finished by then."""
 _NO_STEP = -1
 """Number of what is recorded before any step, and in a run that has none."""
 _MAX_HELD_STEPS = 64
@@ -256,11 +257,12 @@ class StepAssembler:
         self._pending = (start, end, number, on_device)
         self.unsettled.step_recorded()
 
-    def settle(self, now: float, idle_until: float) -> None:
+    def settle(self, now: float, idle_until: float, *, living: bool = False) -> None:
         """Settle the last step if it ended long enough ago, and sections that no step can hold.
 
         idle_until: start of the open step, or now where none is open; what ended before it lies in no later
             step.
+        living: the process may report what its GPU has done, at the end of its next step, however late.
         """
         self._outside(self.unsettled.drop_oldest())
         if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
@@ -268,9 +270,8 @@ class StepAssembler:
             self._pending = None
         if self._pending is None:
             self._outside(self.unsettled.take_ended(SECTIONS, idle_until))
-        for step in [each for each in self._on_device.values() if now - each.end > _DEVICE_SECONDS]:
-            del self._on_device[step.number]
-            self._count_on_device(step)
+        if not living:
+            self._give_up(now - _DEVICE_SECONDS)
 
     def _settle(self, start: float, end: float, number: int, on_device: bool, *, until: float) -> None:
         """Split a step by `split_step` and count its parts.
@@ -290,6 +291,7 @@ class StepAssembler:
                 self._timeouts.section(name, seconds)
                 sections += seconds
         self._learn(start, end, sections)
+        self._give_up(start - _DEVICE_SECONDS)
         if on_device:
             self._await_device(HostedStep(number, start, end))
             return
@@ -299,6 +301,12 @@ class StepAssembler:
         step = self._open.of(number)
         step.phases(inside, own)
         self._count(end - start, parts, number, step)
+
+    def _give_up(self, before: float) -> None:
+        """Count the steps that ended before this moment, and that the GPU reports no more."""
+        for step in [each for each in self._on_device.values() if each.end < before]:
+            del self._on_device[step.number]
+            self._count_on_device(step)
 
     def _await_device(self, step: HostedStep) -> None:
         """On a GPU the host's phases show when work was enqueued, so the step counts once the GPU is done."""

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.steps import StepAssembler, Unsettled, WorkTotals
 from rankwatch_agent.training.timeouts import LearntTimeouts
+from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.variation import OpenSteps, StepParts
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from support.agent.process import until
+from support.device.lone import LoneRank
 from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 from support.training.ranks import go_on, rank, values
@@ -395,17 +398,42 @@ def test_no_timed_phases_yet() -> None:
 
 
 def test_step_that_the_device_never_ends() -> None:
-    """It counts after a minute, as time of no known use; so do the oldest of more than 64."""
+    """It counts a minute after its process has ended, as time of no known use; so do the oldest of more than
+    64."""
     steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(100):
-        steps.step(float(number), number + 0.5, number, on_device=True)
+        steps.step(number / 2, number / 2 + 0.25, number, on_device=True)
     assert steps.steps == 100 - 1 - 64
-    steps.settle(130.0, 130.0)
-    assert steps.steps == 70
+    steps.settle(80.0, 80.0)
+    assert steps.steps == 40
     steps.settle(200.0, 200.0)
     assert steps.steps == 100
     assert not steps.local_known
-    assert steps.phase_seconds == pytest.approx({"other": 50.0})
+    assert steps.phase_seconds == pytest.approx({"other": 25.0})
+
+
+def test_step_that_later_ones_do_not_report() -> None:
+    """Steps go on, and what the GPU should have done a minute before is not reported: it counts likewise."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    for number in range(4):
+        steps.step(40.0 * number, 40.0 * number + 1.0, number, on_device=True)
+    steps.settle(130.0, 130.0, living=True)
+    assert (steps.steps, steps.last_step) == (2, 1)
+    assert steps.phase_seconds == pytest.approx({"other": 2.0})
+
+
+def test_long_evaluation_after_a_step() -> None:
+    """The GPU's report of a step is written when the next step ends, after an evaluation of an hour."""
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    steps.step(0.0, 1.0, 0, on_device=True)
+    for moment in (3.0, 300.0, 3600.0):
+        steps.settle(moment, moment, living=True)
+    steps.unsettled.phases.append((1.5, 3601.0, "evaluation"))
+    steps.step(3601.0, 3602.0, 1, on_device=True)
+    on_device(steps, 0, 0.75)
+    steps.step(3602.0, 3603.0, 2, on_device=True)
+    assert (steps.steps, steps.local_known) == (1, True)
+    assert steps.phase_seconds == pytest.approx({"forward": 0.75, "communication": 0.0, "other": 0.0})
 
 
 def on_device(steps: StepAssembler, number: int, own: float) -> None:
@@ -414,8 +442,30 @@ def on_device(steps: StepAssembler, number: int, own: float) -> None:
     steps.device_step(number, own, 0.0, known=True)
 
 
+def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
+    """The steps that the GPU of a process has not reported count when another one takes the rank, as time of
+    no known use, and so does what was reported."""
+    before = LoneRank(tmp_path)
+    for number in range(4):
+        with before.run.step(), before.run.phase("forward"):
+            before.compute(0.010)
+        if number == 0:
+            before.device_finishes()
+    follower = RankFollower(before.writer.path, RankTotals(lambda _: None, max_names=64))
+    follower.poll(before.host.now)
+    assert follower.totals.steps.steps == 1
+    before.run.silence()
+    after = LoneRank(tmp_path)
+    follower.poll(after.host.now)
+    steps = follower.totals.steps
+    follower.close()
+    assert (steps.steps, follower.starts) == (4, 2)
+    assert steps.phase_seconds["forward"] == pytest.approx(0.010, abs=1e-4)
+    assert steps.seconds == pytest.approx(sum(steps.phase_seconds.values()))
+
+
 def test_gpu_that_reports_a_step_too_late() -> None:
-    """A step that the GPU reports after a long evaluation is not taken for the one of this number in the next
+    """A step that the GPU reports after it was counted is not taken for the one of this number in the next
     epoch."""
     steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 1.0, 0, on_device=True)
