@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch.conventions import TOKENS, SlowPhase
-from rankwatch.conventions.vocabulary import NOT_COMPUTE, STEP_PHASES
+from rankwatch.conventions.vocabulary import STEP_PHASES
 from rankwatch_agent.training.steps import StepAssembler
 
 _LOOKS = 30
 """Looks kept of a window: its length is true to one part in so many."""
+_OF_LOCAL = ("local", "work", "local_and_work")
+"""Terms of the variation that only steps have whose local time is known."""
 _PAIRS = MappingProxyType({"work": ("local", "work"), "microbatches": ("forward", "backward")})
 """By what explains the variation: the two terms that vary together because of it."""
 
@@ -30,16 +32,17 @@ class _Look(NamedTuple):
     moment: float
     steps: int
     seconds: float
-    local_seconds: float
     local_steps: int
-    message_seconds: float
+    known_seconds: float
+    local_seconds: float
+    arrival_seconds: float
+    compute_seconds: float
     late_steps: int
     late_seconds: float
     tokens: float
     microbatches: int
     phases: tuple[float, ...]
     """Of each slow phase, in the order of `STEP_PHASES`."""
-    not_compute: float
     terms: Mapping[str, float]
 
 
@@ -56,9 +59,12 @@ class Together:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecentMeans:
-    """Means per step, in seconds, over the steps that were settled within the window."""
+    """Means per step, in seconds, over the steps that were settled within the window; what follows from local
+    time is over those of them whose local time is known."""
 
     step_seconds: float
+    known_seconds: float
+    """Of a step whose local time is known."""
     local_seconds: float
     arrival_seconds: float
     """Local time with sends and receives: when the rank reaches the collectives."""
@@ -79,7 +85,7 @@ class RecentMeans:
     @property
     def waiting_ratio(self) -> float:
         """Share of the step in which the rank is blocked in collectives."""
-        return 1.0 - self.local_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
+        return 1.0 - self.local_seconds / self.known_seconds if self.known_seconds > 0 else 0.0
 
     @property
     def data_wait_ratio(self) -> float:
@@ -99,7 +105,7 @@ class RecentSteps:
         self._window = window_seconds
         self._looks: deque[_Look] = deque()
         self._long: deque[tuple[float, int, float]] = deque()
-        """Moment, steps and late seconds, for twice the window."""
+        """Moment, steps whose local time is known, and late seconds, for twice the window."""
 
     def take(self, steps: StepAssembler, moment: float) -> None:
         """Take the totals of the rank as they are now; `moment` is monotonic, in seconds."""
@@ -107,7 +113,7 @@ class RecentSteps:
         looks, long = self._looks, self._long
         if not looks or moment - looks[-1].moment >= self._window / _LOOKS:
             looks.append(now)
-            long.append((moment, now.steps, now.late_seconds))
+            long.append((moment, now.local_steps, now.late_seconds))
         while looks[0].moment < moment - self._window:
             looks.popleft()
         while long[0][0] < moment - 2 * self._window:
@@ -126,39 +132,46 @@ def _look(steps: StepAssembler, moment: float) -> _Look:
         moment=moment,
         steps=steps.steps,
         seconds=steps.seconds,
-        local_seconds=steps.local_seconds,
         local_steps=steps.local_steps,
-        message_seconds=steps.message_seconds,
+        known_seconds=steps.known_seconds,
+        local_seconds=steps.local_seconds,
+        arrival_seconds=steps.arrival_seconds,
+        compute_seconds=steps.compute_seconds,
         late_steps=variation.late_steps,
         late_seconds=variation.late_seconds,
         tokens=steps.work_done.by_unit.get(TOKENS, 0.0),
         microbatches=variation.microbatches,
         phases=tuple(sum(phases.get(each, 0.0) for each in parts) for parts in STEP_PHASES.values()),
-        not_compute=sum(phases.get(each, 0.0) for each in NOT_COMPUTE),
         terms=dict(variation.terms),
     )
 
 
 def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMeans:
-    steps = now.steps - first.steps
+    steps, known_steps = now.steps - first.steps, now.local_steps - first.local_steps
 
     def mean(before: float, after: float) -> float:
         return (after - before) / steps
 
-    local = (now.local_seconds - first.local_seconds) / (now.local_steps - first.local_steps)
-    terms = {name: mean(first.terms.get(name, 0.0), total) for name, total in now.terms.items()}
+    def known(before: float, after: float) -> float:
+        return (after - before) / known_steps
+
+    terms = {
+        name: (known if name in _OF_LOCAL else mean)(first.terms.get(name, 0.0), total)
+        for name, total in now.terms.items()
+    }
     return RecentMeans(
         step_seconds=mean(first.seconds, now.seconds),
-        local_seconds=local,
-        arrival_seconds=local + mean(first.message_seconds, now.message_seconds),
-        compute_seconds=local - mean(first.not_compute, now.not_compute),
+        known_seconds=known(first.known_seconds, now.known_seconds),
+        local_seconds=known(first.local_seconds, now.local_seconds),
+        arrival_seconds=known(first.arrival_seconds, now.arrival_seconds),
+        compute_seconds=known(first.compute_seconds, now.compute_seconds),
         phase_seconds=dict(
             zip(STEP_PHASES, starmap(mean, zip(first.phases, now.phases, strict=True)), strict=True)
         ),
         tokens=mean(first.tokens, now.tokens),
-        late_steps_ratio=mean(first.late_steps, now.late_steps),
-        late_seconds=mean(first.late_seconds, now.late_seconds),
-        late_long_seconds=(now.late_seconds - long[2]) / (now.steps - long[1]),
+        late_steps_ratio=known(first.late_steps, now.late_steps),
+        late_seconds=known(first.late_seconds, now.late_seconds),
+        late_long_seconds=(now.late_seconds - long[2]) / (now.local_steps - long[1]),
         variance=terms.get("local"),
         together=_together(terms, mean(first.microbatches, now.microbatches)),
     )

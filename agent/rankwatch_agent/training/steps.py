@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from rankwatch.conventions import COMMUNICATION, OTHER, TOKENS
+from rankwatch.conventions.vocabulary import NOT_COMPUTE
 from rankwatch_agent.training.device_steps import DeviceSteps, HostedStep
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
@@ -182,7 +183,13 @@ class StepAssembler:
         self.seconds = 0.0
         self.local_seconds = 0.0
         self.local_steps = 0
-        """Steps whose own time is known, and in `local_seconds`."""
+        """Steps whose own time is known, and in `local_seconds` and the next three."""
+        self.known_seconds = 0.0
+        """Time of these steps."""
+        self.arrival_seconds = 0.0
+        """Their local time with sends and receives."""
+        self.compute_seconds = 0.0
+        """Their local time without waits for data, checkpoints and evaluations."""
         self.message_seconds = 0.0
         """Time of steps blocked in sends and receives, a part of communication."""
         self.phase_seconds: dict[str, float] = {}
@@ -297,10 +304,9 @@ class StepAssembler:
             return
         if self.ledger is not None:
             self.ledger.step(number, start, end, parts, self._normal_pause)
-        self.message_seconds += message_seconds(start, end, held)
         step = self._open.of(number)
         step.phases(inside, own)
-        self._count(end - start, parts, number, step)
+        self._count(end - start, parts, number, step, message_seconds(start, end, held))
 
     def _give_up(self, before: float) -> None:
         """Count the steps that ended before this moment, and that the GPU reports no more."""
@@ -323,7 +329,7 @@ class StepAssembler:
         """Count a step by the GPU's clock; one that the GPU did not report as time of no known use."""
         number = hosted.number
         found = self.device.take(number)
-        step = self._open.of(number)
+        step, messages = self._open.of(number), 0.0
         if found is None:
             duration = hosted.end - hosted.start
             parts = {OTHER: duration}
@@ -331,7 +337,7 @@ class StepAssembler:
         else:
             duration, parts = found.seconds, found.parts()
             self.local_known = found.known
-            self.message_seconds += found.message_seconds
+            messages = found.message_seconds
             if found.like is None:
                 for name, seconds in found.phases:
                     step.phase(name, seconds)
@@ -339,17 +345,23 @@ class StepAssembler:
             scale = (hosted.end - hosted.start) / duration if duration > 0.0 else 0.0
             scaled = {name: seconds * scale for name, seconds in parts.items()}
             self.ledger.step(number, hosted.start, hosted.end, scaled, self._normal_pause)
-        self._count(duration, parts, number, step)
+        self._count(duration, parts, number, step, messages)
 
-    def _count(self, duration: float, parts: dict[str, float], number: int, step: StepParts) -> None:
+    def _count(
+        self, duration: float, parts: dict[str, float], number: int, step: StepParts, messages: float
+    ) -> None:
         self.steps += 1
         self.last_step = number
         self.seconds += duration
+        self.message_seconds += messages
         local = 0.0
         if self.local_known:
             local = duration - parts.get(COMMUNICATION, 0.0)
-            self.local_seconds += local
             self.local_steps += 1
+            self.known_seconds += duration
+            self.local_seconds += local
+            self.arrival_seconds += local + messages
+            self.compute_seconds += local - sum(parts.get(name, 0.0) for name in NOT_COMPUTE)
         totals = self.phase_seconds
         for name, seconds in parts.items():
             totals[name] = totals.get(name, 0.0) + seconds

@@ -134,7 +134,8 @@ STEPS = (
         _RANK,
         "Time of completed steps not spent blocked in collectives: the rank's own work, which names "
         "a straggler. On a GPU it is the time of the compute stream without waits for other ranks, absent "
-        "where these cannot be told apart.",
+        "where these cannot be told apart. Steps of which they cannot are left out, so over "
+        "rankwatch_steps_total it may be too low: rankwatch_recent_step_local_seconds is the mean of a step.",
     ),
     counter(
         "rankwatch_step_message_seconds_total",

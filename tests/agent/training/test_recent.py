@@ -26,7 +26,9 @@ def _steps(steps: StepAssembler, count: int, *, seconds: float = 1.0, local: flo
     steps.seconds += count * seconds
     steps.local_seconds += count * local
     steps.local_steps += count
-    steps.message_seconds += count * 0.1
+    steps.known_seconds += count * seconds
+    steps.arrival_seconds += count * (local + 0.1)
+    steps.compute_seconds += count * (local - 0.1)
     for phase, share in (("forward", 0.4), ("data_wait", 0.1), ("communication", 0.5)):
         steps.phase_seconds[phase] = steps.phase_seconds.get(phase, 0.0) + count * seconds * share
 
@@ -73,6 +75,32 @@ def test_unknown_local_time() -> None:
     (series,) = step_series("r", [recent.step_seconds, None])
     assert series.value == pytest.approx(1.6), "the step of the run is known all the same"
     assert list(step_series("r", [None])) == []
+
+
+def test_some_unknown_steps() -> None:
+    """What follows from local time is of the steps of which it is known: in a mixed run it is neither too low
+    nor too high."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    for number in range(51):
+        if number == 20:
+            recent.take(steps, 20.0)
+        known = number % 2 == 0
+        steps.device.phase("data_wait", 0.05, number)
+        if known:
+            steps.device.message(0.1, number)
+        steps.step(float(number), number + 0.5, number, on_device=True)
+        late = number % 10 == 4
+        steps.device_step(number, (1.0 + late) if known else 4.0, 0.3 if known else 0.0, known=known)
+    steps.settle(52.0, 52.0)
+    recent.take(steps, 52.0)
+    means = _read(recent)
+    share = 3 / 16
+    assert means.local_seconds == pytest.approx(0.7 + share)
+    assert means.arrival_seconds == pytest.approx(0.8 + share)
+    assert means.compute_seconds == pytest.approx(0.65 + share)
+    assert means.waiting_ratio == pytest.approx(0.3 / (1.0 + share))
+    assert means.late_steps_ratio == pytest.approx(share)
+    assert means.late_seconds == means.late_long_seconds == pytest.approx(share)
 
 
 def test_change_shows_after_a_window() -> None:
