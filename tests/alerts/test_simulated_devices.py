@@ -114,20 +114,23 @@ def test_uneven_batches(of_rules: Mapping[Job, Judged], program: str) -> None:
 @pytest.mark.parametrize("fault", [None, _compute(0.3)])
 @pytest.mark.parametrize("program", _UNSEEN)
 def test_unknown_local_time(of_rules: Mapping[Job, Judged], program: str, fault: Fault | None) -> None:
-    """Where waits are inside of a CUDA graph, there is no local time, no zero in its place, and no alert.
+    """Where waits are not seen there is no local time, no zero in its place, and no straggler.
 
-    The agent says how many ranks have it, so that silence is no health. How long steps take is known.
+    Inside of a CUDA graph the rank says so, and RankwatchTelemetryAbsent has nothing to add. With two devices
+    in one process only that alert does. How long steps take is known.
     """
     found = of_rules[Job(program=program, fault=fault)]
     names = {each.metric.name for each in found.job.series}
     assert not {each for each in names if "local" in each or "arrival" in each or "compute" in each}
-    reporting = {
-        each.labels[-1]: each.value
-        for each in found.job.series
-        if each.metric.name == "rankwatch_node_ranks_reporting" and each.labels[-1] in OF_RUNNING_RANKS
-    }
-    assert reporting["rankwatch_step_local_seconds_total"] == 0
-    assert reporting["rankwatch_step_seconds_total"] == found.job.job.of.grid.size
+    reporting, visible = (
+        {each.labels[1:]: each.value for each in found.job.series if each.metric.name == name}
+        for name in ("rankwatch_node_ranks_reporting", "rankwatch_run_capability_visible")
+    )
+    size, says = found.job.job.of.grid.size, program != "two_devices"
+    expected = {(name,): size for name in OF_RUNNING_RANKS}
+    expected["rankwatch_step_local_seconds_total",] = size * says
+    assert {at: reporting[at] for at in expected} == expected
+    assert visible == ({("waits", "cuda_graph"): 0} if says else {})
     assert found.outcome == Outcome(Cause.NONE)
     assert found.by_rank("residuals") == {}
     assert found.of_run("steps") == pytest.approx(found.job.step_seconds, rel=0.01)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 
-from rankwatch.conventions import ENDED_STATES, Kind, RankState, metric
+from rankwatch.conventions import ENDED_STATES, Capability, Kind, RankState, Unseen, metric
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch.conventions.recent import OUTSTANDING
 from rankwatch_agent.runtime.collector import Series, sample
@@ -23,6 +23,8 @@ from rankwatch_agent.training.recent_series import late_series, rank_series, tok
 from rankwatch_agent.training.totals import RankTotals
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
+_EXPLAINED = {"rankwatch_step_local_seconds_total": (Capability.WAITS, Unseen.CUDA_GRAPH)}
+"""What a rank lacks by design, as it says itself, and not because of a fault."""
 
 
 def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
@@ -83,7 +85,7 @@ class RankSeries:
         found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
         if dropped := rank.now.device_marks_dropped:
             found.append(sample("rankwatch_instrumentation_device_events_dropped", key, dropped))
-        self._count(rank.run, found)
+        self._count(rank, found)
         return [each for each in found if not _is_idle(each)] if rank.run in self._shown else found
 
     def _compared(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
@@ -110,15 +112,17 @@ class RankSeries:
         for name, count in {**dict.fromkeys(_REPORTED, 0), **found}.items():
             yield sample("rankwatch_node_ranks_reporting", (run, name), count)
 
-    def _count(self, run: str, series: Collection[Series]) -> None:
-        """Of what is exported, and not of what should be."""
+    def _count(self, rank: RankFollower, series: Collection[Series]) -> None:
+        """Of what is exported, and not of what should be; what the rank says why it lacks counts, too."""
         names = {
             each.metric.name
             for each in series
             if (wanted := _REPORTED.get(each.metric.name)) is not None
             and (not wanted or wanted in each.labels)
         }
-        self._reporting.setdefault(run, Counter()).update(names)
+        said = rank.now.capabilities.items()
+        names.update(name for name, reason in _EXPLAINED.items() if reason in said)
+        self._reporting.setdefault(rank.run, Counter()).update(names)
 
     def _identity(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         header = rank.header

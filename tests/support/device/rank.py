@@ -17,7 +17,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.collectives.groups import Group, Groups
 from rankwatch.collectives.waiting import Waiting
-from rankwatch.conventions import PHASES
+from rankwatch.conventions import PHASES, Capability, Unseen
 from rankwatch.device.cuda import Captures, Gpu
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
@@ -132,7 +132,12 @@ class Rank:
         assert timeline is not None
         run.when_ended(timeline.forget)
         captures = Captures(writer, torch)
-        captures.on_replay = timeline.spoil
+
+        def replays() -> None:
+            timeline.spoil()
+            writer.set_capability(Capability.WAITS, Unseen.CUDA_GRAPH)
+
+        captures.on_replay = replays
         run.gpu = self.gpu = Gpu(timeline, captures, torch)
         run.after_steps(timeline.resolve)
         broadcast = writer.name_number("broadcast")
