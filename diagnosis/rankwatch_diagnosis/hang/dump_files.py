@@ -13,7 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.flight_recorder.parse import BOM, DumpError, load_json, parse_document
+from rankwatch_agent.training.flight_recorder.parse import (
+    BOM,
+    TORCHCOMMS,
+    DumpError,
+    load_json,
+    parse_document,
+)
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.snapshot import MAX_RANKS
 from rankwatch_diagnosis.hang.worker import Reading, read_dumps
@@ -47,6 +53,8 @@ def read_source(path: Path) -> Reading:
         raise UserError(
             f"{path} needs more than {MEMORY_BYTES >> 30} GiB of memory, or than there is"
         ) from None
+    if TORCHCOMMS in reading.broken.values():  # no evidence against these ranks
+        raise UserError(f"{path} cannot be judged: {TORCHCOMMS}")
     if not reading.snapshots:
         if not reading.broken:
             raise UserError(f"{path} holds no dump")

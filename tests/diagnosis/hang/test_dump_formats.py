@@ -18,7 +18,8 @@ from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 from support.paths import RECORDED
-from support.training.recorder import recorder_pickle
+from support.training import recorder
+from support.training.recorder import recorder_pickle, reply
 
 REAL = RECORDED / "flight_recorder"
 Dumps = dict[int, dict[str, Any]]
@@ -280,6 +281,48 @@ def test_unnamed_member_shifts_no_index() -> None:
         for each in dumps.values():
             del each["pg_config"], each["pg_status"]
         assert set(judged(dumps).ranks) <= {rank, (rank + 1) % 4}
+
+
+def torchcomms(rank: int, *, asleep: int, steps: int = 5) -> dict[str, Any]:
+    """The dump of a rank of four, of which the first two also have a communicator of their own.
+
+    torchcomms, hooks/fr/FlightRecorder.cpp: `record` numbers all operations of the process with one counter
+    from 0, and gives no status; `onPreHook` names them by backend. `TorchComm::postHook` comes as soon as the
+    operation is issued, and `retire_id` lets go of its events: it stays `scheduled`, also once it is done.
+    """
+    dump = reply(ranks="[0, 1, 2, 3]")
+    dump["pg_status"] = {}
+    dump["pg_config"] = {
+        name: {"name": name, "desc": "nccl", "ranks": ranks}
+        for name, ranks in (("world", "[0, 1, 2, 3]"), ("pair", "[0, 1]"))
+    }
+    calls = [name for _ in range(steps) for name in (["pair"] if rank < 2 else []) + ["world"]]
+    dump["entries"] = [
+        recorder.entry(
+            number,
+            pg_id=0 if name == "world" else 1,
+            process_group=[name, "nccl"],
+            collective_seq_id=number,
+            p2p_seq_id=0,
+            op_id=number,
+            retired=True,
+        )
+        for number, name in enumerate(calls[: len(calls) - (rank == asleep)])
+    ]
+    return dump
+
+
+@pytest.mark.parametrize("asleep", [0, 3])
+def test_torchcomms(tmp_path: Path, asleep: int) -> None:
+    """Its numbers and states cannot be compared between ranks: nobody is named, and the message says why. A
+    rank without entries is named for no other reason."""
+    dumps = {str(rank): torchcomms(rank, asleep=asleep, steps=5 * (rank != 2)) for rank in range(4)}
+    file = tmp_path / "dumps.json"
+    file.write_text(json.dumps(dumps))
+    with pytest.raises(UserError, match="torchcomms numbers the operations of all groups together"):
+        read_source(file)
+    with pytest.raises(DumpError, match="torchcomms"):
+        parse(recorder_pickle(dumps["0"]))
 
 
 def test_time_before_newest_entry() -> None:

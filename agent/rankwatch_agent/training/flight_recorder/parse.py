@@ -32,6 +32,10 @@ RECORDERS = ("fr_trace_json", NCCL2, "dump_nccl_trace_json")
 """Recorders of a rank, by handlers of the worker server. Torch built with CUDA has two, each with its own
 entries and record ids: that of gloo and other backends, and that of NCCL. Earlier releases have NCCL's alone.
 From 2.15 on NCCL2, the backend behind NCCL, has its own at the handler of the first."""
+TORCHCOMMS = (
+    "torchcomms numbers the operations of all groups together and does not see when they complete, so ranks "
+    "cannot be compared"
+)
 MAX_ENTRIES = 500_000
 """PyTorch's advice is a ring of 2,000 entries; large jobs use 20,000."""
 UNKNOWN = -1
@@ -289,12 +293,22 @@ def _of_handlers(replies: Mapping[str, object]) -> Dump:
 def _dump_of(document: _Document) -> Dump:
     entries = document.entries if document.entries is not None else document.trace or []
     _check_length(entries)
+    if document.pg_status == {} and _of_torchcomms(entries):
+        raise DumpError(TORCHCOMMS)
     return Dump(
         entries=_normalized(entries),
         pg_status=document.pg_status or {},
         pg_config=document.pg_config or {},
         version=document.version,
         time_seconds=document.time_seconds,
+    )
+
+
+def _of_torchcomms(entries: list[Entry]) -> bool:
+    """hooks/fr/FlightRecorder.cpp, `onPreHook`: the description of a group is its backend, which also begins
+    the name of each operation. Groups have no status, which c10d has for each one with entries."""
+    return bool(entries) and all(
+        each.profiling_name.startswith(f"{each.group[1]}:") and each.p2p_seq_id == 0 for each in entries
     )
 
 
