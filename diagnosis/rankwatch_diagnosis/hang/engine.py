@@ -79,6 +79,7 @@ def _judge(
         if timing.timed and causes.arrived_by_all:
             return State.HANG, ()
         return (State.INCONCLUSIVE if stillness.were_still(job.snapshots) else State.SLOW), ()
+    ranks = _without_idle_victims(job, ranks)
     silent = [rank for rank in ranks if rank not in job.snapshots]
     if len(silent) > len(job.snapshots) or _hides_receives(job, ranks, stillness):
         return State.INCONCLUSIVE, ()
@@ -150,12 +151,28 @@ def _relevant(waits: Sequence[Wait], causes: RootCauses, mismatches: Sequence[Mi
 def _hides_receives(job: Job, ranks: Sequence[int], stillness: Stillness) -> bool:
     """Whether an idle rank may be a victim that waits in a send or receive which its recorder does not hold.
 
-    Gloo records collectives only, so a victim in a pipeline looks as idle as the root cause. One idle rank
-    alone is that cause, unless dumps are missing or ranks move: it may wait for one of these.
+    Gloo records collectives only, and nccl2 takes a batch for complete, so a victim in a pipeline looks as
+    idle as the root cause. One idle rank alone is that cause, unless dumps are missing or ranks move: it may
+    wait for one of these. Where nothing shows whether the job has batches, all others must wait in one call.
     """
     idle = [rank for rank in ranks if rank in job.snapshots and not job.snapshots[rank].pending]
     alone = len(idle) == 1 and not job.missing and stillness.were_still(job.snapshots)
+    if any(each.hides_batches for each in job.snapshots.values()):
+        alone = alone and len(_oldest_calls(job)) == 1
     return bool(idle) and not alone and any(each.hides_messages for each in job.snapshots.values())
+
+
+def _oldest_calls(job: Job) -> set[tuple[str, int]]:
+    """Group and number of the oldest that each rank waits in."""
+    waiting = [each for each in job.snapshots.values() if each.pending]
+    return {(each.groups[each.pending[0].group].name, each.pending[0].sequence) for each in waiting}
+
+
+def _without_idle_victims(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks that are stuck, rather than idle ones that may wait for them in what their recorder hides."""
+    stuck = tuple(rank for rank in ranks if rank in job.snapshots and job.snapshots[rank].pending)
+    hidden = any(each.hides_messages for each in job.snapshots.values())
+    return stuck if hidden and stuck else tuple(ranks)
 
 
 def _surest(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -19,6 +19,9 @@ from rankwatch_diagnosis.hang.snapshot import ANYONE, UNKNOWN, GroupView, HangSn
 
 _MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9}|\?)")
 """A receive from any source has no peer."""
+_HIDES_BATCHES = "nccl2:"
+_HIDES_MESSAGES = ("gloo:", _HIDES_BATCHES)
+"""Beginnings of the names of operations: see `HangSnapshot`."""
 _LARGEST_GAP = 10_000
 """Numbers that may be missing between two collectives of one group before the history starts anew."""
 _MAX_CONFIGURED = 4096
@@ -73,7 +76,7 @@ class _Builder:
         self._first_record = dump.entries[0].record_id if dump.entries else 0
         self._any_complete = False
         self._batches = False
-        self._hides_messages = False
+        self._hides_messages = self._hides_batches = False
 
     def take(self, entry: Entry) -> None:
         """Take one entry; raises ValueError where it cannot be understood."""
@@ -103,6 +106,9 @@ class _Builder:
                 group.created = []
             if not any(group.seconds):
                 group.seconds = []
+        hides_batches = self._hides_batches and not self._any_complete
+        for group in self._groups if hides_batches else ():
+            group.point_to_point = True
         pending = [each for parts in self._pending.values() for each in parts]
         return HangSnapshot(
             rank=rank,
@@ -118,6 +124,7 @@ class _Builder:
             batches=self._batches,
             unsettled=self._unsettled(),
             hides_messages=self._hides_messages,
+            hides_batches=hides_batches,
             moved_ns=max(self._newest_ns, self._moved_ns),
         )
 
@@ -228,7 +235,8 @@ class _Builder:
 
     def _add_signature(self, call: _Call) -> int:
         signature = _signature(call)
-        self._hides_messages = self._hides_messages or call.operation.startswith("gloo:")
+        self._hides_messages = self._hides_messages or call.operation.startswith(_HIDES_MESSAGES)
+        self._hides_batches = self._hides_batches or call.operation.startswith(_HIDES_BATCHES)
         self._signatures.append(signature)
         self._signature_of[tuple(call)] = len(self._signatures) - 1
         return len(self._signatures) - 1

@@ -102,6 +102,9 @@ class HangSnapshot(msgspec.Struct, array_like=True):
     """Records of sends and receives that may have completed, where the dump holds nothing complete: with
     TORCH_INCLUDE_ONLY_ACTIVE the parts of a completed coalesced call stay in it as if they were pending."""
     hides_messages: bool = False
-    """Its recorder is gloo's: no sends and receives are in it, and nothing of a group that has only these."""
+    """Its recorder is gloo's: no sends and receives are in it, and nothing of a group that has only these. Or
+    it is that of nccl2, in which those of a batch look complete while the rank waits for them."""
+    hides_batches: bool = False
+    """It is that of nccl2, without complete entries: any group may have had batches."""
     moved_ns: int = 0
     """Wall clock of the newest sign that the rank advances: it enqueued something, or noticed an end."""

@@ -192,7 +192,10 @@ def _notes(job: Job, timing: RunTiming) -> list[str]:
     if not timing.timed and any(each.pending for each in job.snapshots.values()):
         notes.append("the dumps do not hold their time; they are judged as taken at a stall")
     if any(each.hides_messages for each in job.snapshots.values()):
-        notes.append("gloo records no sends and receives: a rank that waits in one looks idle")
+        notes.append(
+            "gloo records no sends and receives, and nccl2 takes a batch of them for complete: a rank that "
+            "waits in one looks idle"
+        )
     if any(each.newest_record == UNKNOWN and each.status for each in job.snapshots.values()):
         notes.append("some dumps hold no entries: their status alone does not show which group it belongs to")
     if any(each.unsettled for each in job.snapshots.values()):

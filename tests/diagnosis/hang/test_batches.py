@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -144,6 +145,53 @@ def test_any_backend(backend: str) -> None:
             entry["profiling_name"] = entry["profiling_name"].replace("nccl", backend)
             entry["is_p2p"] = entry["is_p2p"] or (backend == "xccl" and entry["input_sizes"] == [])
         assert judged(dumps).ranks == (rank,)
+
+
+def nccl2(dump: dict[str, Any], *, only_active: bool) -> dict[str, Any]:
+    """The dump as the backend nccl2 leaves it.
+
+    nccl2/ProcessGroupNCCLBackend.cpp, `send` and `recv`: inside a batch they return a work that is complete,
+    so hooks/FlightRecorderHook.cpp, `onPost`, retires their entries at once. Nothing stands for the batch.
+    """
+    numbers: Counter[object] = Counter()
+    entries = []
+    for entry in dump["entries"]:
+        if entry["profiling_name"] == "nccl:coalesced":
+            continue
+        entry = entry | {"profiling_name": entry["profiling_name"].replace("nccl", "nccl2")}
+        if entry["is_p2p"]:
+            numbers[entry["pg_id"]] += 1
+            entry |= {"p2p_seq_id": numbers[entry["pg_id"]], "state": "completed", "retired": True}
+        if not (only_active and entry["retired"]):
+            entries.append(entry)
+    return dump | {"entries": entries}
+
+
+@pytest.mark.parametrize("messages_in", ["pp", "world"])
+@pytest.mark.parametrize("only_active", [False, True])
+def test_pipeline_on_nccl2(only_active: bool, messages_in: str) -> None:
+    """Nobody can tell a rank that waits in a batch from an idle one, so no innocent is named, and the culprit
+    where it is stuck itself or the only idle rank."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for stages in range(2, 9):
+        for job, rank in jobs(stages, messages_in=messages_in):
+            dumps = {each: nccl2(dump, only_active=only_active) for each, dump in job.dumps().items()}
+            ranks = judged(dumps).ranks
+            assert ranks in ((rank,), ()), (job.seed, job.shape)
+            found[ranks] += 1
+    assert found[()] < 0.8 * found.total()
+
+
+@pytest.mark.parametrize("shape", [Shape(4), Shape(4, 1, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectives_on_nccl2(shape: Shape, kind: str) -> None:
+    """Without pipelines, whole dumps of nccl2 show as much as those of nccl."""
+    for seed in SEEDS:
+        job = HungJob(shape, seed, lead=seed % 4)
+        places = job.places(seed % shape.world, kind)
+        job.run(Fault(kind, (seed % shape.world,), places[seed % len(places)]))
+        dumps = {rank: nccl2(dump, only_active=False) for rank, dump in job.dumps().items()}
+        assert judged(dumps).ranks == (seed % shape.world,), seed
 
 
 @pytest.mark.parametrize("operation", ["ALLGATHER", "REDUCE_SCATTER"])
