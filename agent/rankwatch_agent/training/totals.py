@@ -253,7 +253,7 @@ class RankTotals:
             self.steps.device.phase(self.names.bound("phase", self._name_of(number)), own, step)
 
     def _take_device_wait(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        seconds, step, _, _, _, flags = layout.DEVICE_WAIT.unpack_from(raw, at)
+        seconds, step, *_, flags, _ = layout.DEVICE_WAIT.unpack_from(raw, at)
         if flags & layout.POINT_TO_POINT and 0.0 <= seconds < math.inf:
             self.steps.device.message(seconds, step)
 

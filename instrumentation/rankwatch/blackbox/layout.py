@@ -114,9 +114,18 @@ hold the message of the exception (0: none). Only `failed` has them."""
 MESSAGE_NAMES = 4
 DEVICE = struct.Struct("<dq")
 """Own seconds of the compute stream in a phase, without waits for other ranks and phases inside it; step."""
-DEVICE_WAIT = struct.Struct("<dqIIII")
-"""Seconds for which the compute stream waited for other ranks in one phase, step, number of waits, group's
-name, number of the phase (0: none), flags of the operation, as of a collective. The record has its name."""
+DEVICE_WAIT = struct.Struct("<dqHHHHBxHBxH")
+"""Seconds for which the compute stream waited for other ranks in one phase, step, number of waits, message,
+group's name, message, number of the phase (0: none), message, flags of the operation, as of a collective, and
+message. The record has its name.
+
+A wait for a batch of sends and receives, outside of phases, shows the messages of the batch, and its record
+starts when the batch was enqueued. A message is the peer's rank in the group plus 1, or 0 for none and in
+boxes that are older than messages."""
+DEVICE_MESSAGES = 4
+"""Most messages of a wait. A larger batch shows none."""
+MESSAGE_RECEIVED = 1 << 15
+"""Flag of a message: the rank receives it."""
 DEVICE_STEP = struct.Struct("<qdI")
 """Step, seconds of waits, flags. Start and end are those of the step on the compute stream. It is the last
 record of a step's time on the device."""
@@ -236,3 +245,10 @@ UNSEEN = 2
 def tag(kind: RecordKind, name: int) -> int:
     """Return the tag of a record of this kind with this name."""
     return (kind << NAME_BITS) | name
+
+
+def message(peer: int, *, received: bool) -> int:
+    """Return a message to or from this rank of the group, as in a DEVICE_WAIT; 0 if it does not fit."""
+    if not 0 <= peer < MESSAGE_RECEIVED - 1:
+        return 0
+    return (peer + 1) | (MESSAGE_RECEIVED if received else 0)

@@ -7,6 +7,8 @@
   stream waits for an event of these (`_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`;
   `_runtime_utils.py` in FSDP1). So `torch.cuda.Event.record` notes which events follow a collective, and
   `torch.cuda.Event.wait`, which `Stream.wait_event` and `Stream.wait_stream` call, is a wait for these.
+- The sends and receives of `batch_isend_irecv` have one work, which `ProcessGroup._end_coalescing` returns
+  (`_coalescing_manager`). Replacements of ours around it tie the work to its messages.
 - DDP's reducer waits in C++ at the end of the backward pass (`Reducer::finalize_backward`), in a callback
   that it queues with the last bucket. Callbacks of ours around it see that wait. It also waits in C++ for
   the broadcast of buffers (`_broadcast_coalesced`).
@@ -21,7 +23,7 @@ from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Groups
 from rankwatch.compiling import Substitutes
 from rankwatch.device.cuda import ComputeStream, Gpu
-from rankwatch.device.parts import WaitKey
+from rankwatch.device.parts import NO_MESSAGES, WaitKey
 from rankwatch.failures import Failures
 
 MOST_STORAGES = 1024
@@ -31,7 +33,9 @@ MOST_STREAMS = 256
 _FOLLOW = "time a wait on the GPU"
 _MARK = "_rankwatch_follows"
 """Attribute of an event that follows a collective: which one."""
-_NO_KEY = (0, 0, 0)
+MOST_BATCHES = 1024
+"""Batches of messages that nobody has waited for yet."""
+_NO_KEY = WaitKey(0, 0, 0)
 _MESSAGES = (12, 13, 14)
 _COALESCED = 17
 """Values of `c10d::OpType`: SEND, RECV and RECVANYSOURCE, and COALESCED (`Work.hpp`)."""
@@ -61,6 +65,10 @@ class DeviceWaits:
         self._latest = self._latest_message = self._latest_collective = _NO_KEY
         """The asynchronous operations that were enqueued last: of any kind, and of two kinds."""
         self._by_storage: dict[int, WaitKey] = {}
+        self._batch: list[int] | None = None
+        """Messages of the batch that is being made."""
+        self._by_work: dict[int, WaitKey] = {}
+        """Address of the work of a batch -> the batch."""
         self._last_in_backward: object = None
         self._queue: Callable[[Callable[[], None]], None] = (
             torch.autograd.Variable._execution_engine.queue_callback
@@ -69,6 +77,8 @@ class DeviceWaits:
             (torch.cuda.Event, "record", self._record),
             (torch.cuda.Event, "wait", self._wait),
             (distributed, "_broadcast_coalesced", self._broadcast(broadcast)),
+            (distributed.ProcessGroup, "_start_coalescing", self._start_batch),
+            (distributed.ProcessGroup, "_end_coalescing", self._end_batch),
         )
         self.remove = self._substitutes.remove
         """Restores what was replaced."""
@@ -80,10 +90,12 @@ class DeviceWaits:
 
     # -- at the call ------------------------------------------------------------------------------
 
-    def enqueues(self, device: int, key: WaitKey, *, asynchronous: bool, output: Any) -> bool:
+    def enqueues(
+        self, device: int, key: WaitKey, *, asynchronous: bool, output: Any, message: int = 0
+    ) -> bool:
         """An operation is about to be enqueued. Returns True if `ends` must follow.
 
-        output: of a functional collective; else None.
+        output: of a functional collective; else None. message: a send or receive, as in a record.
         """
         gpu = self._gpu
         if gpu.stream is None:
@@ -100,8 +112,10 @@ class DeviceWaits:
             self._runs_elsewhere(key)
             return False
         self._latest = key
-        if key[2] & layout.POINT_TO_POINT:
+        if key.flags & layout.POINT_TO_POINT:
             self._latest_message = key
+            if self._batch is not None and len(self._batch) <= layout.DEVICE_MESSAGES:
+                self._batch.append(message)
         else:
             self._latest_collective = key
         if output is not None:
@@ -175,7 +189,9 @@ class DeviceWaits:
             kind = work._get_op_type()
             if kind in _MESSAGES:
                 key = self._latest_message
-            elif kind != _COALESCED:
+            elif kind == _COALESCED:
+                key = self._by_work.pop(id(work), key)
+            else:
                 key = self._latest_collective
         except Exception:  # noqa: BLE001 - a work that is written in Python has no such method
             key = self._latest
@@ -189,6 +205,36 @@ class DeviceWaits:
             self._failures.note(_FOLLOW, error)
             key = None
         return self.begins(key)
+
+    # -- batches of messages ----------------------------------------------------------------------
+
+    def _start_batch(self, original: Any) -> Any:
+        def start_coalescing(*arguments: Any, **named: Any) -> Any:
+            self._batch = []
+            return original(*arguments, **named)
+
+        return start_coalescing
+
+    def _end_batch(self, original: Any) -> Any:
+        def end_coalescing(*arguments: Any, **named: Any) -> Any:
+            marks = self._timeline.marks_made
+            work = original(*arguments, **named)
+            self._guard(lambda: self._batch_ended(id(work), marks))
+            return work
+
+        return end_coalescing
+
+    def _batch_ended(self, work: int, marks: int) -> None:
+        """marks: made before the batch was enqueued."""
+        messages, self._batch = self._batch or [], None
+        known = self._by_work
+        known.pop(work, None)  # of a work that is gone
+        spare = layout.DEVICE_MESSAGES - len(messages)
+        if messages and spare >= 0 and all(messages):
+            if len(known) >= MOST_BATCHES:
+                del known[next(iter(known))]
+            shown = (*messages, *NO_MESSAGES[:spare])
+            known[work] = self._latest_message._replace(messages=shown, marks=marks)
 
     # -- events and streams -----------------------------------------------------------------------
 
@@ -262,10 +308,10 @@ class DeviceWaits:
 
     def _key(self, operation: int, process_group: Any) -> WaitKey:
         try:
-            return operation, self._groups.of(process_group).number, 0
+            return WaitKey(operation, self._groups.of(process_group).number, 0)
         except Exception as error:  # noqa: BLE001 - as above
             self._failures.note(_FOLLOW, error)
-            return operation, 0, 0
+            return WaitKey(operation, 0, 0)
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:

@@ -30,6 +30,7 @@ from rankwatch.collectives.tensor_waits import TensorWaits
 from rankwatch.collectives.waiting import Waiting
 from rankwatch.compiling import uncompiled
 from rankwatch.device.cuda import Gpu
+from rankwatch.device.parts import WaitKey
 from rankwatch.failures import Failures
 
 _FOLLOW = "follow a collective"
@@ -137,8 +138,9 @@ class CollectiveHook:
                 and self._device is not None
                 and self._device.enqueues(
                     tensor.device.index,
-                    (operator.number, group.number, operator.flags),
+                    WaitKey(operator.number, group.number, operator.flags),
                     asynchronous=call.asynchronous,
+                    message=operator.message(arguments),
                     output=arguments[0] if operator.functional else None,
                 )
             ):

@@ -56,13 +56,25 @@ tensor or a list."""
 _ASYNCHRONOUS = ("async_op", "asyncOp")
 """The second is the name before torch 2.8, where few operators have it; `Work.wait` shows it for the
 others."""
+_PEERS = {"dst": False, "src": True}
+"""The arguments of a send and of a receive that hold the peer, and whether it is a receive."""
 _INPUTS = ("input_tensors", "inputs", "input_tensor", "input", "input_list", "tensors", "tensor")
 
 
 class Operator:
     """The places of an operator's arguments."""
 
-    __slots__ = ("_inputs", "asynchronous", "flags", "functional", "group", "number", "point_to_point", "tag")
+    __slots__ = (
+        "_inputs",
+        "_peer",
+        "asynchronous",
+        "flags",
+        "functional",
+        "group",
+        "number",
+        "point_to_point",
+        "tag",
+    )
 
     def __init__(
         self, arguments: Sequence[str], number: int, *, point_to_point: bool, functional: bool = False
@@ -78,11 +90,20 @@ class Operator:
         """True if functional collectives run it; its first argument is then its output."""
         self.group = arguments.index("process_group")
         """Place of the process group; all tensors come before it."""
+        peer = next((each for each in _PEERS if point_to_point and each in arguments), None)
+        self._peer = None if peer is None else (arguments.index(peer), _PEERS[peer])
         self._inputs = next(arguments.index(each) for each in _INPUTS if each in arguments)
         named = next((each for each in _ASYNCHRONOUS if each in arguments), None)
         self.asynchronous = sys.maxsize if named is None else arguments.index(named)
         """Place of the flag that lets the caller go on. A kernel does not receive trailing arguments that
         have their default value, which is True here."""
+
+    def message(self, arguments: Sequence[Any]) -> int:
+        """A send or receive as in the record of a wait; 0 if it is neither, or receives from anybody."""
+        if self._peer is None:
+            return 0
+        peer, received = self._peer
+        return layout.message(arguments[peer], received=received)
 
     def input_bytes(self, arguments: Sequence[Any]) -> int:
         """Bytes of the rank's input."""

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 
-WaitKey = tuple[int, int, int]
-"""Numbers of the names of the operation and of its group, and flags as of a record of a collective."""
+NO_MESSAGES = (0,) * layout.DEVICE_MESSAGES
+
+
+class WaitKey(NamedTuple):
+    """What the stream waits for."""
+
+    operation: int
+    """Number of its name."""
+    group: int
+    """Number of the group's name."""
+    flags: int
+    """As of a record of a collective."""
+    messages: tuple[int, ...] = NO_MESSAGES
+    """Of a batch, as in a record."""
+    marks: int = 0
+    """Number of marks that were made before the batch was enqueued."""
+
+
 Mark = tuple[float, Any, int, WaitKey | None]
 """When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
 the innermost open phase, and what it waits for. A plain tuple, because there are many in each step. The phase
@@ -22,6 +39,7 @@ WAIT: Final = 3
 NUMBER_BITS = 8
 NUMBER = (1 << NUMBER_BITS) - 1
 """Bits of a phase that hold its own number."""
+_MOST_COUNTED = 0xFFFF
 _PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
 _pack = layout.DEVICE.pack_into
 
@@ -29,10 +47,11 @@ _pack = layout.DEVICE.pack_into
 class _Wait:
     """What the stream waited for one operation of one group in one phase."""
 
-    __slots__ = ("began", "count", "ended", "seconds")
+    __slots__ = ("count", "ended", "seconds", "since")
 
-    def __init__(self, began: float) -> None:
-        self.began = self.ended = began
+    def __init__(self, since: float) -> None:
+        self.since = self.ended = since
+        """When it began to wait, or when the batch was enqueued that it waited for."""
         self.count = 0
         self.seconds = 0.0
 
@@ -61,17 +80,20 @@ def write_step(
     lengths: Sequence[float],
     began: float,
     *,
+    marks_before: int = 0,
     unknown: bool,
     untimed: bool,
 ) -> float:
     """Record the phases and waits of a step, and then the step. Returns when it ended.
 
-    lengths: seconds from each mark to the next. began: when the device passed the first one. unknown: own
-    time and waits could not be told apart. untimed: so were the phases inside it.
+    lengths: seconds from each mark to the next. began: when the device passed the first one. marks_before: of
+    earlier steps. unknown: own time and waits could not be told apart. untimed: phases inside were not timed.
     """
     parts: dict[int, _Part] = {}
-    at, waited, between = began, 0.0, 0
-    for (_, _, phase, key), seconds in zip(marks, lengths, strict=False):
+    moments = list(accumulate(lengths, initial=began))
+    waited, between = 0.0, 0
+    for place, ((_, _, phase, key), seconds) in enumerate(zip(marks, lengths, strict=False)):
+        at = moments[place]
         if not phase:
             phase = between
         elif between in parts and parts[between].waits:
@@ -83,32 +105,42 @@ def write_step(
             part.own += seconds
         else:
             waited += seconds
+            since = at
+            if phase > 0:
+                key = key._replace(messages=NO_MESSAGES, marks=0)
+            elif key.messages != NO_MESSAGES and key.marks - marks_before < place:
+                since = moments[max(0, key.marks - marks_before - 1)]
             waits = part.waits = part.waits or {}
-            wait = waits[key] = waits.get(key) or _Wait(at)
+            wait = waits[key] = waits.get(key) or _Wait(since)
             wait.add(at, seconds)
-        at += seconds
-        part.ended = at
+        part.ended = at + seconds
     for phase, part in parts.items():
         _write(writer, step, phase & NUMBER if phase > 0 else 0, part)
     flags = unknown * layout.UNKNOWN_WAITS | untimed * layout.UNTIMED_PHASES
-    writer.append(RecordKind.DEVICE_STEP, 0, began, at, layout.DEVICE_STEP, step, waited, flags)
-    return at
+    ended = moments[-1]
+    writer.append(RecordKind.DEVICE_STEP, 0, began, ended, layout.DEVICE_STEP, step, waited, flags)
+    return ended
 
 
 def _write(writer: Writer, step: int, phase: int, part: _Part) -> None:
     if phase:
         writer.pair(_PHASE_TAG | phase, part.began, part.ended, _pack, part.own, step)
-    for (operation, group, flags), wait in (part.waits or {}).items():
+    for (operation, group, flags, messages, _), wait in (part.waits or {}).items():
+        first, second, third, fourth = messages
         writer.append(
             RecordKind.DEVICE_WAIT,
             operation,
-            wait.began,
+            wait.since,
             wait.ended,
             layout.DEVICE_WAIT,
             wait.seconds,
             step,
-            wait.count,
+            min(wait.count, _MOST_COUNTED),
+            first,
             group,
+            second,
             phase,
+            third,
             flags,
+            fourth,
         )

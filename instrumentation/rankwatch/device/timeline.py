@@ -122,6 +122,11 @@ class DeviceTimeline:
         """The compute stream; None until a step begins or ends after the training has shown its device."""
         return self._stream
 
+    @property
+    def marks_made(self) -> int:
+        """Number of marks so far."""
+        return self._taken + len(self._marks)
+
     def use(self, stream: Stream) -> None:
         """Record on this stream from the end of this step on. The first call counts."""
         if self._shown is None:
@@ -343,20 +348,28 @@ class DeviceTimeline:
                 return
             steps.popleft()
             marks = [self._marks.popleft() for _ in range(count)]
+            before = self._taken
             self._taken += max(0, count)
             early = 0  # between this step and the one before
             while early < count and marks[early][MOMENT] < step.began:
                 self._free.append(marks[early][EVENT])
                 early += 1
             if count - early > 1:
-                self._record(step, marks[early:])
+                self._record(step, marks[early:], before + early)
 
-    def _record(self, step: _EndedStep, marks: list[Mark]) -> None:
+    def _record(self, step: _EndedStep, marks: list[Mark], marks_before: int) -> None:
         lengths = [a[EVENT].elapsed_time(b[EVENT]) / 1e3 for a, b in pairwise(marks)]
         seconds = sum(lengths)
         began = self._moment_of(marks, seconds)
         ended = write_step(
-            self._writer, step.number, marks, lengths, began, unknown=step.unknown, untimed=step.untimed
+            self._writer,
+            step.number,
+            marks,
+            lengths,
+            began,
+            marks_before=marks_before,
+            unknown=step.unknown,
+            untimed=step.untimed,
         )
         self._time_so_many(marks, seconds, untimed=step.untimed)
         self._last = (marks[-1][EVENT], ended)

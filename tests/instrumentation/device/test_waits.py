@@ -116,7 +116,7 @@ def measure(rank: LoneRank, way: Callable[[LoneRank], None]) -> Measured:
         rank.compute(OWN_SECONDS)
     rank.resolve()
     found = [
-        (each.name, each.payload[0], int(each.payload[5]))
+        (each.name, each.payload[0], int(each.payload[8]))
         for each in rank.records(RecordKind.DEVICE_WAIT)
         if each.payload[1] == 1
     ]
@@ -209,10 +209,18 @@ def test_removed(tmp_path: Path) -> None:
     """The end of the hooks restores what they replaced."""
     rank = LoneRank(tmp_path)
     cuda, distributed = rank.machine.torch.cuda, rank.distributed
-    ours = (cuda.Event.record, cuda.Event.wait, distributed._broadcast_coalesced, cuda.CUDAGraph.replay)
+    places = [
+        (cuda.Event, "record"),
+        (cuda.Event, "wait"),
+        (cuda.CUDAGraph, "replay"),
+        (distributed, "_broadcast_coalesced"),
+        (distributed.ProcessGroup, "_start_coalescing"),
+        (distributed.ProcessGroup, "_end_coalescing"),
+    ]
+    ours = [getattr(*place) for place in places]
     rank.waits.remove()
     rank.gpu.captures.remove()
-    found = (cuda.Event.record, cuda.Event.wait, distributed._broadcast_coalesced, cuda.CUDAGraph.replay)
+    found = [getattr(*place) for place in places]
     assert not set(map(id, ours)) & set(map(id, found))
     rank.peer_comes(0.0)
     with rank.run.step():

@@ -19,6 +19,7 @@ from rankwatch.collectives.groups import Group, Groups
 from rankwatch.collectives.waiting import Waiting
 from rankwatch.conventions import PHASES, Capability, Unseen
 from rankwatch.device.cuda import Captures, Gpu
+from rankwatch.device.parts import WaitKey
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch.run import Run
@@ -28,6 +29,10 @@ WAKE_SECONDS = 10e-6
 """From the end of what a host waits for until it goes on."""
 ENQUEUE_SECONDS = 10e-6
 """Of the host, for one operation."""
+
+
+_COLLECTIVE, _COALESCED = 0, 17
+"""Values of `c10d::OpType`."""
 
 
 class Members(NamedTuple):
@@ -73,9 +78,13 @@ class NamedGroups(Groups):
 class WorkBase:
     """`c10d.Work` of an asynchronous operation."""
 
-    def __init__(self, rank: Rank, operation: Operation) -> None:
+    def __init__(self, rank: Rank, operation: Operation, kind: int) -> None:
         self.rank = rank
         self.operation = operation
+        self._kind = kind
+
+    def _get_op_type(self) -> int:
+        return self._kind
 
     def block(self) -> None:
         """`WorkNCCL::synchronizeStream`, as the callers in C++ reach it: the current stream waits."""
@@ -121,7 +130,9 @@ class Rank:
         self.writer = writer
         self.groups = NamedGroups(writer)
         self.run = Run(identity, writer, PHASES, on_gpu=hooked, clock=self.host.clock)
-        self.distributed = SimpleNamespace(_broadcast_coalesced=self._broadcast_coalesced)
+        self.distributed = SimpleNamespace(
+            _broadcast_coalesced=self._broadcast_coalesced, ProcessGroup=_group_class()
+        )
         self.work_class: Any = type("Work", (WorkBase,), {"wait": lambda work: work.block()})
         self._hook(writer)
 
@@ -166,7 +177,7 @@ class Rank:
     ) -> Any:
         """Enqueue a collective as the kernel of `CollectiveHook` does; returns its work if asynchronous."""
         self.host.spend(ENQUEUE_SECONDS)
-        key = (self.writer.name_number(name), self.groups.of(members).number, 0)
+        key = WaitKey(self.writer.name_number(name), self.groups.of(members).number, 0)
         device = self.machine.device
         waits = self.waits.enqueues(device, key, asynchronous=asynchronous, output=output)
         try:
@@ -182,7 +193,7 @@ class Rank:
             machine.issue(lambda: machine.current().enqueue(self._transfer(members, seconds)))
             return None
         nccl = self._after_current(members)
-        return self.work_class(self, nccl.enqueue(self._transfer(members, seconds)))
+        return self.work_class(self, nccl.enqueue(self._transfer(members, seconds)), _COLLECTIVE)
 
     def _transfer(self, members: Members, seconds: float) -> Operation:
         count = self._counts[members] = self._counts.get(members, 0) + 1
@@ -213,11 +224,26 @@ class Rank:
         """
         parts = [("send", self.number, peer, tag) for peer, tag in sends]
         parts += [("recv", peer, self.number, tag) for peer, tag in receives]
-        for name, _, _, _ in parts:
+        group = self.distributed.ProcessGroup()
+        group._start_coalescing()
+        for name, source, target, _ in parts:
             self.host.spend(ENQUEUE_SECONDS)
             flags = layout.POINT_TO_POINT | layout.BLOCKING
-            key = (self.writer.name_number(name), self.groups.of(members).number, flags)
-            self.waits.enqueues(self.machine.device, key, asynchronous=True, output=None)
+            key = WaitKey(self.writer.name_number(name), self.groups.of(members).number, flags)
+            received = target == self.number
+            peer = members.ranks.index(source if received else target)
+            self.waits.enqueues(
+                self.machine.device,
+                key,
+                asynchronous=True,
+                output=None,
+                message=layout.message(peer, received=received),
+            )
+        return group._end_coalescing(lambda: self._transfer_all(members, parts, seconds))
+
+    def _transfer_all(
+        self, members: Members, parts: Sequence[tuple[str, int, int, object]], seconds: float
+    ) -> Any:
         nccl = self._after_current(members)
         begun = nccl.enqueue(Operation(0.0))
         for _, source, target, tag in parts:
@@ -225,7 +251,7 @@ class Rank:
             transfer = self.network.meet((source, target, tag), 2, took)
             transfer.arrive(self.host.now, (begun,))
             nccl.follow(transfer)
-        return self.work_class(self, nccl.enqueue(Operation(0.0)))
+        return self.work_class(self, nccl.enqueue(Operation(0.0)), _COALESCED)
 
     def functional(self, name: str, members: Members, seconds: float) -> Callable[[], None]:
         """`_c10d_functional::*`: an asynchronous collective; returns `wait_tensor` of its output."""
@@ -257,6 +283,19 @@ class Rank:
         yield operation
         if waits:
             self.waits.ends()
+
+
+def _group_class() -> Any:
+    """`c10d.ProcessGroup` of a process as far as batches of messages use it; its methods can be replaced."""
+
+    class ProcessGroup:
+        def _start_coalescing(self) -> None:
+            pass
+
+        def _end_coalescing(self, issue: Callable[[], Any]) -> Any:
+            return issue()
+
+    return ProcessGroup
 
 
 class _Output:
