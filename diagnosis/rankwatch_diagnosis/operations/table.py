@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 MOST_ROWS = 5_000_000
 """The diagnosis takes some 350 bytes for each: 2 GiB at most."""
+NO_PEER = -1
+"""In the column `peer`."""
 _LONGEST_SECONDS = 1e9
 """A mistake of the unit, or a wrecked row."""
 
@@ -52,6 +54,12 @@ class OperationTable:
     """Names: forward, backward, all_reduce, send, ..."""
     groups: tuple[str, ...]
     """Names of process groups; "" stands for none."""
+    peer: NDArray[np.int64] | None = None
+    """Rank at the other end of a message, -1 where it is unknown; None where all are."""
+    ahead_seconds: NDArray[np.float64] | None = None
+    """Of a message: by how much it was enqueued before the wait for it began. None where `peer` is."""
+    complete: bool = False
+    """Whether it is known to hold all ranks of the job, so that nobody waits for another one."""
     waits_known: bool = False
     """Whether each wait for other ranks has a row, so that no other row hides one."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.operations.table import NO_PEER, Kind, OperationTable
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
@@ -47,7 +48,9 @@ def operation_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Operatio
     first = min(each.header.started_wall for each in boxes.by_rank.values())
     ranks = [_rank(box, rows[rank], first) for rank, box in boxes.by_rank.items()]
     kept = _steps(ranks)
-    return _table([each._replace(rows=[row for row in each.rows if row.step in kept]) for each in ranks])
+    ranks = [each._replace(rows=[row for row in each.rows if row.step in kept]) for each in ranks]
+    complete = sum(bool(each.rows) for each in ranks) == boxes.world_size
+    return replace(_table(ranks), complete=complete)
 
 
 def _rank(box: Box, rows: Sequence[Row], first_wall: float) -> _Rank:
@@ -86,17 +89,28 @@ def _steps(ranks: Sequence[_Rank]) -> set[int]:
     return kept
 
 
+def _messages(row: Row) -> Iterator[Row]:
+    """The row, or one for each message of its batch, which begin and end together."""
+    if not row.messages:
+        yield row
+    for each in row.messages:
+        yield row._replace(operation=each.operation, messages=(each,))
+
+
 def _table(ranks: Sequence[_Rank]) -> OperationTable:
     operations: dict[str, int] = {}
     groups: dict[str, int] = {"": 0}
     kinds = {kind.name.lower(): int(kind) for kind in Kind}
-    rows = [row for each in ranks for row in each.rows]
-    lengths = [len(each.rows) for each in ranks]
+    parts = [[part for row in each.rows for part in _messages(row)] for each in ranks]
+    rows = [row for of_rank in parts for row in of_rank]
+    lengths = [len(of_rank) for of_rank in parts]
 
     def by_rank(values: list[float]) -> np.ndarray:
         return np.repeat(np.array(values), lengths)
 
     starts = np.array([row.start for row in rows], dtype=np.float64)
+    peers = [row.messages[0].peer if row.messages else NO_PEER for row in rows]
+    with_peers = any(row.messages for row in rows)
     work = [np.nan if row.work is None else row.work for row in rows]
     return OperationTable(
         step=np.array([row.step for row in rows], dtype=np.int64),
@@ -114,5 +128,7 @@ def _table(ranks: Sequence[_Rank]) -> OperationTable:
         work=np.array(work, dtype=np.float64),
         operations=tuple(operations),
         groups=tuple(groups),
+        peer=np.array(peers, dtype=np.int64) if with_peers else None,
+        ahead_seconds=np.array([row.ahead for row in rows], dtype=np.float64) if with_peers else None,
         waits_known=all(each.on_device for each in ranks),
     )

@@ -12,25 +12,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, TOKENS
 from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
-from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.device_steps import (
+    LEAST_GAP_SECONDS,
+    PASSES,
+    DeviceStep,
+    DeviceSteps,
+    Message,
+    Piece,
+    device_steps,
+    events_of,
+    on_device,
+)
 
 MOST_MICROBATCHES = 4_096
-LEAST_GAP_SECONDS = 5e-5
-"""Time that no phase claims is a row from here on; below it is a pause."""
 _SLACK_SECONDS = 1e-6
 """By how much a phase may reach beyond its step: their clock reads differ."""
-_LONGEST_SECONDS = 1e6
-_PASSES = ("forward", "backward")
-_COMPUTE = (*_PASSES, "optimizer")
-_MESSAGES = {"send", "recv"}
+_COMPUTE = (*PASSES, "optimizer")
 
 
 class Row(NamedTuple):
@@ -44,37 +48,10 @@ class Row(NamedTuple):
     microbatch: int
     group: str
     work: float | None
-
-
-class Piece(NamedTuple):
-    """A part of a step."""
-
-    start: float
-    seconds: float
-    operation: str
-    group: str = ""
-    communicates: bool = False
-    inside: bool = False
-    """It lay inside a phase."""
-    last: float = 0.0
-    """End of the last of the waits that it stands for, on a GPU."""
-
-
-@dataclass(slots=True)
-class DeviceStep:
-    """A step on the compute stream of a GPU."""
-
-    start: float = 0.0
-    end: float = 0.0
-    known: bool = False
-    """Whether own time and waits were told apart."""
-    timed: bool = False
-    """Whether its phases were timed."""
-    pieces: list[Piece] = field(default_factory=list)
-
-
-DeviceSteps = dict[tuple[int, float], DeviceStep]
-"""By number and by start on the host, as the numbers may begin again with each epoch."""
+    messages: tuple[Message, ...] = ()
+    """Of a batch, where the black box shows them."""
+    ahead: float = 0.0
+    """By how much the batch was enqueued before the wait for it began."""
 
 
 def rows_by_rank(boxes: Boxes) -> dict[int, list[Row]]:
@@ -83,7 +60,7 @@ def rows_by_rank(boxes: Boxes) -> dict[int, list[Row]]:
     for rank, box in boxes.by_rank.items():
         groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
         found[rank] = box, groups, device_steps(box, groups)
-    events = {number for _, _, device in found.values() for number in _events(device)}
+    events = {number for _, _, device in found.values() for number in events_of(device)}
     return {rank: list(rows_of(*of_rank, events)) for rank, of_rank in found.items()}
 
 
@@ -110,7 +87,7 @@ def rows_of(
             if warm and not flags & layout.STEP_FAILED and number >= 0:
                 if flags & layout.STEP_ON_DEVICE:
                     step = device.get((number, record.start), DeviceStep())
-                    pieces = _on_device(step) if step.timed or number in events else []
+                    pieces = on_device(step) if step.timed or number in events else []
                 else:
                     of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
                     pieces = lay_out(record.start, record.end, phases, of_step)
@@ -133,97 +110,6 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
         yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
 
 
-def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
-    """The steps of a box on the device."""
-    found: DeviceSteps = defaultdict(DeviceStep)
-    starts: dict[int, float] = {}
-    for record in box.records:
-        start, name = record.start, box.names.get(record.name, "")
-        if record.kind == RecordKind.STEP:
-            starts[layout.STEP.unpack_from(record.payload)[0]] = start
-        elif record.kind == RecordKind.DEVICE_PHASE:
-            own, step = layout.DEVICE.unpack_from(record.payload)
-            if 0.0 <= own < _LONGEST_SECONDS:
-                found[step, starts.get(step, 0.0)].pieces.append(Piece(start, own, name))
-        elif record.kind == RecordKind.DEVICE_WAIT:
-            seconds, step, _, group, phase, _ = layout.DEVICE_WAIT.unpack_from(record.payload)
-            if 0.0 <= seconds < _LONGEST_SECONDS:
-                piece = Piece(
-                    start, seconds, name, groups.get(group, ""), True, inside=phase != 0, last=record.end
-                )
-                found[step, starts.get(step, 0.0)].pieces.append(piece)
-        elif record.kind == RecordKind.DEVICE_STEP:
-            step, _, flags = layout.DEVICE_STEP.unpack_from(record.payload)
-            each = found[step, starts.get(step, 0.0)]
-            each.start, each.end = start, record.end
-            each.known, each.timed = not flags & layout.UNKNOWN_WAITS, not flags & layout.UNTIMED_PHASES
-    return found
-
-
-def _events(device: DeviceSteps) -> Iterator[int]:
-    """Numbers of the steps of a rank that are single events."""
-    odd = outlying([each.end - each.start for each in device.values()])
-    return (number for (number, _), each in zip(device, odd, strict=True) if each)
-
-
-def _on_device(step: DeviceStep) -> list[Piece]:
-    """The pieces of a step one after another; what no phase claims comes last."""
-    if not step.known:
-        return []
-    found: list[Piece] = []
-    at = step.start
-    for piece in sorted(step.pieces, key=lambda each: each.start):
-        if found and _take_turns(found[-1], piece):
-            found[-1] = _together(found[-1], piece)
-        else:
-            found.append(piece._replace(start=at))
-        at += piece.seconds
-    if step.end - at > LEAST_GAP_SECONDS:
-        found.append(Piece(at, step.end - at, OTHER))
-    return _messages_by_pass(found)
-
-
-def _messages_by_pass(pieces: Sequence[Piece]) -> list[Piece]:
-    """Name the wait for messages before each pass of a pipeline after what the pass needs: `recv_forward`.
-
-    A batch of sends and receives is one wait, and a stage that is late is waited for in its receives.
-    """
-    found = []
-    following = ""
-    for piece in reversed(pieces):
-        if piece.operation in _PASSES:
-            following = piece.operation
-        elif piece.operation in _MESSAGES and not piece.inside:
-            piece = piece._replace(operation=f"recv_{following}" if following else "recv")
-        else:
-            following = ""
-        found.append(piece)
-    return found[::-1]
-
-
-def _take_turns(before: Piece, piece: Piece) -> bool:
-    """True for waits of one phase for collectives that took turns, with each other or with own work.
-
-    Only their sum ends for all ranks at once: a slow rank hardly waits for those before the last one.
-    """
-    if not (before.communicates and piece.communicates and before.inside == piece.inside):
-        return False
-    messages = [each.operation in _MESSAGES for each in (before, piece)]
-    if any(messages) or not piece.inside:
-        return all(messages)
-    return before.group == piece.group or piece.start < before.last
-
-
-def _together(before: Piece, piece: Piece) -> Piece:
-    """Both as one wait. Where their groups differ, nobody knows who waits for whom in it but by its end."""
-    group = before.group
-    if piece.group != group:
-        names = {each.partition(" ")[0] for each in (group, piece.group)}
-        group = "+".join(sorted(names))
-    last = max(before.last, piece.last)
-    return before._replace(seconds=before.seconds + piece.seconds, group=group, last=last)
-
-
 def _work(box: Box) -> dict[int, list[float]]:
     """Step -> amounts of work in one unit: tokens where the run reports any, else its most common unit."""
     amounts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -243,13 +129,22 @@ def _work(box: Box) -> dict[int, list[float]]:
 def _rows(step: int, pieces: list[Piece], amounts: list[float]) -> Iterator[Row]:
     count = Counter(piece.operation for piece in pieces)
     microbatches = _microbatches(pieces)
-    most = max(count[name] for name in _PASSES)
+    most = max(count[name] for name in PASSES)
     for piece, microbatch in zip(pieces, microbatches, strict=True):
         work: float | None = None
-        if piece.operation in _PASSES and amounts and microbatch < MOST_MICROBATCHES:
+        if piece.operation in PASSES and amounts and microbatch < MOST_MICROBATCHES:
             work = amounts[microbatch] if len(amounts) == most else sum(amounts) / most
         yield Row(
-            step, piece.operation, _kind(piece), piece.start, piece.seconds, microbatch, piece.group, work
+            step,
+            piece.operation,
+            _kind(piece),
+            piece.start,
+            piece.seconds,
+            microbatch,
+            piece.group,
+            work,
+            piece.messages,
+            piece.ahead,
         )
 
 
@@ -259,13 +154,13 @@ def _microbatches(pieces: list[Piece]) -> list[int]:
     found = []
     latest = 0
     for piece in pieces:
-        if piece.operation in _PASSES:
+        if piece.operation in PASSES:
             latest = passed[piece.operation]
             passed[piece.operation] += 1
         found.append(latest)
     following = 0
     for at in reversed(range(len(pieces))):
-        if pieces[at].operation in _PASSES:
+        if pieces[at].operation in PASSES:
             following = found[at]
         elif pieces[at].operation.startswith("recv") and not pieces[at].inside:
             found[at] = following

@@ -15,8 +15,9 @@ from rankwatch.conventions import PHASES, TOKENS
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Box, read_box
+from rankwatch_diagnosis.run.device_steps import Message, Piece, device_steps
 from rankwatch_diagnosis.run.snapshots import parse_members
-from rankwatch_diagnosis.run.step_rows import Piece, Row, device_steps, lay_out, rows_of
+from rankwatch_diagnosis.run.step_rows import Row, lay_out, rows_of
 from support.device.lone import PAIR, LoneRank
 
 
@@ -210,14 +211,17 @@ def test_untimed_collective(tmp_path: Path) -> None:
     assert rows(tmp_path, [(0.5, 0.5, 0.0, layout.UNTIMED)]) == [("forward", pytest.approx(1.0))]
 
 
+def rows_on_device(rank: LoneRank, step: int) -> list[Row]:
+    """The rows of a step, once the device is done."""
+    rank.resolve()
+    rank.resolve()
+    box = read_box(rank.writer.path, most_records=1_000)
+    return [each for each in all_rows(box, {}) if each.step == step]
+
+
 def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
-    """Operation and milliseconds of each row of a step, once the device is done."""
-    rank.resolve()
-    rank.resolve()
-    found = [
-        each for each in all_rows(read_box(rank.writer.path, most_records=1_000), {}) if each.step == step
-    ]
-    return [(each.operation, round(1e3 * each.seconds)) for each in found]
+    """Operation and milliseconds of each of them."""
+    return [(each.operation, round(1e3 * each.seconds)) for each in rows_on_device(rank, step)]
 
 
 def steps_before(rank: LoneRank) -> None:
@@ -240,8 +244,9 @@ def test_waits_that_take_turns(tmp_path: Path) -> None:
     assert device_rows(rank, 1) == [("backward", 30), ("all_gather", 60)]
 
 
-def test_messages_of_a_pipeline(tmp_path: Path) -> None:
-    """What a stage waits for before a pass has the name of the pass, each time anew."""
+def test_unknown_messages_of_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that does not show its messages, as in older boxes, has the name of the pass that follows."""
+    monkeypatch.setattr(layout, "message", lambda peer, received: 0)
     rank = LoneRank(tmp_path)
     steps_before(rank)
     with rank.run.step():
@@ -259,6 +264,39 @@ def test_messages_of_a_pipeline(tmp_path: Path) -> None:
         ("recv_backward", 19),
         ("backward", 1),
     ]
+
+
+def test_messages_of_a_batch(tmp_path: Path) -> None:
+    """A wait shows each message of its batch, and how long before the wait the batch was enqueued."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        for transfer, source, target in (("early", 0, 1), ("sent", 0, 1), ("received", 1, 0)):
+            rank.network.meet((source, target, transfer), 2, 0.0).arrive(rank.host.now + 0.050, ())
+        with rank.run.phase("forward"):
+            rank.compute(0.010)
+        early = rank.exchange(PAIR, [(1, "early")], [], 0.0)
+        with rank.run.phase("forward"):
+            rank.compute(0.020)
+        early.wait()
+        rank.exchange(PAIR, [(1, "sent")], [(1, "received")], 0.0).wait()
+    found = [each for each in rows_on_device(rank, 1) if each.messages]
+    sent, received = Message("send", 1), Message("recv", 1)
+    assert [each.messages for each in found] == [(sent,), (sent, received)]
+    assert [each.ahead for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
+    assert [each.seconds for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
+
+
+def test_large_batch(tmp_path: Path) -> None:
+    """A batch of more messages than a record holds shows none of them."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        for transfer in range(layout.DEVICE_MESSAGES + 1):
+            rank.network.meet((0, 1, transfer), 2, 0.0).arrive(rank.host.now, ())
+        rank.exchange(PAIR, [(1, each) for each in range(layout.DEVICE_MESSAGES + 1)], [], 0.0).wait()
+    waits = [each for each in rows_on_device(rank, 1) if each.kind == "communication"]
+    assert [(each.operation, each.messages) for each in waits] == [("recv", ())]
 
 
 def test_unknown_waits(tmp_path: Path) -> None:

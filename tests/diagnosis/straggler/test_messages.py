@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rankwatch_diagnosis.operations.table import Kind
+from rankwatch_diagnosis.operations.table import NO_PEER, Kind
 from rankwatch_diagnosis.straggler.graph.replay import Replay
 from support.diagnosis.operations import as_table
 
@@ -50,6 +51,72 @@ def test_batch() -> None:
     assert replayed(BATCHES) == 4.5
     assert replayed(BATCHES, {4: 1.0}) == 2.5
     assert replayed(BATCHES, {0: 4.0}) == 5.5
+
+
+def with_peers(rows: list[tuple[Any, ...]], messages: dict[int, tuple[int, float]]) -> Replay:
+    """The replay of a table that shows, by row, the peer of its message and how early it was enqueued."""
+    peer, ahead = np.full(len(rows), NO_PEER), np.zeros(len(rows))
+    for index, (rank, seconds) in messages.items():
+        peer[index], ahead[index] = rank, seconds
+    return Replay(replace(as_table(rows), peer=peer, ahead_seconds=ahead))
+
+
+def test_ring_of_stages() -> None:
+    """With known peers a rank that holds the first and the third stage receives from the one that holds the
+    second, as forward as it sends to it."""
+    rows = [
+        row(0, "forward", 0.0, 1.0),
+        row(0, "send", 1.0, 2.5),
+        row(0, "recv", 3.5, 3.5),
+        row(0, "forward", 7.0, 1.0, 1),
+        row(1, "backward", 0.0, 3.0),
+        row(1, "recv", 3.0, 0.5),
+        row(1, "forward", 3.5, 3.0),
+        row(1, "send", 6.5, 0.5),
+    ]
+    replay = with_peers(rows, {1: (1, 0.0), 2: (1, 0.0), 5: (0, 0.0), 7: (0, 0.0)})
+    assert replay.communication.partner[[1, 2, 5, 7]].tolist() == [5, 7, 1, 2]
+    assert replay.step_seconds(replay.measured)[0] == 8.0
+    faster = replay.measured.copy()
+    faster[4] = 1.0
+    assert replay.step_seconds(faster)[0] == 6.0
+
+
+def test_message_that_is_waited_for_later() -> None:
+    """A send that was enqueued before a pass leaves before that pass, and the next one after it has gone."""
+    rows = [
+        row(0, "forward", 0.0, 1.0),
+        row(0, "forward", 1.0, 1.0, 1),
+        row(0, "send", 2.0, 0.5),
+        row(0, "forward", 2.5, 3.0, 2),
+        row(0, "send", 5.5, 0.0),
+        row(1, "recv", 0.0, 2.5),
+        row(1, "forward", 2.5, 1.0),
+        row(1, "recv", 3.5, 0.5, 1),
+        row(1, "forward", 4.0, 1.0, 1),
+    ]
+    replay = with_peers(rows, {2: (1, 1.0), 4: (1, 3.0), 5: (0, 0.0), 7: (0, 0.0)})
+    assert replay.measured[[2, 4, 5, 7]].tolist() == [1.5, 0.5, 1.5, 0.5]
+    ends = replay.row_ends(replay.measured)
+    assert ends.tolist() == [1.0, 2.0, 2.5, 5.5, 5.5, 2.5, 3.5, 4.0, 5.0]
+    slower = replay.measured.copy()
+    slower[1] = 4.0
+    assert replay.row_ends(slower)[[5, 7]].tolist() == [2.5, 5.5], "only the second one waits for that pass"
+
+
+def test_messages_on_one_stream() -> None:
+    """The messages of a rank travel one after the other, so what a message waits for is no transfer."""
+    rows = [
+        row(0, "forward", 0.0, 1.0),
+        row(0, "forward", 1.0, 1.0, 1),
+        row(0, "send", 2.0, 2.0),
+        row(0, "forward", 4.0, 1.0, 2),
+        row(0, "send", 5.0, 1.0),
+        row(1, "recv", 0.0, 4.0),
+        row(1, "recv", 4.0, 2.0, 1),
+    ]
+    replay = with_peers(rows, {2: (1, 1.0), 4: (1, 3.0), 5: (0, 0.0), 6: (0, 0.0)})
+    assert replay.measured[[2, 4, 5, 6]].tolist() == [3.0, 2.0, 3.0, 2.0]
 
 
 def test_batch_with_two_peers() -> None:

@@ -46,7 +46,9 @@ def align_clocks(table: OperationTable, communication: Communication) -> Aligned
     cell = ngroup(table.step, table.rank)
     end = table.start_seconds + table.duration_seconds
     member, instance = _collective_ends(cell, communication)
-    if member.size and _spread(end[member], instance) <= clock_seconds(table):
+    tolerance = clock_seconds(table)
+    together = member.size and _spread(end[member], instance) <= tolerance
+    if together and _come_after_they_were_sent(table, communication, end, tolerance):
         return Aligned(table, ngroup(table.step).number)
     offset, clock = _offsets(table, communication, cell, end, member, instance)
     return Aligned(
@@ -68,6 +70,16 @@ def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, 
 def _spread(ends: Floats, instance: Groups) -> float:
     """How far the ends of a meeting are apart, in nine of ten."""
     return float(np.quantile(group_max(ends, instance) - group_min(ends, instance), 0.9))
+
+
+def _come_after_they_were_sent(
+    table: OperationTable, communication: Communication, end: Floats, tolerance: float
+) -> bool:
+    """False if ranks have messages before they were sent, by their clocks, and it is known whose they are."""
+    if table.peer is None:
+        return True
+    lead = _leads(table, communication, end)[2]
+    return not (lead < -tolerance).any()
 
 
 def _offsets(
@@ -152,6 +164,8 @@ def _leads(table: OperationTable, communication: Communication, end: Floats) -> 
     """Rows that give and rows that take, and by how much later the one that takes could go on."""
     receives = point_to_point(table)[1]
     named = np.flatnonzero(receives & (communication.partner != NONE))
+    if table.ahead_seconds is not None:  # whose wait began later may end later, too
+        named = named[(table.ahead_seconds[named] + table.ahead_seconds[communication.partner[named]]) == 0.0]
     implied = np.flatnonzero((communication.waits_for != NONE) & (communication.partner == NONE))
     given = np.r_[communication.partner[named], communication.waits_for[implied]]
     goes_on = np.where(receives[implied], end[implied], table.start_seconds[implied])

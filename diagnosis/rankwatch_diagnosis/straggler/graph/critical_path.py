@@ -41,7 +41,8 @@ def timeline(replay: Replay, seconds: Floats) -> Timeline:
     """The replay with these seconds by row, as `Replay.step_seconds` takes them."""
     ends = replay.row_ends(seconds)
     arrives = np.where(replay.before >= 0, ends[replay.before], 0.0) + replay.pauses
-    begins = ends - seconds
+    # A message may be over when its rank comes to wait for it.
+    begins = np.maximum(ends - seconds, np.minimum(arrives, ends))
     return Timeline(np.minimum(arrives, begins), begins, ends)
 
 
@@ -77,9 +78,18 @@ def _came_last(replay: Replay, times: Timeline, row: int, members: dict[int, lis
     arriving += [int(each) for each in communication.meets[arriving] if each >= 0]
     last, latest = int(replay.before[row]), float(times.arrives[row])
     for each in arriving[1:]:
-        if times.arrives[each] > latest + _SAME_SECONDS:
-            last, latest = int(replay.before[each]), float(times.arrives[each])
+        enqueued_after, came = _came(replay, times, each)
+        if came > latest + _SAME_SECONDS:
+            last, latest = enqueued_after, came
     for each in communication.waits_for[together].tolist():
         if each >= 0 and times.ends[each] > latest + _SAME_SECONDS:
             last, latest = each, float(times.ends[each])
     return last
+
+
+def _came(replay: Replay, times: Timeline, row: int) -> tuple[int, float]:
+    """The row after which a row was enqueued, and when that was."""
+    after = int(replay.enqueued_after[row])
+    if after == replay.before[row]:
+        return after, float(times.arrives[row])
+    return after, float(times.ends[after]) if after >= 0 else 0.0

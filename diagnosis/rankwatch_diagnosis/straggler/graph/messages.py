@@ -7,7 +7,8 @@ alone. A send that is buffered leaves at once, and only the receive waits:
     buffered:    end of the receive = end of the send,        transfer = duration of the send
 
 Sends and receives that a rank begins together and leaves together are a batch (`batch_isend_irecv`): it ends
-when the last of its messages has arrived.
+when the last of its messages has arrived. Where the table shows the peer of each message, channels are pairs
+of ranks; else the stages, the microbatches and the names tell which belong together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.operations.table import NO_PEER, Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
 from rankwatch_diagnosis.straggler.group_by import (
@@ -91,8 +92,15 @@ def _match(
     table: OperationTable, order: Ints, sends: Bools, receives: Bools, shard: Ints, partner: Ints
 ) -> None:
     """The n-th receive of a channel belongs to the n-th send of it."""
+    messages = sends | receives
+    if table.peer is not None:
+        known = messages & (table.peer != NO_PEER)
+        _match_peers(table, order, np.flatnonzero(known), sends, partner)
+        messages = messages & ~known
+        if not messages.any():
+            return
     forward = _goes_forward(table, order, sends, receives)
-    rows = np.flatnonzero(sends | receives)
+    rows = np.flatnonzero(messages)
     ahead = np.where(forward[rows], 1, -1)
     # A message is named by where it arrives.
     arrives = table.stage[rows] + np.where(sends[rows], ahead, 0)
@@ -101,6 +109,18 @@ def _match(
     message = ngroup(channel, number).number
     _link(rows, message, sends[rows], receives[rows], partner)
     _link(rows, message, receives[rows], sends[rows], partner)
+
+
+def _match_peers(table: OperationTable, order: Ints, rows: Ints, sends: Bools, partner: Ints) -> None:
+    """The same, where a channel is a pair of ranks."""
+    assert table.peer is not None
+    own, peer, given = table.rank[rows], table.peer[rows], sends[rows]
+    source, target = np.where(given, own, peer), np.where(given, peer, own)
+    channel = ngroup(table.step[rows], source, target).number
+    number = cumcount(channel * 2 + given, _in_time(order, rows))
+    message = ngroup(channel, number).number
+    _link(rows, message, given, ~given, partner)
+    _link(rows, message, ~given, given, partner)
 
 
 def _link(rows: Ints, message: Ints, given: Bools, asking: Bools, found: Ints) -> None:
@@ -149,6 +169,7 @@ def _transfers(
     rows = np.flatnonzero(messages)
     matched = rows[partner[rows] != NONE]
     seconds[matched] = np.minimum(seconds[matched], table.duration_seconds[partner[matched]])
+    _since_enqueued(table, matched, partner, seconds)
     _without_longer_waits(table, matched, partner, batch, seconds)
     _after_the_pass(table, rows[(partner == NONE)[rows] & (waits_for != NONE)[rows]], waits_for, seconds)
     _of_one_end(table, rows, partner, seconds)
@@ -157,6 +178,26 @@ def _transfers(
         of_batch = Groups(batch.number[inside], batch.count)
         seconds[inside] = group_max(seconds[inside], of_batch)[of_batch.number]
     return seconds
+
+
+def _since_enqueued(table: OperationTable, matched: Ints, partner: Ints, seconds: Floats) -> None:
+    """Of a message that one end enqueued before it waited: what the other end spends after both have come."""
+    ahead = table.ahead_seconds
+    if ahead is None:
+        return
+    came, end = table.start_seconds - ahead, table.start_seconds + table.duration_seconds
+    over = np.minimum(end[matched], end[partner[matched]])
+    # The messages of a rank travel one after the other.
+    moment = np.round(came[matched] / _CLOCK_SECONDS)
+    order = np.lexsort((-ahead[matched], moment, table.rank[matched], table.step[matched]))
+    following, before = matched[order[1:]], matched[order[:-1]]
+    same = (table.rank[following] == table.rank[before]) & (table.step[following] == table.step[before])
+    same &= table.start_seconds[following] != table.start_seconds[before]  # not of one batch
+    came[following[same]] = np.maximum(came[following], over[order[:-1]])[same]
+    rows = matched[(ahead[matched] > 0.0) & (ahead[partner[matched]] == 0.0)]
+    other = partner[rows]
+    left = end[other] - np.maximum(came[rows], came[other])
+    seconds[rows] = seconds[other] = np.clip(left, 0.0, table.duration_seconds[other])
 
 
 def _without_longer_waits(

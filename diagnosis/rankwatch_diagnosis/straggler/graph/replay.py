@@ -6,9 +6,15 @@ goes on when its last member has arrived, a message when both of its ends have:
     arrival(row) = end(row before) + pause
     end(row) = max(arrivals of all that meet in it, end of the row that it waits for) + seconds(row)
 
-Steps are replayed from a common start, all at once, level after level of the graph: linear in rows. The graph
-is inferred from a table that somebody recorded. The simulator's timeline is built from the program of a job
-instead, so that a wrong assumption here cannot hide there.
+A message that a rank enqueues before it waits for it arrives with the enqueue, and the row ends no earlier
+than the rank comes to it.
+
+Steps are replayed all at once, level after level of the graph: linear in rows. Ranks begin a step together,
+unless the table shows that each goes on from one step to the next by itself: then it begins a step when it
+has ended the one before, by a replay before this one.
+
+The graph is inferred from a table that somebody recorded. The simulator's timeline is built from the program
+of a job instead, so that a wrong assumption here cannot hide there.
 """
 
 from __future__ import annotations
@@ -27,9 +33,17 @@ from rankwatch_diagnosis.straggler.group_by import (
     Groups,
     Ints,
     factorize,
+    grid,
     group_max,
     group_min,
 )
+
+_CLOCK_SECONDS = 2e-6
+"""By which sums of times may differ."""
+_ROUNDS = 2
+"""Replays of the steps after one another; a rank that ends a step early waits in the next one for others."""
+_MOST_UNEXPLAINED = 0.5
+"""Of the time by which ranks begin steps apart, where they go on as they ended the step before."""
 
 
 class Replay:
@@ -39,18 +53,24 @@ class Replay:
         order = in_order(table)
         self.before, recorded = chain(table, order)
         """By row: the row of its rank that it comes after, or -1."""
+        self.enqueued_after = _enqueued_after(table, self.before)
+        """By row: the row of its rank after which it was enqueued; `before`, but of a message that the rank
+        began to wait for later."""
         follows = self.before >= 0
         step, steps = factorize(table.step)
         self._steps = Groups(step, len(steps))
+        rank, ranks = factorize(table.rank)
+        self._cells = grid((step, len(steps)), (rank, len(ranks)))
+        self._shape = len(steps), len(ranks)
         self.communication = match_communication(table, order)
         self.pauses = _pauses(recorded, follows, table, self.communication)
         """By row: seconds between the row before it and its arrival, without waits for others; a
         little less than 0 where clocks let the two overlap."""
-        rows, cyclic = _levels(self.before, self.communication)
+        rows, cyclic = self._by_level()
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, order, infer_members=False)
             self.pauses = _pauses(recorded, follows, table, self.communication)
-            rows, _ = _levels(self.before, self.communication)
+            rows, _ = self._by_level()
         self._levels = [
             _Level(
                 each,
@@ -63,30 +83,67 @@ class Replay:
             table.kind == Kind.COMMUNICATION, self.communication.transfer, table.duration_seconds
         )
         """By row: seconds without waiting for others; what `step_seconds` takes."""
+        self._staggered = self._starts_apart(table)
+
+    def _by_level(self) -> tuple[list[Ints], bool]:
+        return _levels(self.before, self.enqueued_after, self.communication)
 
     def step_seconds(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
         """By step: its duration with these seconds by row (of communication: of the transfer).
 
         `pauses` are seconds by row, too; without them the recorded ones.
         """
-        return np.maximum(group_max(self.row_ends(seconds, pauses), self._steps), 0.0)
+        ends = self.row_ends(seconds, pauses)
+        took: Floats = np.maximum(group_max(ends, self._steps), 0.0)
+        for _ in range(_ROUNDS if self._staggered else 0):
+            delays = self._delays(ends)
+            ends = self.row_ends(seconds, pauses, delays)
+            took = np.maximum(group_max(ends, self._steps) - delays.max(axis=1), 0.0)
+        return took
 
-    def row_ends(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
-        """By row: when it ends, in seconds since its step began."""
+    def _delays(self, ends: Floats) -> Floats:
+        """(step, rank): by how much it begins the step after the first rank does, as it ended the one before.
+
+        What comes before the first step is taken to be like the last one.
+        """
+        return np.roll(self._after_the_first(group_max(ends, self._cells)), 1, axis=0)
+
+    def _after_the_first(self, moments: Floats) -> Floats:
+        """(step, rank): the moment less that of the first rank; 0 for ranks that are not there."""
+        there = np.where(np.isfinite(moments), moments, np.nan).reshape(self._shape)
+        after: Floats = np.nan_to_num(there - np.nanmin(there, axis=1, keepdims=True))
+        return after
+
+    def _starts_apart(self, table: OperationTable) -> bool:
+        """True if ranks begin their steps apart, as they have ended those before."""
+        recorded = self._after_the_first(group_min(table.start_seconds, self._cells))
+        expected = self._delays(self.row_ends(self.measured))
+        return bool(np.abs(recorded - expected).sum() < _MOST_UNEXPLAINED * recorded.sum())
+
+    def row_ends(self, seconds: Floats, pauses: Floats | None = None, delays: Floats | None = None) -> Floats:
+        """By row: when it ends, in seconds since its step began.
+
+        delays: (step, rank) by how much the rank begins the step later; None: all begin at once.
+        """
         pause = self.pauses if pauses is None else pauses
         # One more element than rows, so that row -1 is a row that ended at 0.
         ends = np.zeros(len(seconds) + 1)
         before, waits_for, meets = self.before, self.communication.waits_for, self.communication.meets
+        came = self.enqueued_after
+        if delays is not None:
+            pause = np.where(before < 0, pause + delays.ravel()[self._cells.number], pause)
         for rows, starts, member, met in self._levels:
             ready = ends[before[rows]] + pause[rows]
+            travels = np.where(came[rows] == before[rows], ready, ends[came[rows]])
             if met:
                 partner = meets[rows]
-                there = np.where(partner >= 0, ends[before[partner]] + pause[partner], 0.0)
-                np.maximum(ready, there, out=ready)
-            np.maximum(ready, ends[waits_for[rows]], out=ready)
+                paused = np.where(came[partner] == before[partner], pause[partner], 0.0)
+                there = np.where(partner >= 0, ends[came[partner]] + paused, 0.0)
+                np.maximum(travels, there, out=travels)
+            np.maximum(travels, ends[waits_for[rows]], out=travels)
             if starts is not None and member is not None:
-                ready = np.maximum.reduceat(ready, starts)[member]
-            ends[rows] = ready + seconds[rows]
+                travels = np.maximum.reduceat(travels, starts)[member]
+            ends[rows] = np.maximum(ready, travels + seconds[rows])
         return ends[:-1]
 
 
@@ -153,14 +210,28 @@ def _spread(seconds: Floats, instances: Groups) -> float:
     return float(np.sum(high[seen] - low[seen]))
 
 
-def _levels(before: Ints, communication: Communication) -> tuple[list[Ints], bool]:
+def _enqueued_after(table: OperationTable, before: Ints) -> Ints:
+    """By row: the last row of its rank that had ended when it was enqueued, -1 for none."""
+    found = before.copy()
+    if table.ahead_seconds is None:
+        return found
+    end = table.start_seconds + table.duration_seconds
+    moment = table.start_seconds - table.ahead_seconds + _CLOCK_SECONDS
+    rows = np.flatnonzero(table.ahead_seconds > 0.0)
+    while rows.size:
+        rows = rows[(found[rows] >= 0) & (end[found[rows]] > moment[rows])]
+        found[rows] = before[found[rows]]
+    return found
+
+
+def _levels(before: Ints, came: Ints, communication: Communication) -> tuple[list[Ints], bool]:
     """Rows by level of the graph, members of a collective side by side; and whether the graph has a cycle.
 
     This is Kahn's algorithm over whole frontiers. Rows in a cycle come last, in one level, and wait for
     nothing that comes later. Cycles stem from wrong guesses, as clocks can cause them.
     """
     node, count = _nodes(communication)
-    source, target = _edges(before, communication, node)
+    source, target = _edges(before, came, communication, node)
     missing = np.bincount(target, minlength=count)
     targets = target[np.argsort(source, kind="stable")]
     ends = np.cumsum(np.bincount(source, minlength=count))
@@ -192,11 +263,11 @@ def _nodes(communication: Communication) -> tuple[Ints, int]:
     return node, first + count
 
 
-def _edges(before: Ints, communication: Communication, node: Ints) -> tuple[Ints, Ints]:
+def _edges(before: Ints, came: Ints, communication: Communication, node: Ints) -> tuple[Ints, Ints]:
     """Source and target nodes: each row comes after the row before it, the row that it waits for, and the row
-    before the one that it meets.
+    after which the one was enqueued that it meets.
     """
-    met = np.where(communication.meets >= 0, before[communication.meets], NONE)
+    met = np.where(communication.meets >= 0, came[communication.meets], NONE)
     parts = [
         (each[rows], rows)
         for each in (before, communication.waits_for, met)
