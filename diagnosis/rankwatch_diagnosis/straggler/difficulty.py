@@ -34,6 +34,8 @@ _CHANCE = 3.0
 """Standard deviations beyond which a difference is not chance."""
 _FAR = 6.0
 """The same, beyond which a microbatch cannot be that long."""
+_LEAST_STEPS = 8
+"""From which on it is known what an operation of a step usually takes on a rank."""
 _LEAST_PAIRS = 8
 """For a covariance."""
 
@@ -132,8 +134,13 @@ def _shared(by_member: Floats, members: Ints, shape: tuple[int, ...]) -> Floats:
 
 
 def _own(halves: Floats) -> Floats:
-    """(step, rank): a slow rank is slow in all operations of a step; a single late one is an event."""
-    return steady_mean(np.concatenate([halves[0], halves[1]], axis=2))
+    """(step, rank): a slow rank is slow in all operations of a step, or in the same ones of most steps, as
+    where its host falls behind between two waits; a single late one is an event."""
+    values = np.concatenate([halves[0], halves[1]], axis=2)
+    if len(values) < _LEAST_STEPS:
+        return steady_mean(values)
+    usual = nan_median(values, axis=0)[None]
+    return steady_mean(values - usual) + nan_mean(np.where(np.isfinite(values), usual, np.nan), axis=2)
 
 
 def _across_operations(of_operations: Floats, residuals: Floats, level: Floats) -> Difficulty:

@@ -267,6 +267,22 @@ def test_chance_run_of_late_steps() -> None:
         assert diagnose(job.table()).ranks == ()
 
 
+def test_late_in_the_same_operations() -> None:
+    """A rank whose host falls behind at two of eight microbatches of each step is slow in these, not in all:
+    that is no chance, and it costs what they take longer."""
+
+    def job(factor: float) -> SmallJob:
+        job = SmallJob(dp=4, pp=4, microbatches=8, noise=0.005)
+        job.compute[:, 2, 1, 5:7] *= factor
+        return job
+
+    usual, late = (job(factor).table() for factor in (1.0, 1.5))
+    verdict = diagnose(late)
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (9,))
+    truth = Case(late, DEFAULT).step_seconds.sum() / Case(usual, DEFAULT).step_seconds.sum()
+    assert verdict.slowdown == pytest.approx(truth, rel=0.01)
+
+
 @pytest.mark.parametrize(("dp", "pp"), [(8, 1), (4, 4)])
 def test_growing_transfers(dp: int, pp: int) -> None:
     """No rank arrives later than before, so it is the network and no rank."""

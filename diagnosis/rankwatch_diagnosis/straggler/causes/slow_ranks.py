@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.causes.slow_replicas import WHY as _WHOLE_REPLICA
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
+from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, ngroup
 from rankwatch_diagnosis.straggler.persistence import Excess
 from rankwatch_diagnosis.straggler.robust import sigma
 from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness, find_suspects
@@ -34,8 +34,10 @@ _MOST_LISTED = 64
 """Ranks in the evidence; a verdict may name more."""
 _STANDARD_ERRORS = 3.0
 """By which one operation must differ from the others to have an excess of its own."""
-_MOST_TIMES = 4.0
+_MOST_TIMES = 16.0
 """Excess of one operation over that of all: more is a wild estimate."""
+_LEAST_OF_PLACE = 12
+"""Runs of an operation for one microbatch, from which on they have an excess of their own."""
 
 
 def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Slowness]:
@@ -188,11 +190,18 @@ class _Costs:
         by_step[np.searchsorted(case.steps, visits.steps)] = self._slowness.excess[:, each.column]
         excess = by_step[case.step[rows]]
         rows, excess = rows[excess > 0.0], excess[excess > 0.0]
-        operations = case.table.operation[rows]
-        for operation in np.unique(operations).tolist():
-            here = operations == operation
+        for here in self._places(rows):
             excess[here] *= self._times(each, rows[here], excess[here])
         return Ideal(rows, case.seconds[rows] * np.exp(-excess))
+
+    def _places(self, rows: Ints) -> Iterator[Ints]:
+        """Indices of rows of one operation: for each microbatch where it runs often enough, else for all."""
+        table = self._case.table
+        place = ngroup(table.operation[rows], table.microbatch[rows])
+        often = np.bincount(place.number, minlength=place.count)[place.number] >= _LEAST_OF_PLACE
+        part = ngroup(table.operation[rows], np.where(often, place.number, place.count))
+        order = np.argsort(part.number, kind="stable")
+        yield from np.split(order, np.flatnonzero(np.diff(part.number[order])) + 1)
 
     def _of(self, rank: int) -> Ints:
         index = int(np.searchsorted(self._case.ranks, rank))
@@ -203,6 +212,9 @@ class _Costs:
         """Excess of one operation over that of all of the rank's, 1 where the difference may be chance."""
         case = self._case
         others = self._compared_with(each, rows)
+        microbatch = case.table.microbatch[rows]
+        if (microbatch == microbatch[0]).all():
+            others = others[case.table.microbatch[others] == microbatch[0]]
         mine, theirs = np.log(case.seconds[rows]), np.log(case.seconds[others])
         typical = float(np.median(excess))
         if len(mine) < case.limits.steps or len(theirs) < case.limits.steps:
