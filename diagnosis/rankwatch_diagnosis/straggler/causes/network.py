@@ -1,8 +1,8 @@
 """Slow transfers, without the wait for peers: what the last arriver of a collective itself spends in it.
 
-A link is what carries transfers of one operation: a process group, or the rank that sends. A link is slow if
-its transfers take twice those of links like it, or grew by 30 % over its own past. Where ranks of the job are
-missing from the table, a wait for one of them looks like a transfer, and the candidate is `inconclusive`.
+A link is what carries transfers of one operation: a process group, or two ranks. A link is slow if
+its transfers take twice those of links like it, or grew by 30 % over its own past. Where ranks of the job may
+be missing from the table, a wait for one of them looks like a transfer, and the candidate is `inconclusive`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_UNMATCHED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class _Links:
-    """One column for each pair of operation and group, or operation and sending rank."""
+    """One column for each pair of operation and group, or of ranks that send and receive."""
 
     seconds: Floats
     """(step, link): mean transfer, without waits; NaN where a step has none."""
@@ -79,7 +79,7 @@ def find_network(case: Case) -> Candidate | None:
         return None
     ideal = case.seconds.copy()
     ideal[links.rows] *= np.exp(-slower[case.step[links.rows], links.link])
-    missing = _ranks_are_missing(case) or _waits_for_outsiders(case, links, slower > 0.0)
+    missing = _others_are_waited_for(case, links, slower > 0.0)
     most = hit[np.argsort(-slower[:, hit].max(axis=0), kind="stable")]
     return Candidate(
         cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
@@ -108,7 +108,7 @@ def find_exposed_transfers(case: Case) -> Candidate | None:
     ideal[links.rows] = 0.0
     measured = float(case.step_seconds.sum())
     share = 1.0 - float(case.replay.step_seconds(ideal).sum()) / measured if measured > 0.0 else 0.0
-    missing = _ranks_are_missing(case) or _waits_for_outsiders(case, links, np.isfinite(links.seconds))
+    missing = _others_are_waited_for(case, links, np.isfinite(links.seconds))
     if share < case.limits.transfer_share / (2.0 if missing else 1.0):
         return None
     return Candidate(
@@ -135,12 +135,16 @@ def _measure_links(case: Case) -> _Links | None:
     rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & recorded & (~receives | (partner != NONE)))
     if rows.size == 0:
         return None
-    # A message belongs to the rank that sends it; a collective to its group, or to its stage where groups
-    # are unknown.
+    # A message belongs to the rank that sends it, and to the one that receives it where that is recorded; a
+    # collective to its group, or to its stage where groups are unknown.
     sender = np.where(receives[rows], partner[rows], rows)
+    receiver = np.where(receives[rows], rows, partner[rows])
+    known = (receiver != NONE) & (table.peer is not None)
+    to = np.where(known, case.rank[receiver], NONE)
+    pair = ngroup(case.rank[sender], to)
     named = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
     carrier = np.where((sends | receives)[rows], 2, np.where(named, 0, 1))
-    which = np.choose(carrier, (table.group[rows], table.stage[rows], case.rank[sender])).astype(np.int64)
+    which = np.choose(carrier, (table.group[rows], table.stage[rows], pair.number)).astype(np.int64)
     links = ngroup(carrier, which, table.operation[sender])
     cells = grid((case.step[rows], len(case.steps)), (links.number, links.count))
     members = np.bincount(group_first(links.number, ngroup(links.number, case.rank[rows])))
@@ -152,9 +156,14 @@ def _measure_links(case: Case) -> _Links | None:
         likeness=ngroup(operation, members, per_step).number,
         place=_places(table.stage[rows], links, carrier[first] == 2),
         names=tuple(
-            f"{table.operations[name]} {_carrier(case, kind, index)}"
-            for name, kind, index in zip(
-                operation.tolist(), carrier[first].tolist(), which[first].tolist(), strict=True
+            f"{table.operations[name]} {_carrier(case, kind, index, *ends)}"
+            for name, kind, index, *ends in zip(
+                operation.tolist(),
+                carrier[first].tolist(),
+                which[first].tolist(),
+                case.rank[sender][first].tolist(),
+                to[first].tolist(),
+                strict=True,
             )
         ),
         rows=rows,
@@ -169,9 +178,10 @@ def _places(stage: NDArray[np.int32], links: Groups, messages: Bools) -> Ints:
     return np.where(messages, NONE, joined)
 
 
-def _carrier(case: Case, kind: int, index: int) -> str:
+def _carrier(case: Case, kind: int, index: int, sender: int, receiver: int) -> str:
     if kind == 2:
-        return f"of rank {int(case.ranks[index])}"
+        to = "" if receiver == NONE else f" to rank {int(case.ranks[receiver])}"
+        return f"of rank {int(case.ranks[sender])}{to}"
     return f"of stage {index}" if kind == 1 else f"in {case.table.groups[index]}"
 
 
@@ -228,6 +238,13 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
         growth = float(nan_median(series[inside, index]) - nan_median(outside))
         if np.mean(series[inside, index] > middle) >= 0.8 and growth >= np.log(limits.transfer_growth):
             slower[inside, index] = np.maximum(slower[inside, index], growth)
+
+
+def _others_are_waited_for(case: Case, links: _Links, slow: Bools) -> bool:
+    """True if slow transfers, as (step, link), may be waits for ranks that are not in the table."""
+    if case.table.complete:
+        return False
+    return _ranks_are_missing(case) or _waits_for_outsiders(case, links, slow)
 
 
 def _ranks_are_missing(case: Case) -> bool:
