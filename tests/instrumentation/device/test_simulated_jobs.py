@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch.device import timeline
 from support.device.jobs import Fault, Job, Result, Slow, complaints
 from support.device.programs import PROGRAMS
@@ -47,7 +48,7 @@ def test_slow_rank(healthy: Healthy, tmp_path: Path, program: str, size: float) 
 
 
 @pytest.mark.parametrize("what", [each for each in Slow if each is not Slow.COMPUTE])
-@pytest.mark.parametrize("program", ["ddp", "fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize("program", ["ddp", "fsdp2", "tensor_parallel", "one_f_one_b", "interleaved"])
 def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> None:
     """Other causes are told apart: slow host, loader, work between phases, links, batches."""
     job = Job(program=program, fault=Fault(what, 1, 20.0 if what is Slow.LINK else 0.2))
@@ -78,6 +79,36 @@ def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert verdict.ranks == ()
     assert [(each["step"], each["ranks"]) for each in verdict.events] == [(step, [2])]
     assert verdict.event_seconds == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("what", [Slow.COMPUTE, Slow.HOST, Slow.LOADER])
+@pytest.mark.parametrize("program", ["one_f_one_b", "interleaved"])
+def test_pipeline_that_runs_ahead(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> None:
+    """So it is where hosts run ahead, so that each rank of a pipeline is in another step."""
+    job = Job(program=program, fault=Fault(what, 1, 0.45), reads_loss=False)
+    assert list(complaints(Result(job, tmp_path), healthy(program, reads_loss=False))) == []
+
+
+def test_loader_of_a_later_stage(healthy: Healthy, tmp_path: Path) -> None:
+    """It has the time until the first microbatch comes, and the rank has ended its step before the others."""
+    job = Job(program="one_f_one_b", fault=Fault(Slow.LOADER, 5, 0.48))
+    assert list(complaints(Result(job, tmp_path), healthy("one_f_one_b"))) == []
+
+
+def test_link_of_a_pipeline(healthy: Healthy, tmp_path: Path) -> None:
+    """All messages of a rank are slow, and its all-reduces: that costs what it truly costs."""
+    for program in ("one_f_one_b", "interleaved"):
+        job = Job(program=program, fault=Fault(Slow.LINK, 5, 20.0))
+        result = Result(job, tmp_path / program)
+        assert result.verdict.cause is Cause.NETWORK
+        truth = result.step_seconds / healthy(program).step_seconds
+        assert result.verdict.slowdown == pytest.approx(truth, rel=job.of.cost_share)
+
+
+def test_all_ranks_are_there(healthy: Healthy) -> None:
+    """Waits of layers that add up get shorter the later the last rank comes, as a wait for a rank that is
+    missing does. But no rank is missing."""
+    assert healthy("zero3", 687014791).verdict.cause is Cause.NONE
 
 
 def test_hidden_loader(healthy: Healthy, tmp_path: Path) -> None:

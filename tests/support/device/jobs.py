@@ -58,7 +58,7 @@ PHASES = {
     Slow.BETWEEN: SlowPhase.OTHER,
 }
 """The phase of a slow rank that grows."""
-HEALTHY = (Cause.NONE, Cause.INCONCLUSIVE, Cause.NETWORK)
+HEALTHY = (Cause.NONE, Cause.NETWORK)
 """What may be said of a healthy job: transfers of some programs are a large part of their steps."""
 CAUSES = {Slow.LINK: (Cause.NETWORK,), Slow.BATCHES: (Cause.UNEQUAL_BATCHES,)}
 """Causes that name no rank."""

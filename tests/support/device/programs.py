@@ -718,8 +718,8 @@ class Program(NamedTuple):
     grid: Grid
     sees_waits: bool = True
     """Whether own work and waits can be told apart."""
-    cost_share: float = 0.05
-    """Part of the step by which the price of a slow rank may differ from the truth."""
+    cost_share: float = 0.02
+    """Part of the step by which the price of a cause may differ from the truth."""
 
 
 PROGRAMS = {
@@ -737,8 +737,8 @@ PROGRAMS = {
     "zero3": Program(zero3, Grid(dp=4)),
     "compiled": Program(compiled, Grid(dp=4)),
     "tensor_parallel": Program(tensor_parallel, Grid(dp=2, tp=4)),
-    "expert_parallel": Program(expert_parallel, Grid(dp=8)),
-    "one_f_one_b": Program(one_f_one_b, Grid(pp=4, dp=4), cost_share=0.03),
-    # The boxes do not show which pass of its two stages each message is for.
-    "interleaved": Program(interleaved, Grid(pp=2, dp=4), cost_share=0.1),
+    # Another rank may be the last one at each collective.
+    "expert_parallel": Program(expert_parallel, Grid(dp=8), cost_share=0.05),
+    "one_f_one_b": Program(one_f_one_b, Grid(pp=4, dp=4)),
+    "interleaved": Program(interleaved, Grid(pp=2, dp=4)),
 }
