@@ -106,10 +106,11 @@ def write_step(
         else:
             waited += seconds
             since = at
-            if phase > 0:
-                key = key._replace(messages=NO_MESSAGES, marks=0)
-            elif key.messages != NO_MESSAGES and key.marks - marks_before < place:
-                since = moments[max(0, key.marks - marks_before - 1)]
+            if key.messages is not NO_MESSAGES:
+                if phase > 0:
+                    key = key._replace(messages=NO_MESSAGES, marks=0)
+                elif key.marks - marks_before < place:
+                    since = moments[max(0, key.marks - marks_before - 1)]
             waits = part.waits = part.waits or {}
             wait = waits[key] = waits.get(key) or _Wait(since)
             wait.add(at, seconds)
