@@ -23,7 +23,8 @@ from rankwatch_diagnosis.run.pace import judge_straggler
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from support.device.machine import Operation
-from support.device.programs import PROGRAMS, Program, Step
+from support.device.model import Step
+from support.device.programs import PROGRAMS, Program
 from support.device.rank import Network, Rank, run_together
 
 LOADER_SECONDS = 0.5e-3
