@@ -64,29 +64,26 @@ class TimedCall(NamedTuple):
     loop: Callable[[int], None]
 
 
-class _Event:
+class _Event(NamedTuple):
     """What CUDA does is left out: recording and reading an event cost nothing."""
 
-    factor = 1.0
+    milliseconds: float
+    """To the next one."""
 
     def query(self) -> bool:
         """True: the device is done."""
         return True
 
     def elapsed_time(self, later: object) -> float:
-        """Milliseconds."""
-        return self.factor
-
-
-class _LongEvent(_Event):
-    factor = 1e3
+        """As of CUDA's event."""
+        return self.milliseconds
 
 
 class _Stream:
     """The compute stream of a GPU in the place of the one that torch shows."""
 
-    def __init__(self, new_event: Callable[[], _Event]) -> None:
-        self.event = new_event
+    def __init__(self, milliseconds: float) -> None:
+        self.event = lambda: _Event(milliseconds)
 
     def record(self, event: object) -> None:
         """Nothing is recorded."""
@@ -103,8 +100,8 @@ def compared_calls(run: Run, long_steps: Run, short_steps: Run) -> list[TimedCal
     return [
         TimedCall(PHASE, _phase(run)),
         TimedCall(STEP, _step(run)),
-        TimedCall(LONG_GPU_STEP, _step_of_phases(long_steps, _LongEvent)),
-        TimedCall(SHORT_GPU_STEP, _step_of_phases(short_steps, _Event)),
+        TimedCall(LONG_GPU_STEP, _step_of_phases(long_steps, 1e3)),
+        TimedCall(SHORT_GPU_STEP, _step_of_phases(short_steps, 1.0)),
         TimedCall(OBSERVE, _prometheus_observe()),
         TimedCall(RECORD, _opentelemetry_record()),
         TimedCall(SPAN, _opentelemetry_span()),
@@ -129,10 +126,10 @@ def _step(run: Run) -> Callable[[int], None]:
     return loop
 
 
-def _step_of_phases(run: Run, new_event: Callable[[], _Event]) -> Callable[[int], None]:
+def _step_of_phases(run: Run, milliseconds: float) -> Callable[[int], None]:
     timeline = run.device
     assert timeline is not None
-    timeline.use(_Stream(new_event))
+    timeline.use(_Stream(milliseconds))
     run.after_steps(timeline.resolve)
     names = ("forward", "backward", "optimizer", "communication") * 2
 

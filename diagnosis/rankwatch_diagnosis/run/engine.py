@@ -71,9 +71,10 @@ def diagnose_run(
     ask_gpus: ask the driver what the GPUs of a living run that stands, or has a slow rank, do. It takes two
         seconds.
     """
-    return examine_run(directory, stall=stall, complete=complete, agent_state=agent_state, ask_gpus=ask_gpus)[
-        0
-    ]
+    verdict, _ = examine_run(
+        directory, stall=stall, complete=complete, agent_state=agent_state, ask_gpus=ask_gpus
+    )
+    return verdict
 
 
 def examine_run(

@@ -30,11 +30,11 @@ MOST_STORAGES = 1024
 """Outputs of functional collectives whose operation is remembered."""
 MOST_STREAMS = 256
 """Streams of communication that are remembered. Torch has pools of 32, but others may make more for ever."""
+MOST_BATCHES = 1024
+"""Batches of messages that nobody has waited for yet."""
 _FOLLOW = "time a wait on the GPU"
 _MARK = "_rankwatch_follows"
 """Attribute of an event that follows a collective: which one."""
-MOST_BATCHES = 1024
-"""Batches of messages that nobody has waited for yet."""
 _NO_KEY = WaitKey(0, 0, 0)
 _MESSAGES = (12, 13, 14)
 _COALESCED = 17
@@ -131,22 +131,15 @@ class DeviceWaits:
             self._communicates(current, key)
 
     def _communicates(self, address: int, key: WaitKey) -> None:
-        known = self._communicating
-        known.pop(address, None)  # so that the first one is that which was used least recently
-        if len(known) >= MOST_STREAMS:
-            del known[next(iter(known))]
-        known[address] = key
+        _keep(self._communicating, address, key, MOST_STREAMS)
 
     def _compute(self) -> ComputeStream | None:
         """The compute stream; None until it is known, because side streams cannot be told from it before."""
         return self._gpu.stream if self._timeline.stream is not None else None
 
     def _remember(self, output: Any, key: WaitKey) -> None:
-        known = self._by_storage
-        if len(known) >= MOST_STORAGES:
-            del known[next(iter(known))]
         for each in output if isinstance(output, list) else (output,):
-            known[each.untyped_storage()._cdata] = key
+            _keep(self._by_storage, each.untyped_storage()._cdata, key, MOST_STORAGES)
 
     def _follow_backward(self, key: WaitKey) -> None:
         """Have the callbacks of this backward pass timed that are queued from here on."""
@@ -227,14 +220,12 @@ class DeviceWaits:
     def _batch_ended(self, work: int, marks: int) -> None:
         """marks: made before the batch was enqueued."""
         messages, self._batch = self._batch or [], None
-        known = self._by_work
-        known.pop(work, None)  # of a work that is gone
+        self._by_work.pop(work, None)  # of a work that is gone
         spare = layout.DEVICE_MESSAGES - len(messages)
         if messages and spare >= 0 and all(messages):
-            if len(known) >= MOST_BATCHES:
-                del known[next(iter(known))]
             shown = (*messages, *NO_MESSAGES[:spare])
-            known[work] = self._latest_message._replace(messages=shown, marks=marks)
+            batch = self._latest_message._replace(messages=shown, marks=marks)
+            _keep(self._by_work, work, batch, MOST_BATCHES)
 
     # -- events and streams -----------------------------------------------------------------------
 
@@ -318,3 +309,11 @@ class DeviceWaits:
             action()
         except Exception as error:  # noqa: BLE001 - called around the trainer's own code
             self._failures.note(_FOLLOW, error)
+
+
+def _keep(known: dict[int, WaitKey], address: int, key: WaitKey, most: int) -> None:
+    """Keep the key by its address, and forget the one that was kept least recently if there are too many."""
+    known.pop(address, None)
+    if len(known) >= most:
+        del known[next(iter(known))]
+    known[address] = key

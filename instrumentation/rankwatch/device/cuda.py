@@ -11,6 +11,9 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import Substitutes
 from rankwatch.device.timeline import DeviceTimeline
 
+_MOST_HELD_UP = 3
+"""Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
+
 
 def has_cuda() -> bool:
     """True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
@@ -205,10 +208,6 @@ class Gpu:
             self.device = device
             self.stream = ComputeStream(device, self.captures, self._torch)
             self.timeline.use(self.stream)
-
-
-_MOST_HELD_UP = 3
-"""Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
 
 
 def _nothing() -> None: ...

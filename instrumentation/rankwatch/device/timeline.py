@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol, cast
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions.vocabulary import NOT_COMPUTE
-from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, WAIT, Mark, WaitKey, write_step
+from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, Mark, WaitKey, write_step
+from rankwatch.device.sampling import PhaseSampling
 from rankwatch.failures import Failures
 from rankwatch.spans import Span
 
@@ -37,12 +38,6 @@ MOST_STEPS = 64
 _FRESH_SECONDS = 2e-5
 """A phase that begins so soon after the last event shares it, which halves the cost of phases in a row. What
 was enqueued in between counts to that phase."""
-PHASE_SECONDS = 1.2e-5
-"""Host time of the event of a phase, recorded and read: 12 us beside an H200 (docs/testing.md)."""
-MOST_OF_STEP = 0.005
-"""Part of a step that the events of its phases may take on the host. Of shorter steps only each n-th has
-them, n a power of two up to MOST_EVERY, by the step's number, so that all ranks time the same ones."""
-MOST_EVERY = 32
 _clock = time.monotonic
 
 
@@ -108,10 +103,8 @@ class DeviceTimeline:
         """Start of the open step, on the host's clock."""
         self._always_timed: set[int] = set()
         """Numbers of the phases that are timed in each step."""
-        self._every, self._untimed = 1, False
-        """The phases of each so many-th step are timed; those of the open step, or the next, are not."""
-        self._number, self._passed, self._events = -1, 0, 0
-        """Number of the last step; steps since the last whose phases were timed, and their events in that."""
+        self._sampling, self._untimed = PhaseSampling(), False
+        """Whether the phases of the open step, or of the next one, are not timed."""
         self._last: tuple[Any, float] | None = None
         """The last event of the last step, and its moment on the host's clock."""
 
@@ -176,8 +169,7 @@ class DeviceTimeline:
         unknown = self._unknown or self._blind or self._is_spoilt(began, ended or math.inf)
         untimed = self._untimed
         self._unknown = self._step_open = False
-        self._untimed = self._every > 1 and not self._time_after(number)
-        self._number = number
+        self._untimed = not self._sampling.times_next(number)
         # A step that was captured whole, or whose events CUDA has refused, has no two of its own.
         if count < self._marks_of_steps() + 2 or self._marks[count - 2][MOMENT] < began:
             return False
@@ -185,15 +177,6 @@ class DeviceTimeline:
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return bool(self._steps)
-
-    def _time_after(self, number: int) -> bool:
-        """True if the phases of the step after this one are to be timed."""
-        stride = max(1, number - self._number)  # some count in batches of their own
-        self._passed += 1
-        if (number // stride + 1) % self._every and self._passed < 2 * self._every:
-            return False  # twice as many pass only where numbers begin again with short epochs
-        self._passed = 0
-        return True
 
     def _is_spoilt(self, began: float, ended: float) -> bool:
         """True if `spoil` was called in between. What was called later counts for the next step."""
@@ -371,19 +354,9 @@ class DeviceTimeline:
             unknown=step.unknown,
             untimed=step.untimed,
         )
-        self._time_so_many(marks, seconds, untimed=step.untimed)
+        self._sampling.resolved(marks, seconds, untimed=step.untimed)
         self._last = (marks[-1][EVENT], ended)
         self._free += [mark[EVENT] for mark in marks[:-1]]
-
-    def _time_so_many(self, marks: list[Mark], seconds: float, *, untimed: bool) -> None:
-        """Choose in how many steps phases are timed: by the length of this one, and by the events of phases
-        in the last that had them. Besides these, a step has two, and each wait in it."""
-        if not untimed:
-            self._events = len(marks) - 2 - 2 * sum(mark[WAIT] is not None for mark in marks)
-        taken, allowed, every = self._events * PHASE_SECONDS, MOST_OF_STEP * seconds, 1
-        while every < MOST_EVERY and taken > allowed * every:
-            every *= 2
-        self._every = every
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
         """When the device passed the first mark, on the host's clock.

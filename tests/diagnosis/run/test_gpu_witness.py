@@ -76,92 +76,63 @@ def said(directory: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return found, found["evidence"].get(EVIDENCE, {}).get("opinion")
 
 
+OPINIONS: dict[str, tuple[Share, str | None]] = {
+    "works most": (but(2, 0.9), "agrees"),
+    "works least": (but(2, 0.3), "agrees"),
+    "a little more": (but(2, 0.66), "none"),
+    "another works most": (but(5, 0.9), "disagrees"),
+    "another a little more": (but(5, 0.66), "none"),
+    "two others": ((0.9, 0.9, *ALIKE[2:]), "none"),
+    "not measured": (but(2, 0.0), None),
+    "a peer not measured": (but(5, 0.0), None),
+}
+
+
 @pytest.mark.usefixtures("unfinished")
-@pytest.mark.parametrize(
-    ("activity", "opinion"),
-    [
-        (but(2, 0.9), "agrees"),
-        (but(2, 0.3), "agrees"),
-        (but(2, 0.66), "none"),
-        (but(5, 0.9), "disagrees"),
-        (but(5, 0.66), "none"),
-        ((0.9, 0.9, *ALIKE[2:]), "none"),
-        (but(2, 0.0), None),
-        (but(5, 0.0), None),
-    ],
-    ids=[
-        "works most",
-        "works least",
-        "a little more",
-        "another works most",
-        "another a little more",
-        "two others",
-        "not measured",
-        "a peer not measured",
-    ],
-)
-def test_opinion(
-    activity: Share, opinion: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("case", OPINIONS)
+def test_opinion(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A GPU that stands out from every other speaks for its rank; another rank's takes the name away."""
+    activity, opinion = OPINIONS[case]
     found, heard = said(bundle(tmp_path, page(activity)), capsys)
     assert heard == opinion
     named = opinion != "disagrees"
     assert (found["cause"], found["ranks"]) == (("slow_rank", [2]) if named else ("inconclusive", []))
-    if not named:
-        assert (
-            "by the GPUs, that of rank 5 works most (SM activity 90% against 60%)" in found["evidence"]["why"]
-        )
+    why = "by the GPUs, that of rank 5 works most (SM activity 90% against 60%)"
+    assert named or why in found["evidence"]["why"]
 
 
 @pytest.mark.usefixtures("unfinished")
 @pytest.mark.parametrize(
-    ("fault", "shape", "activity", "opinion"),
-    [
-        (Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.4), PIPELINE, but(2, 0.9), None),
-        (Fault(cause=Cause.NETWORK, factor=4.0), DATA_PARALLEL, but(2, 0.9), None),
-    ],
+    ("fault", "shape"),
+    [(SLOW_2, PIPELINE), (Fault(cause=Cause.NETWORK, factor=4.0), DATA_PARALLEL)],
     ids=["pipeline", "another cause"],
 )
-def test_not_heard(
-    fault: Fault,
-    shape: JobShape,
-    activity: Share,
-    opinion: str | None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_not_heard(fault: Fault, shape: JobShape, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The schedule of a pipeline decides which GPU works most; what names no rank is confirmed by none."""
-    assert said(bundle(tmp_path, page(activity), fault=fault, shape=shape), capsys)[1] == opinion
+    assert said(bundle(tmp_path, page(but(2, 0.9)), fault=fault, shape=shape), capsys)[1] is None
 
 
 HEAT = 'rankwatch_gpu_throttle_active{{gpu="GPU-{}",reason="sw_thermal_slowdown"}} 1'
 CLOCK = 'rankwatch_gpu_clock_hertz{{gpu="GPU-{}",clock="sm"}} {}e9'
 
 
+CLOCKS: dict[str, tuple[Sequence[int], dict[int, float], bool]] = {
+    "held down": ((2,), {2: 1.1}, True),
+    "at full clock": ((2,), {}, False),
+    "without a fault": ((), {2: 1.1}, False),
+    "as all others": (range(8), {2: 1.1}, False),
+    "another": ((5,), {5: 1.1}, False),
+}
+"""Ranks with a fault that holds their clocks down, clocks other than 1.7 GHz, and whether that is said."""
+
+
 @pytest.mark.usefixtures("unfinished")
-@pytest.mark.parametrize(
-    ("hot", "clocks", "held"),
-    [
-        ((2,), {2: 1.1}, True),
-        ((2,), {}, False),
-        ((), {2: 1.1}, False),
-        (range(8), {2: 1.1}, False),
-        ((5,), {5: 1.1}, False),
-    ],
-    ids=["held down", "at full clock", "without a fault", "as all others", "another"],
-)
-def test_clocks(
-    hot: Sequence[int],
-    clocks: dict[int, float],
-    held: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize("case", CLOCKS)
+def test_clocks(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cause in the hardware is a fault that the peers do not have, at a clock below theirs."""
-    more = [HEAT.format(rank) for rank in hot] + [
-        CLOCK.format(rank, clocks.get(rank, 1.7)) for rank in range(8)
-    ]
+    hot, clocks, held = CLOCKS[case]
+    more = [HEAT.format(rank) for rank in hot]
+    more += [CLOCK.format(rank, clocks.get(rank, 1.7)) for rank in range(8)]
     found, _ = said(bundle(tmp_path, page(ALIKE, "\n".join(more))), capsys)
     words = found["evidence"][EVIDENCE].get("held_down")
     expected = "sw_thermal_slowdown holds down the clock of the GPU of rank 2: 1,100 MHz against 1,700 MHz"

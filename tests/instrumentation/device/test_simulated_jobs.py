@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import Cause
-from rankwatch.device import timeline
+from rankwatch.device import sampling
 from support.device.jobs import Fault, Job, Result, Slow, complaints
 from support.device.programs import PROGRAMS
 
@@ -55,14 +55,19 @@ def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> No
     assert list(complaints(Result(job, tmp_path), healthy(program))) == []
 
 
+def time_each_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where steps are much shorter."""
+    monkeypatch.setattr(sampling, "MOST_OF_STEP", 1e-9)
+    monkeypatch.setattr(sampling, "MOST_EVERY", 8)
+
+
 @pytest.mark.parametrize("program", ["ddp", "fsdp2", "one_f_one_b"])
 def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Where only each eighth step has its phases timed, everything is found that is found otherwise, and the
     phases have the same shares."""
     fault = Fault(Slow.COMPUTE, 2, 0.2)
     timed = Result(Job(program=program, steps=160, fault=fault), tmp_path / "timed")
-    monkeypatch.setattr(timeline, "MOST_OF_STEP", 1e-9)
-    monkeypatch.setattr(timeline, "MOST_EVERY", 8)
+    time_each_eighth(monkeypatch)
     usual = Result(Job(program=program, steps=160), tmp_path / "healthy")
     result = Result(Job(program=program, steps=160, fault=fault), tmp_path / "faulty")
     assert list(complaints(usual, usual)) + list(complaints(result, usual)) == []
@@ -73,8 +78,7 @@ def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program
 @pytest.mark.parametrize("step", [96, 99])
 def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A single long step is told with its rank, whether its phases were timed or not."""
-    monkeypatch.setattr(timeline, "MOST_OF_STEP", 1e-9)
-    monkeypatch.setattr(timeline, "MOST_EVERY", 8)
+    time_each_eighth(monkeypatch)
     verdict = Result(Job(program="ddp", steps=160, pause=(2, step, 1.0)), tmp_path).verdict
     assert verdict.ranks == ()
     assert [(each["step"], each["ranks"]) for each in verdict.events] == [(step, [2])]

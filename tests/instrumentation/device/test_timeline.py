@@ -16,12 +16,14 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.device.cuda import Captures
-from rankwatch.device.timeline import MOST_EVERY, MOST_MARKS, MOST_STEPS
+from rankwatch.device.parts import WaitKey
+from rankwatch.device.sampling import MOST_EVERY
+from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
 from support.device.machine import EventBase, Operation
 from support.training.blackbox import box, of_kind
 
-KEY = (1, 1, 0)
+KEY = WaitKey(1, 1, 0)
 
 
 def near(seconds: float) -> Any:

@@ -29,8 +29,6 @@ WAKE_SECONDS = 10e-6
 """From the end of what a host waits for until it goes on."""
 ENQUEUE_SECONDS = 10e-6
 """Of the host, for one operation."""
-
-
 _COLLECTIVE, _COALESCED = 0, 17
 """Values of `c10d::OpType`."""
 

@@ -6,10 +6,9 @@ import numpy as np
 
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE
+from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
 from rankwatch_diagnosis.straggler.group_by import Floats, Ints
 
-_CLOCK_SECONDS = 2e-6
-"""Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
 _OVERLAP_SHARE = 0.1
 _OVERLAP_SECONDS = 5e-4
 """Part of a row, and seconds, by which the row behind it may begin early and still come after it: timers of a
@@ -32,7 +31,7 @@ def chain(table: OperationTable, order: Ints) -> tuple[Ints, Floats]:
     seconds = table.duration_seconds[order]
     end = start + seconds
     first = np.r_[True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])]
-    rounding = _CLOCK_SECONDS + 4.0 * float(np.spacing(np.abs(table.start_seconds).max()))
+    rounding = ROUNDING_SECONDS + 4.0 * float(np.spacing(np.abs(table.start_seconds).max()))
     overlap = np.maximum(np.minimum(_OVERLAP_SHARE * seconds, _OVERLAP_SECONDS), _DRIFT * seconds)
     surely_ended = end - overlap
     before = np.arange(len(order)) - 1

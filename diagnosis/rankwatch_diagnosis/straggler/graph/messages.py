@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rankwatch_diagnosis.operations.table import NO_PEER, Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
-from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
+from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS, clock_seconds
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -37,8 +37,6 @@ from rankwatch_diagnosis.straggler.group_by import (
 )
 
 _UNKNOWN, _FORWARD, _BACKWARD = 0, 1, -1
-_CLOCK_SECONDS = 2e-6
-"""Start and duration rounded to a microsecond each."""
 _BUFFERED_SHARE = 0.02
 """Of messages whose receive begins when the send is long over: in a rendezvous that cannot be."""
 _MOST_UNMATCHED = 0.25
@@ -138,8 +136,8 @@ def _batches(table: OperationTable, order: Ints, messages: Bools) -> Groups:
         return Groups(number, 0)
     ends = table.start_seconds[rows] + table.duration_seconds[rows]
     together = (np.diff(table.rank[rows]) == 0) & (np.diff(table.step[rows]) == 0)
-    together &= np.abs(np.diff(table.start_seconds[rows])) <= _CLOCK_SECONDS
-    together &= (np.abs(np.diff(ends)) <= _CLOCK_SECONDS) & (table.duration_seconds[rows][1:] > 0.0)
+    together &= np.abs(np.diff(table.start_seconds[rows])) <= ROUNDING_SECONDS
+    together &= (np.abs(np.diff(ends)) <= ROUNDING_SECONDS) & (table.duration_seconds[rows][1:] > 0.0)
     begins = np.r_[True, ~together]
     which = np.cumsum(begins) - 1
     several = np.bincount(which)[which] > 1
@@ -188,7 +186,7 @@ def _since_enqueued(table: OperationTable, matched: Ints, partner: Ints, seconds
     came, end = table.start_seconds - ahead, table.start_seconds + table.duration_seconds
     over = np.minimum(end[matched], end[partner[matched]])
     # The messages of a rank travel one after the other.
-    moment = np.round(came[matched] / _CLOCK_SECONDS)
+    moment = np.round(came[matched] / ROUNDING_SECONDS)
     order = np.lexsort((-ahead[matched], moment, table.rank[matched], table.step[matched]))
     following, before = matched[order[1:]], matched[order[:-1]]
     same = (table.rank[following] == table.rank[before]) & (table.step[following] == table.step[before])

@@ -27,6 +27,7 @@ from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
 from rankwatch_diagnosis.straggler.graph.collectives import Communication, match_communication
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -38,8 +39,6 @@ from rankwatch_diagnosis.straggler.group_by import (
     group_min,
 )
 
-_CLOCK_SECONDS = 2e-6
-"""By which sums of times may differ."""
 _ROUNDS = 2
 """Replays of the steps after one another; a rank that ends a step early waits in the next one for others."""
 _MOST_UNEXPLAINED = 0.5
@@ -216,7 +215,7 @@ def _enqueued_after(table: OperationTable, before: Ints) -> Ints:
     if table.ahead_seconds is None:
         return found
     end = table.start_seconds + table.duration_seconds
-    moment = table.start_seconds - table.ahead_seconds + _CLOCK_SECONDS
+    moment = table.start_seconds - table.ahead_seconds + ROUNDING_SECONDS
     rows = np.flatnonzero(table.ahead_seconds > 0.0)
     while rows.size:
         rows = rows[(found[rows] >= 0) & (end[found[rows]] > moment[rows])]

@@ -7,6 +7,8 @@ import numpy as np
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.group_by import group_max, group_min, ngroup
 
+ROUNDING_SECONDS = 2e-6
+"""Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
 _SECONDS = 2e-3
 """Members of one collective leave it 0.3 ms apart in real jobs, and clocks drift by 2 ms in a long step."""
 _SHARE_OF_STEP = 0.01

@@ -130,48 +130,39 @@ def test_batch_counts_once(timed: bool) -> None:
     assert [list(group.completed) for group in recorder.groups] == ([[26]] if timed else [])
 
 
-@pytest.mark.parametrize("done", [False, True])
-def test_uneven_collective(done: bool) -> None:
-    """The entry that closes an uneven all_gather is the collective; its parts are nothing but its bytes.
+UNEVEN = {"collective_seq_id": 5, "p2p_seq_id": 0}
 
-    Each rank counts the mean of the shares, so all of them count what is gathered.
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(
+    ("operation", "part", "elements"),
+    [("ALLGATHER", "_broadcast_oop", 1005), ("REDUCE_SCATTER", "_reduce_oop", 2010)],
+)
+def test_uneven_collective(operation: str, part: str, elements: int, done: bool) -> None:
+    """The entry that closes it is the collective; its parts are nothing but its bytes.
+
+    Each rank counts the mean of what is gathered, so all of them count all of it. Of a reduce_scatter it has
+    an input for each rank, which all count.
     """
     parts = [
-        entry(
-            each,
-            collective_seq_id=5,
-            p2p_seq_id=0,
-            profiling_name="nccl:_broadcast_oop",
-            input_sizes=[[1000 + 10 * each]],
-        )
+        entry(each, **UNEVEN, profiling_name=f"nccl:{part}", input_sizes=[[1000 + 10 * each]])
         for each in range(2)
     ]
-    end = {**END, "collective_seq_id": 5, "p2p_seq_id": 0, "profiling_name": "nccl:ALLGATHER_coalesced"}
+    end = {**END, **UNEVEN, "profiling_name": f"nccl:{operation}_coalesced"}
     last = completed(2, 3.0, **end) if done else entry(2, **end)
     recorder = pull(MergedRecorder(8), reply(*parts, last, enqueued=5, done=4 + done))
     position = recorder.positions[DEFAULT]
     assert position[:3] == (5, 4 + done, None if done else 1002.0)
-    assert totals(recorder) == ({(*DEFAULT, "all_gather"): (1, 4 * 1005, 0.003)} if done else {})
+    name = operation.lower().replace("allgather", "all_gather")
+    assert totals(recorder) == ({(*DEFAULT, name): (1, 4 * elements, 0.003)} if done else {})
 
 
 def test_lost_parts() -> None:
     """An uneven collective whose parts were overwritten is not counted, as others that were overwritten."""
-    end = {**END, "collective_seq_id": 5, "p2p_seq_id": 0, "profiling_name": "nccl:ALLGATHER_coalesced"}
+    end = {**END, **UNEVEN, "profiling_name": "nccl:ALLGATHER_coalesced"}
     body = reply(completed(7, 3.0, **end), completed(8, 1.0, collective_seq_id=6), enqueued=6, done=6)
     recorder = pull(MergedRecorder(8), body)
     assert totals(recorder) == {(*DEFAULT, "all_reduce"): (1, 4096, 0.001)}
-
-
-def test_uneven_reduce_scatter() -> None:
-    """A rank gives one input for each rank, so its bytes are those of all parts."""
-    numbers: dict[str, object] = {"collective_seq_id": 5, "p2p_seq_id": 0}
-    parts = [
-        entry(each, **numbers, profiling_name="nccl:_reduce_oop", input_sizes=[[1000 + 10 * each]])
-        for each in range(2)
-    ]
-    end = completed(2, 3.0, **{**END, **numbers, "profiling_name": "nccl:REDUCE_SCATTER_coalesced"})
-    recorder = pull(MergedRecorder(8), reply(*parts, end, enqueued=5, done=5))
-    assert totals(recorder) == {(*DEFAULT, "reduce_scatter"): (1, 4 * 2010, 0.003)}
 
 
 def test_unknown_bytes() -> None:
