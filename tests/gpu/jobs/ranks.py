@@ -49,19 +49,27 @@ OWN: list[Callable[[], float]] = []
 """Milliseconds that each piece of emulated compute really took: contexts that share a GPU stretch it."""
 
 
-def work(milliseconds: float) -> None:
-    """Emulated compute, longer on the slow rank, timed by itself."""
+def timed(enqueue: Callable[[], object]) -> Callable[[], float]:
+    """Returns what tells the milliseconds that it took, on a GPU once that is done."""
     if ON_GPU:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        torch.cuda._sleep(int(milliseconds * FACTOR * CYCLES_PER_MS))
+        enqueue()
         last.record()
-        OWN.append(lambda: first.elapsed_time(last))
+        return lambda: float(first.elapsed_time(last))
+    began = time.perf_counter()
+    enqueue()
+    took = (time.perf_counter() - began) * 1e3
+    return lambda: took
+
+
+def work(milliseconds: float) -> None:
+    """Emulated compute, longer on the slow rank, timed by itself."""
+    longer = milliseconds * FACTOR
+    if ON_GPU:
+        OWN.append(timed(lambda: torch.cuda._sleep(int(longer * CYCLES_PER_MS))))
     else:
-        began = time.perf_counter()
-        time.sleep(milliseconds * FACTOR / 1e3)
-        took = (time.perf_counter() - began) * 1e3
-        OWN.append(lambda: took)
+        OWN.append(timed(lambda: time.sleep(longer / 1e3)))
 
 
 def synchronize() -> None:
@@ -146,8 +154,17 @@ def train(run: Any, step: Callable[[], None], *, seconds: float | None = None) -
     report(steps=count, step_ms=took, own_ms=sum(each() for each in OWN) / count, factor=FACTOR)
 
 
-def phased(run: Any, model: Any, optimizer: Any) -> Callable[[], None]:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+
+
+def small_ddp() -> nn.Module:
+    return nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), Layer()).to(given.device))
+
+
+def phased(run: Any, model: nn.Module) -> Callable[[], None]:
     """A step in its usual three phases. The loss is read, as most loops do now and then."""
+    optimizer = sgd(model)
 
     def step() -> None:
         with run.phase("forward"):
@@ -169,7 +186,7 @@ def ddp(wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
     model: nn.Module = nn.Sequential(*(Layer() for _ in range(LAYERS))).to(given.device)
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.5) if wrap is None else wrap(model)
     with run:
-        train(run, phased(run, model, torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)))
+        train(run, phased(run, model))
         keep_recorder()
 
 
@@ -211,7 +228,7 @@ def pipeline() -> None:
     module = Layer().to(given.device)
     stage = PipelineStage(module, RANK, WORLD, torch.device(given.device))
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda out, _: out.square().mean())
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, foreach=False)
+    optimizer = sgd(module)
 
     def step() -> None:
         with run.phase("forward"):  # and backward: the schedule mixes them
@@ -446,18 +463,9 @@ def overhead() -> None:
     def block(milliseconds: float, steps: int) -> float:
         """Milliseconds of a step on the device's clock, or on that of the host where there is none."""
         synchronize()
-        if not ON_GPU:
-            began = time.perf_counter()
-            for _ in range(steps):
-                step(milliseconds)
-            return (time.perf_counter() - began) / steps * 1e3
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(steps):
-            step(milliseconds)
-        last.record()
+        took = timed(lambda: [step(milliseconds) for _ in range(steps)])
         synchronize()
-        return float(first.elapsed_time(last)) / steps
+        return took() / steps
 
     def host_us(call: Callable[[], Any], times: int) -> float:
         synchronize()
@@ -491,9 +499,7 @@ def synchronous() -> None:
     """DDP steps while torch raises on a synchronising call."""
     run = rankwatch.start()
     connect()
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), Layer()).to(given.device))
-    values = batch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    step = phased(run, small_ddp())
     error = ""
     with run:
         for number in range(8):
@@ -502,14 +508,7 @@ def synchronous() -> None:
                 torch.cuda.set_sync_debug_mode("error")
             try:
                 with run.step():
-                    with run.phase("forward"):
-                        loss = model(values).square().mean()
-                    with run.phase("backward"):
-                        loss.backward()
-                    with run.phase("optimizer"):
-                        optimizer.step()
-                        optimizer.zero_grad()
-                    run.scalar("loss", loss)
+                    step()
             except RuntimeError as raised:
                 error = error or str(raised).splitlines()[0]
                 traceback.print_exc()
@@ -564,8 +563,8 @@ def profiled() -> None:
     from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
     connect()
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), Layer()).to(given.device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    model = small_ddp()
+    optimizer = sgd(model)
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
     traces = tensorboard_trace_handler(str(given.out / "traces"), worker_name=f"rank{RANK}", use_gzip=True)
     plan = schedule(wait=1, warmup=2, active=8, repeat=1)
@@ -627,12 +626,9 @@ def calibrate() -> None:
     """Cycles of `torch.cuda._sleep` in a millisecond, once the clock has risen."""
     cycles, milliseconds = 100_000_000, 0.0
     for _ in range(12):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        torch.cuda._sleep(cycles)
-        last.record()
+        took = timed(lambda: torch.cuda._sleep(cycles))
         torch.cuda.synchronize()
-        milliseconds = first.elapsed_time(last)
+        milliseconds = took()
     report(cycles_per_ms=cycles / milliseconds)
 
 
