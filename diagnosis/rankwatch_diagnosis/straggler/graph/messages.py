@@ -89,11 +89,15 @@ def match_messages(table: OperationTable, order: Ints) -> Messages:
 def _match(
     table: OperationTable, order: Ints, sends: Bools, receives: Bools, shard: Ints, partner: Ints
 ) -> None:
-    """The n-th receive of a channel belongs to the n-th send of it."""
+    """A channel is a pair of ranks where peers are known, else what a stage sends to the one that is next."""
     messages = sends | receives
     if table.peer is not None:
         known = messages & (table.peer != NO_PEER)
-        _match_peers(table, order, np.flatnonzero(known), sends, partner)
+        rows = np.flatnonzero(known)
+        own, peer = table.rank[rows], table.peer[rows]
+        source, target = np.where(sends[rows], (own, peer), (peer, own))
+        channel = ngroup(table.step[rows], source, target).number
+        _match_channels(order, rows, channel, sends[rows], partner)
         messages = messages & ~known
         if not messages.any():
             return
@@ -103,22 +107,14 @@ def _match(
     # A message is named by where it arrives.
     arrives = table.stage[rows] + np.where(sends[rows], ahead, 0)
     channel = ngroup(*_place(table, shard, rows), arrives, forward[rows].astype(np.int64)).number
-    number = cumcount(channel * 2 + sends[rows], _in_time(order, rows))
-    message = ngroup(channel, number).number
-    _link(rows, message, sends[rows], receives[rows], partner)
-    _link(rows, message, receives[rows], sends[rows], partner)
+    _match_channels(order, rows, channel, sends[rows], partner)
 
 
-def _match_peers(table: OperationTable, order: Ints, rows: Ints, sends: Bools, partner: Ints) -> None:
-    """The same, where a channel is a pair of ranks."""
-    assert table.peer is not None
-    own, peer, given = table.rank[rows], table.peer[rows], sends[rows]
-    source, target = np.where(given, own, peer), np.where(given, peer, own)
-    channel = ngroup(table.step[rows], source, target).number
-    number = cumcount(channel * 2 + given, _in_time(order, rows))
-    message = ngroup(channel, number).number
-    _link(rows, message, given, ~given, partner)
-    _link(rows, message, ~given, given, partner)
+def _match_channels(order: Ints, rows: Ints, channel: Ints, sent: Bools, partner: Ints) -> None:
+    """The n-th receive of a channel belongs to the n-th send of it."""
+    message = ngroup(channel, cumcount(channel * 2 + sent, _in_time(order, rows))).number
+    _link(rows, message, sent, ~sent, partner)
+    _link(rows, message, ~sent, sent, partner)
 
 
 def _link(rows: Ints, message: Ints, given: Bools, asking: Bools, found: Ints) -> None:
