@@ -183,12 +183,14 @@ def held_down(found: Verdict | None) -> Iterator[str]:
         yield str(heard["held_down"])
 
 
-def gpu_lines(found: Verdict | None) -> Iterator[str]:
-    """A line where the GPUs agree, or cannot outweigh the other witness."""
-    heard = None if found is None else found.evidence.get(EVIDENCE)
-    if found is None or not isinstance(heard, Mapping):
-        return
-    if heard["opinion"] == Opinion.AGREES:
-        yield f"             the GPUs agree: {heard['words']}"
-    elif heard["opinion"] == Opinion.DISAGREES and found.ranks:
-        yield f"             but by the GPUs, {heard['words']}"
+def witness_lines(found: Verdict | None) -> Iterator[str]:
+    """A line for each witness that agrees, or that cannot outweigh the other one. What else it has against a
+    verdict is the reason of the doubt."""
+    for key, who in ((OTHER_WITNESS, "the flight recorders"), (EVIDENCE, "the GPUs")):
+        heard = None if found is None else found.evidence.get(key)
+        if found is None or not isinstance(heard, Mapping):
+            continue
+        if heard["opinion"] == Opinion.AGREES:
+            yield f"             {who} agree: {heard['words']}"
+        elif heard["opinion"] == Opinion.DISAGREES and found.ranks:
+            yield f"             but by {who}, {heard['words']}"

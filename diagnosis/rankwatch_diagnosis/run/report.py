@@ -11,11 +11,10 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.gpu_witness import gpu_lines
+from rankwatch_diagnosis.run.gpu_witness import witness_lines
 from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replica_words import replica_parts
-from rankwatch_diagnosis.run.second_witness import witness_lines
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.visibility import visible_lines
@@ -87,7 +86,6 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
         yield f"tracker:     {', '.join(verdict.trackers)}"
     yield f"slowdown:    {slowdown_words(verdict.straggler)}"
     yield from witness_lines(verdict.straggler)
-    yield from gpu_lines(verdict.straggler)
     yield from other_causes(verdict.straggler)
     if verdict.contention:
         yield f"cpus:        {lacks_cpus(verdict.contention)}"

@@ -197,10 +197,3 @@ def in_doubt(found: Verdict, why: str) -> Verdict:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
-
-
-def witness_lines(found: Verdict | None) -> Iterator[str]:
-    """A line where the witness agrees; what it has against a verdict is the reason of the doubt."""
-    heard = None if found is None else found.evidence.get(EVIDENCE)
-    if isinstance(heard, Mapping) and heard["opinion"] == Opinion.AGREES:
-        yield f"             the flight recorders agree: {heard['words']}"

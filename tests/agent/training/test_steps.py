@@ -447,8 +447,7 @@ def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
     no known use, and so does what was reported."""
     before = LoneRank(tmp_path)
     for number in range(4):
-        with before.run.step(), before.run.phase("forward"):
-            before.compute(0.010)
+        before.forward(0.010)
         if number == 0:
             before.device_finishes()
     follower = RankFollower(before.writer.path, RankTotals(lambda _: None, max_names=64))

@@ -14,7 +14,7 @@ import pytest
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
 from rankwatch_diagnosis.run.engine import examine_run
-from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, gpu_lines, with_gpu_witness
+from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, with_gpu_witness, witness_lines
 from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
 from rankwatch_diagnosis.run.second_witness import EVIDENCE as OTHER_WITNESS
 from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, job_boxes
@@ -151,10 +151,12 @@ def judged(tmp_path: Path, unfinished: None) -> Any:
 def test_confirmed_by_recorders(judged: Any) -> None:
     """One witness for the verdict and one against it: the rank keeps its name, and both are shown."""
     boxes, found, gpus = judged
-    other = {OTHER_WITNESS: {"opinion": "agrees"}}
+    other = {OTHER_WITNESS: {"opinion": "agrees", "words": "rank 2 comes last"}}
     kept = with_gpu_witness(boxes, gpus, replace(found, evidence={**found.evidence, **other}))
     assert kept.ranks == (2,)
-    assert next(gpu_lines(kept)).startswith("             but by the GPUs, that of rank 5 works most")
+    agrees, disagrees = witness_lines(kept)
+    assert agrees == "             the flight recorders agree: rank 2 comes last"
+    assert disagrees.startswith("             but by the GPUs, that of rank 5 works most")
 
 
 def test_clear_only(judged: Any) -> None:

@@ -226,8 +226,7 @@ def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
 
 def steps_before(rank: LoneRank) -> None:
     """The first step of a process has no rows."""
-    with rank.run.step():
-        pass
+    rank.idle_step()
     rank.device_finishes()
 
 
@@ -303,8 +302,7 @@ def test_unknown_waits(tmp_path: Path) -> None:
     """A step whose own time and waits could not be told apart has no rows."""
     rank = LoneRank(tmp_path)
     steps_before(rank)
-    timeline = rank.run.device
-    assert timeline is not None
+    timeline = rank.timeline
     with rank.run.step(), rank.run.phase("forward"):
         rank.compute(0.010)
         timeline.spoil()

@@ -38,8 +38,7 @@ def rank(tmp_path: Path) -> LoneRank:
 
 def test_phase(rank: LoneRank) -> None:
     """A phase is recorded after a later step, once the GPU has passed its end, with its own step's number."""
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.030)
+    rank.forward(0.030)
     assert rank.phases() == []
     rank.resolve()
     assert rank.phases() == [("forward", near(0.030), 0)]
@@ -91,8 +90,7 @@ def test_idle_device(rank: LoneRank) -> None:
 def test_reused_events(rank: LoneRank) -> None:
     """A long run creates no new events."""
     for _ in range(200):
-        with rank.run.step(), rank.run.phase("forward"):
-            rank.compute(0.001)
+        rank.forward(0.001)
         rank.device_finishes()
     assert rank.machine.events_made <= 10
 
@@ -106,8 +104,7 @@ def test_gpu_that_never_finishes(rank: LoneRank, steps: int) -> None:
             for _ in range(MOST_MARKS if steps == 1 else 10):
                 with rank.run.phase("forward"):
                     pass
-    timeline = rank.run.device
-    assert timeline is not None
+    timeline = rank.timeline
     assert len(timeline._marks) <= MOST_MARKS
     assert len(timeline._steps) <= MOST_STEPS
     dropped = rank.writer.integers[Now.DEVICE_MARKS_DROPPED]
@@ -121,8 +118,7 @@ def test_steps_after_dropped_marks(rank: LoneRank) -> None:
         for _ in range(MOST_MARKS + 10):
             with rank.run.phase("forward"):
                 pass
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.resolve()
     assert rank.unknown_steps() == [0]
     assert rank.phases()[-1] == ("forward", near(0.010), 1)
@@ -136,8 +132,7 @@ def test_refused_events(rank: LoneRank) -> None:
         raise KeyError
     assert rank.writer.integers[Now.ERRORS] == 4
     rank.machine.broken = False
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.resolve()
     assert rank.phases() == [("forward", near(0.010), 1)]
 
@@ -155,8 +150,7 @@ def test_failing_query(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(EventBase, "query", query)
     for _ in range(3):
-        with rank.run.step(), rank.run.phase("forward"):
-            rank.compute(0.001)
+        rank.forward(0.001)
     rank.resolve()
     assert rank.writer.integers[Now.ERRORS] == 1
     assert [step for *_, step in rank.phases()] == [0, 1, 2]
@@ -170,13 +164,11 @@ def steps_and_flags(rank: LoneRank) -> list[tuple[int, int]]:
 def test_capture(rank: LoneRank) -> None:
     """During the capture of a CUDA graph no event is recorded or queried, and the step has no own time."""
     graph = rank.machine.torch.cuda.CUDAGraph()
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     made = rank.machine.events_made
     graph.capture_begin()
     assert rank.writer.integers[Now.CAPTURING] == 1
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     graph.capture_end()
     assert rank.machine.events_made == made
     assert rank.writer.integers[Now.CAPTURING] == 0
@@ -201,27 +193,10 @@ def test_capture_in_step(rank: LoneRank) -> None:
         with rank.run.phase("forward"):
             rank.compute(0.010)
         graph.capture_end()
-    with rank.run.step():
-        pass
+    rank.idle_step()
     rank.resolve()
     assert rank.writer.integers[Now.ERRORS] == 0
     assert rank.unknown_steps() == [0]
-
-
-def test_graph_with_collectives(rank: LoneRank) -> None:
-    """The waits inside a replayed graph are not seen, so the step has no own time."""
-    graph = rank.machine.torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    rank.compute(0.010)
-    rank.collective("all_reduce", PAIR, 0.0)
-    graph.capture_end()
-    for number in range(2):
-        with rank.run.step():
-            if number:
-                rank.peer_comes(0.1)
-                graph.replay()
-    rank.resolve()
-    assert rank.unknown_steps() == [1]
 
 
 def captured_collective(rank: LoneRank) -> Any:
@@ -231,6 +206,18 @@ def captured_collective(rank: LoneRank) -> Any:
     rank.collective("all_reduce", PAIR, 0.0)
     graph.capture_end()
     return graph
+
+
+def test_graph_with_collectives(rank: LoneRank) -> None:
+    """The waits inside a replayed graph are not seen, so the step has no own time."""
+    graph = captured_collective(rank)
+    for number in range(2):
+        with rank.run.step():
+            if number:
+                rank.peer_comes(0.1)
+                graph.replay()
+    rank.resolve()
+    assert rank.unknown_steps() == [1]
 
 
 def test_replay_between_steps(rank: LoneRank) -> None:
@@ -279,12 +266,10 @@ def test_capture_that_nobody_ends(rank: LoneRank) -> None:
     graph, side = rank.machine.torch.cuda.CUDAGraph(), rank.machine.stream()
     with rank.machine.on(side):
         graph.capture_begin()
-    with rank.run.step():
-        pass
+    rank.idle_step()
     assert rank.writer.integers[Now.CAPTURING] == 1
     rank.machine._capture = None  # as CUDA does where the stream is destroyed
-    with rank.run.step():
-        pass
+    rank.idle_step()
     assert rank.writer.integers[Now.CAPTURING] == 0
     with rank.run.step():
         rank.compute(0.010)
@@ -325,8 +310,7 @@ def test_torch_without_a_method_of_graphs(tmp_path: Path, missing: str) -> None:
         rank.compute(0.010)
     with rank.machine.capturing():
         for _ in range(2):
-            with rank.run.step(), rank.run.phase("forward"):
-                rank.compute(0.010)
+            rank.forward(0.010)
     for name in {"capture_begin", "capture_end", "replay"} - {missing}:
         getattr(graph, name)()
     assert rank.writer.integers[Now.ERRORS] == 0
@@ -343,8 +327,7 @@ def test_methods_of_the_installed_torch() -> None:
 
 def test_foreign_thread(rank: LoneRank) -> None:
     """Another thread that waits, as for a checkpoint, is not the training thread."""
-    timeline = rank.run.device
-    assert timeline is not None
+    timeline = rank.timeline
     found: list[bool] = []
     with rank.run.step():
         thread = threading.Thread(target=lambda: found.append(timeline.wait_began(KEY)))
@@ -359,8 +342,7 @@ def test_moments(rank: LoneRank) -> None:
     """Records lie where the device was on the host's clock, although the host ran far ahead."""
     began = rank.host.now
     for _ in range(10):
-        with rank.run.step(), rank.run.phase("forward"):
-            rank.compute(0.030)
+        rank.forward(0.030)
     rank.resolve()
     steps = rank.records(RecordKind.DEVICE_STEP)[:10]
     assert [each.payload[0] for each in steps] == list(range(10))
@@ -373,11 +355,9 @@ def test_moments_after_pause(rank: LoneRank) -> None:
     """No step lies before its host enqueued it, or after it was seen to be over."""
     for _ in range(5):
         enqueued = rank.host.now
-        with rank.run.step(), rank.run.phase("forward"):
-            rank.compute(0.030)
+        rank.forward(0.030)
         rank.host.spend(0.5)
-        with rank.run.step():
-            pass
+        rank.idle_step()
         last = rank.records(RecordKind.DEVICE_STEP)[-1]
         assert enqueued <= last.start <= last.end <= rank.host.now
         rank.device_finishes()
@@ -405,14 +385,12 @@ def test_device_shown_on_side_stream(tmp_path: Path) -> None:
 def test_another_compute_stream(rank: LoneRank) -> None:
     """Training that goes on on another stream, as in `with torch.cuda.stream(...)`, is followed there."""
     for _ in range(3):
-        with rank.run.step(), rank.run.phase("forward"):
-            rank.compute(0.010)
+        rank.forward(0.010)
     with rank.machine.on(rank.machine.stream()):
         for _ in range(3):
             with rank.run.phase("data_wait"):
                 rank.host.spend(0.001)
-            with rank.run.step(), rank.run.phase("forward"):
-                rank.compute(0.030)
+            rank.forward(0.030)
     rank.resolve()
     own = [own for name, own, _ in rank.phases() if name == "forward"]
     assert own == [near(seconds) for seconds in (0.010, 0.010, 0.010, 0.030, 0.030, 0.030)]
@@ -460,18 +438,16 @@ def test_torch_that_was_built_for_gpus_where_there_is_none(tmp_path: Path) -> No
 def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
     """The end of the step does not raise, so the trainer sees the error in its own call."""
     rank.machine.broken = True
-    with rank.run.step():
-        pass
+    rank.idle_step()
     assert len(rank.records(RecordKind.STEP)) == 1
 
 
 def test_forked_child(rank: LoneRank) -> None:
     """A child that is forked calls nothing of CUDA, where its parent has initialised it."""
-    assert rank.run.device is not None
     with rank.run.step(), rank.run.phase("forward"):
         rank.compute(0.010)
         rank.run.silence()
-        rank.run.device.forget()  # as `rankwatch.hooks` has it done in each child
+        rank.timeline.forget()  # as `rankwatch.hooks` has it done in each child
         rank.machine.in_use = False
         made, rank.machine.broken = rank.machine.events_made, True
         with rank.run.phase("backward"):
@@ -484,8 +460,7 @@ def test_forked_child(rank: LoneRank) -> None:
 
 def test_abandoned_step(rank: LoneRank) -> None:
     """What comes after a step that nobody ends, such as an evaluation of hours, keeps few events."""
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.device_finishes()
     rank.run.begin_step()
     rank.run._steps.abandon()
@@ -493,8 +468,7 @@ def test_abandoned_step(rank: LoneRank) -> None:
         with rank.run.phase("evaluation"):
             rank.compute(0.001)
     assert rank.machine.events_made < MOST_MARKS // 4
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.resolve()
     assert rank.writer.integers[Now.DEVICE_MARKS_DROPPED] == 0
     assert [each for each in rank.phases() if each[0] == "forward"] == [
@@ -505,8 +479,7 @@ def test_abandoned_step(rank: LoneRank) -> None:
 
 def test_long_evaluation_while_the_device_is_behind(rank: LoneRank) -> None:
     """The step before it is recorded although the device had not finished it when it ended."""
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     for _ in range(MOST_MARKS):
         with rank.run.phase("evaluation"):
             rank.compute(0.0001)
@@ -531,8 +504,7 @@ def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_steps_after_the_end_of_the_run(rank: LoneRank) -> None:
     """They are not timed: nobody shows their waits any more."""
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.device_finishes()
     rank.run.finish()
     made = rank.machine.events_made
@@ -553,8 +525,7 @@ def test_collectives_that_cannot_be_seen(rank: LoneRank, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("rankwatch.collectives.CollectiveHook", fails)
     hooks._install(rank.run, "record collectives", lambda: hooks._record_collectives(rank.run, rank.writer))
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.010)
+    rank.forward(0.010)
     rank.resolve()
     assert 0 in rank.unknown_steps()
     assert Reader(rank.writer.path).now().capabilities[Capability.WAITS] is Unseen.HOOK_FAILED
@@ -564,8 +535,7 @@ def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:
     """Nobody waits for its time on the device."""
     rank.machine.current().enqueue(Operation(0.0, arrivals=2))
     for _ in range(MOST_STEPS + 1):
-        with rank.run.step():
-            pass
+        rank.idle_step()
     flags = [each.payload[1] for each in rank.records(RecordKind.STEP)]
     assert flags == [layout.STEP_ON_DEVICE] * MOST_STEPS + [0]
 
@@ -617,8 +587,7 @@ def test_steps_that_get_long(rank: LoneRank) -> None:
 def test_empty_steps_before_long_ones(rank: LoneRank) -> None:
     """Steps without phases do not keep those of the following ones from being timed."""
     for _ in range(3):
-        with rank.run.step():
-            pass
+        rank.idle_step()
     short_steps(rank, range(3, 6), seconds=0.1)
     rank.resolve()
     assert timed(rank) == [3, 4, 5]
@@ -637,8 +606,7 @@ def test_numbers_of_short_steps(rank: LoneRank, stride: int) -> None:
 
 def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:
     """The new stream does not wait for the old one, so the step has only the time of the new one."""
-    with rank.run.step(), rank.run.phase("forward"):
-        rank.compute(0.100)
+    rank.forward(0.100)
     with rank.run.phase("data_wait"):
         rank.host.spend(0.001)
     with rank.machine.on(rank.machine.stream()), rank.run.step(), rank.run.phase("forward"):

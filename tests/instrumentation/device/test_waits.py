@@ -106,8 +106,7 @@ class Measured(NamedTuple):
 
 def measure(rank: LoneRank, way: Callable[[LoneRank], None]) -> Measured:
     """Own work, a wait for a late peer, and own work again, in step 1."""
-    with rank.run.step():
-        pass
+    rank.idle_step()
     rank.device_finishes()
     rank.peer_comes(OWN_SECONDS + LATE_SECONDS)
     with rank.run.step(), rank.run.phase("forward"):
@@ -176,13 +175,11 @@ def test_fsdp_of_a_slow_rank(tmp_path: Path) -> None:
 def test_collective_on_another_device(tmp_path: Path) -> None:
     """Who waits for what between two devices of a process is not seen, so the step has no own time."""
     rank = LoneRank(tmp_path)
-    with rank.run.step():
-        pass
+    rank.idle_step()
     rank.peer_comes(0.0)
     with rank.run.step(), rank.machine.on_device(1):
         rank.collective("all_reduce", PAIR, 0.0)
-    with rank.run.step():
-        pass
+    rank.idle_step()
     rank.resolve()
     assert rank.unknown_steps() == [1]
 

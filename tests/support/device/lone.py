@@ -34,6 +34,16 @@ class LoneRank(Rank):
             delattr(self.machine.torch.cuda.CUDAGraph, self._without)
         super()._hook(writer)
 
+    def forward(self, seconds: float) -> None:
+        """A step that computes in its forward pass."""
+        with self.run.step(), self.run.phase("forward"):
+            self.compute(seconds)
+
+    def idle_step(self) -> None:
+        """A step in which nothing happens."""
+        with self.run.step():
+            pass
+
     def peer_comes(self, after_seconds: float) -> None:
         """The peer comes to the next collective so long after now."""
         self._meetings += 1
@@ -47,8 +57,7 @@ class LoneRank(Rank):
     def resolve(self) -> None:
         """Have the steps recorded that the device has finished, by a later step."""
         self.device_finishes()
-        with self.run.step():
-            pass
+        self.idle_step()
 
     def records(self, kind: RecordKind) -> list[Read]:
         """Records of a kind in the box."""

@@ -137,8 +137,8 @@ class Rank:
     def _hook(self, writer: Writer) -> None:
         """As `rankwatch.hooks` and `CollectiveHook` do."""
         run, torch = self.run, self.machine.torch
-        timeline = run.device
-        assert timeline is not None
+        assert run.device is not None
+        self.timeline = timeline = run.device
         run.when_ended(timeline.forget)
         captures = Captures(writer, torch)
 
