@@ -13,8 +13,9 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.collectives.device_waits import MOST_STREAMS, DeviceWaits
 from support.device.lone import PAIR, LoneRank
-from support.device.programs import Fsdp2, Reducer
+from support.device.programs import Reducer
 from support.device.rank import run_together
+from support.device.sharded import Fsdp2
 
 OWN_SECONDS, LATE_SECONDS = 0.010, 0.050
 
