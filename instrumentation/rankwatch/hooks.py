@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rankwatch import lifecycle, variables
 from rankwatch.allocator import AllocatorMemory
@@ -29,6 +30,10 @@ from rankwatch.rank_gpu import RankGpu
 from rankwatch.run import Run
 from rankwatch.run_queue import RunQueueWait
 from rankwatch.trackers.rank_zero import watch_trackers
+
+if TYPE_CHECKING:
+    from rankwatch.device.cuda import Gpu
+    from rankwatch.device.timeline import DeviceTimeline
 
 _log = logging.getLogger("rankwatch")
 
@@ -120,9 +125,19 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
         if gpu is not None:
             writer.set_gpu(gpu)
         return
+    torch = sys.modules["torch"]
+    shown = _watch_gpu(run, writer, timeline, torch)
+    lifecycle.on_fork(timeline.forget)
+    run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)
+    memory = AllocatorMemory(writer, torch.cuda, device=lambda: shown.device)
+    run.after_steps(memory.resolve)
+    run.when_ended(memory.sample)  # out of memory may be why it ends
+    run.after_steps(timeline.resolve)
+
+
+def _watch_gpu(run: Run, writer: Writer, timeline: DeviceTimeline, torch: Any) -> Gpu:
     from rankwatch.device.cuda import Captures, Gpu
 
-    torch = sys.modules["torch"]
     captures = Captures(writer, torch)
     if captures.partly_visible:
         _sees_no_waits(run, Unseen.TOO_OLD)
@@ -134,13 +149,8 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
     captures.on_replay = replays
     run.when_ended(captures.remove)
     run.when_ended(timeline.forget)
-    lifecycle.on_fork(timeline.forget)
-    run.gpu = shown = Gpu(timeline, captures, torch)
-    run.after_steps(RankGpu(writer, torch.cuda, uuid=gpu, found=shown.use).resolve)
-    memory = AllocatorMemory(writer, torch.cuda, device=lambda: shown.device)
-    run.after_steps(memory.resolve)
-    run.when_ended(memory.sample)  # out of memory may be why it ends
-    run.after_steps(timeline.resolve)
+    run.gpu = Gpu(timeline, captures, torch)
+    return run.gpu
 
 
 def _profile_on_slow(run: Run, writer: Writer) -> None:

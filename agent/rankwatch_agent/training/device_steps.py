@@ -34,7 +34,7 @@ class DeviceStep:
         self.phases: list[tuple[str, float]] = []
         """Name and own seconds of each, without waits and without the phases inside it."""
         self.like: Mapping[str, float] | None = None
-        """Where its phases were not timed: own seconds by phase of the last step whose were."""
+        """Where its phases were not timed: own seconds by phase of the last step whose phases were."""
         self.message_seconds = 0.0
         """Waits for sends and receives, a part of `waited`."""
         self.seconds = self.waited = 0.0

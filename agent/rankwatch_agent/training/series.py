@@ -24,7 +24,7 @@ from rankwatch_agent.training.totals import RankTotals
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
 _EXPLAINED = {"rankwatch_step_local_seconds_total": (Capability.WAITS, Unseen.CUDA_GRAPH)}
-"""What a rank lacks by design, as it says itself, and not because of a fault."""
+"""Metric -> capability and reason by which a rank explains that it has none."""
 
 
 def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
@@ -113,7 +113,7 @@ class RankSeries:
             yield sample("rankwatch_node_ranks_reporting", (run, name), count)
 
     def _count(self, rank: RankFollower, series: Collection[Series]) -> None:
-        """Of what is exported, and not of what should be; what the rank says why it lacks counts, too."""
+        """Count names that are exported, not those that should be, and those whose lack the rank explains."""
         names = {
             each.metric.name
             for each in series

@@ -126,7 +126,7 @@ def _wait(
 
 
 def _messages(words: Iterable[int], members: Sequence[int]) -> tuple[Message, ...]:
-    """What the words of a record stand for; nothing where a peer is no member that is known."""
+    """What the words of a record stand for; nothing if a peer is not a known member."""
     found = []
     for word in words:
         peer = (word & ~layout.MESSAGE_RECEIVED) - 1

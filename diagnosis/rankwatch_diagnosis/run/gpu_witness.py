@@ -24,12 +24,13 @@ from rankwatch_diagnosis.straggler.verdict import Verdict
 EVIDENCE = "gpu_witness"
 """In the evidence of the verdict."""
 _DIFFERENCE = 0.15
-"""From every other GPU. Less says nothing."""
+"""By which a GPU must differ from every other one. Less says nothing."""
 _SLOW_CLOCK = 0.1
 """Below the median of the peers: GPUs of one model differ by less in their clocks."""
 _FEWEST_PEERS = 2
 _STEPS_TO_DISAGREE = 3
-"""That the figures are means over. Within a step, another rank may just work while its peers wait."""
+"""Fewest steps that the figures are means over. Within a step, another rank may just work while its peers
+wait."""
 _FAULTS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"})
 """Reasons for low clocks that are faults. The limit of power is none: a GPU that works draws more."""
 _OF_THE_HOST = (SlowPhase.DATA_LOADING, SlowPhase.OTHER)

@@ -35,7 +35,7 @@ _CHANCE = 3.0
 _FAR = 6.0
 """The same, beyond which a microbatch cannot be that long."""
 _LEAST_STEPS = 8
-"""From which on it is known what an operation of a step usually takes on a rank."""
+"""Steps from which on it is known what an operation usually takes on a rank."""
 _LEAST_PAIRS = 8
 """For a covariance."""
 

@@ -133,7 +133,7 @@ UNKNOWN_WAITS = 1
 """Flag of DEVICE_STEP: own time and waits could not be told apart, as in a CUDA graph with collectives."""
 UNTIMED_PHASES = 2
 """Flag of DEVICE_STEP: of the phases that began inside it only those of NOT_COMPUTE were timed, as in most
-of many short steps."""
+short steps."""
 
 BLOCKING = 1
 """Flag of a collective: the caller blocks from its start to its end."""

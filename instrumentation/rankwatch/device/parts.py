@@ -55,12 +55,6 @@ class _Wait:
         self.count = 0
         self.seconds = 0.0
 
-    def add(self, at: float, seconds: float) -> None:
-        """The stream waited once more, from this moment on."""
-        self.count += 1
-        self.seconds += seconds
-        self.ended = at + seconds
-
 
 class _Part:
     """One time that a phase ran in a step, or what lies between two phases."""
@@ -71,6 +65,14 @@ class _Part:
         self.began = self.ended = began
         self.own = 0.0
         self.waits: dict[WaitKey, _Wait] | None = None
+
+    def add_wait(self, key: WaitKey, since: float, at: float, seconds: float) -> None:
+        """The stream waited once more, from the moment `at` on."""
+        waits = self.waits = self.waits or {}
+        wait = waits[key] = waits.get(key) or _Wait(since)
+        wait.count += 1
+        wait.seconds += seconds
+        wait.ended = at + seconds
 
 
 def write_step(
@@ -111,9 +113,7 @@ def write_step(
                     key = key._replace(messages=NO_MESSAGES, marks=0)
                 elif key.marks - marks_before < place:
                     since = moments[max(0, key.marks - marks_before - 1)]
-            waits = part.waits = part.waits or {}
-            wait = waits[key] = waits.get(key) or _Wait(since)
-            wait.add(at, seconds)
+            part.add_wait(key, since, at, seconds)
         part.ended = at + seconds
     for phase, part in parts.items():
         _write(writer, step, phase & NUMBER if phase > 0 else 0, part)

@@ -17,9 +17,9 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.collectives.groups import Group, Groups
 from rankwatch.collectives.waiting import Waiting
-from rankwatch.conventions import PHASES, Capability, Unseen
-from rankwatch.device.cuda import Captures, Gpu
+from rankwatch.conventions import PHASES
 from rankwatch.device.parts import WaitKey
+from rankwatch.hooks import _watch_gpu
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch.run import Run
@@ -138,17 +138,9 @@ class Rank:
         """As `rankwatch.hooks` and `CollectiveHook` do."""
         run, torch = self.run, self.machine.torch
         assert run.device is not None
-        self.timeline = timeline = run.device
-        run.when_ended(timeline.forget)
-        captures = Captures(writer, torch)
-
-        def replays() -> None:
-            timeline.spoil()
-            writer.set_capability(Capability.WAITS, Unseen.CUDA_GRAPH)
-
-        captures.on_replay = replays
-        run.gpu = self.gpu = Gpu(timeline, captures, torch)
-        run.after_steps(timeline.resolve)
+        self.timeline = run.device
+        self.gpu = _watch_gpu(run, writer, self.timeline, torch)
+        run.after_steps(self.timeline.resolve)
         broadcast = writer.name_number("broadcast")
         self.waits = DeviceWaits(self.gpu, self.groups, run._failures, broadcast, torch, self.distributed)
         self.waiting = Waiting(self.work_class, run._failures, self.waits)

@@ -63,7 +63,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     """For the log: what failed on which GPU, where everything else was read."""
     unidentified: int = 0
-    """GPUs that are there, and do not even tell their UUID: they were lost before the worker started."""
+    """GPUs that do not even give their UUID: they were lost before the worker started."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

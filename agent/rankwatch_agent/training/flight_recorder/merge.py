@@ -192,11 +192,8 @@ class MergedRecorder:
             compared = self._compared.get(key)
             if compared is None:
                 compared = self._compared[key] = GroupCollectives(key, ranks)
-            compared.completed[entry.collective_seq_id] = (
-                seconds,
-                UNKNOWN_BYTES if size is None else size,
-                totals,
-            )
+            known = UNKNOWN_BYTES if size is None else size
+            compared.completed[entry.collective_seq_id] = (seconds, known, totals)
 
     def _positions(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
         """Groups of this dump alone: those that were destroyed are gone."""

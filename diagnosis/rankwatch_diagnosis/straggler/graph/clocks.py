@@ -75,7 +75,7 @@ def _spread(ends: Floats, instance: Groups) -> float:
 def _come_after_they_were_sent(
     table: OperationTable, communication: Communication, end: Floats, tolerance: float
 ) -> bool:
-    """False if ranks have messages before they were sent, by their clocks, and it is known whose they are."""
+    """False if a message whose peer is known came before it was sent, by the clocks of its ranks."""
     if table.peer is None:
         return True
     lead = _leads(table, communication, end)[2]
@@ -164,7 +164,7 @@ def _leads(table: OperationTable, communication: Communication, end: Floats) -> 
     """Rows that give and rows that take, and by how much later the one that takes could go on."""
     receives = point_to_point(table)[1]
     named = np.flatnonzero(receives & (communication.partner != NONE))
-    if table.ahead_seconds is not None:  # whose wait began later may end later, too
+    if table.ahead_seconds is not None:  # where a wait began late, it may end late
         named = named[(table.ahead_seconds[named] + table.ahead_seconds[communication.partner[named]]) == 0.0]
     implied = np.flatnonzero((communication.waits_for != NONE) & (communication.partner == NONE))
     given = np.r_[communication.partner[named], communication.waits_for[implied]]

@@ -10,8 +10,8 @@ A message that a rank enqueues before it waits for it arrives with the enqueue, 
 than the rank comes to it.
 
 Steps are replayed all at once, level after level of the graph: linear in rows. Ranks begin a step together,
-unless the table shows that each goes on from one step to the next by itself: then it begins a step when it
-has ended the one before, by a replay before this one.
+unless the table shows that each goes on to its next step by itself: then it begins a step when it has ended
+the one before, as an earlier replay shows.
 
 The graph is inferred from a table that somebody recorded. The simulator's timeline is built from the program
 of a job instead, so that a wrong assumption here cannot hide there.
