@@ -21,6 +21,7 @@ from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
+from support.diagnosis.run_boxes import make_bundle
 
 DATA_PARALLEL = JobShape(data_parallel=8)
 PIPELINE = JobShape(data_parallel=4, pipeline_parallel=2)
@@ -62,10 +63,7 @@ def bundle(directory: Path, text: str, *, fault: Fault = SLOW_2, shape: JobShape
         for _ in moments:
             pass
         box.close()
-    ranks = [{"rank": rank, "state": "running"} for rank in range(shape.ranks)]
-    (directory / "ranks.json").write_text(json.dumps({"ranks": ranks}))
-    (directory / "metrics").mkdir()
-    (directory / "metrics" / WHILE_IT_RAN).write_text(text)
+    make_bundle(directory, shape.ranks, WHILE_IT_RAN, text)
     return directory
 
 

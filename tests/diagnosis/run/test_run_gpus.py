@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_waiting
-from rankwatch_diagnosis.run.gpus import GpuFigures, GpuState, with_gpus
-from support.diagnosis.run_boxes import RankBox, boxes_seen
+from rankwatch_diagnosis.run.gpus import AT_THE_STALL, GpuFigures, GpuState, with_gpus
+from support.diagnosis.run_boxes import RankBox, boxes_seen, make_bundle
 
 SPINS = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.04, power_share=0.2)
 IDLE = GpuFigures(up=1.0, utilization=0.0, multiprocessors=0.0, power_share=0.1)
@@ -118,10 +117,7 @@ def page(*figures: tuple[float, float], more: str = "") -> str:
 def bundle(directory: Path, text: str, *, gpus: Sequence[str] = GPUS) -> Path:
     for each in waiting(directory / "blackboxes", gpus):
         each.writer.unlock()
-    ranks = [{"rank": rank, "state": "running"} for rank in range(len(gpus))]
-    (directory / "ranks.json").write_text(json.dumps({"ranks": ranks}))
-    (directory / "metrics").mkdir()
-    (directory / "metrics" / "after.prom").write_text(text)
+    make_bundle(directory, len(gpus), AT_THE_STALL, text)
     return directory
 
 
@@ -159,5 +155,5 @@ def test_shared_gpu(tmp_path: Path) -> None:
     found = diagnose_waiting(directory)
     assert (found.ranks, found.evidence["gpus"]) == ((), {"spins in a kernel": [0]})
     lost = page(*ONE_IDLE).replace('rankwatch_gpu_up{gpu="GPU-b"} 1', 'rankwatch_gpu_up{gpu="GPU-b"} 0')
-    (directory / "metrics" / "after.prom").write_text(lost)
+    (directory / "metrics" / AT_THE_STALL).write_text(lost)
     assert diagnose_waiting(directory).ranks == (1, 2)
