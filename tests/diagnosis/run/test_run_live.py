@@ -259,7 +259,7 @@ SLOW_CASES: dict[str, tuple[Change, str]] = {
     ),
     "throttled": (
         with_gpu(2, **WORKS, clock=1110, held=_THERMAL),
-        "rank 2; hw_thermal_slowdown holds down the clock of the GPU of rank 2: 1,110 MHz against 1,755 MHz",
+        "; hw_thermal_slowdown holds down the clock of the GPU of rank 2: 1,110 MHz against 1,755 MHz",
     ),
     "at its limit of power": (with_gpu(2, **WORKS, clock=1400, held=_POWER_CAP), "the GPUs agree"),
     "another works most": (
