@@ -255,10 +255,11 @@ def test_endless_streams(tmp_path: Path) -> None:
     side = rank.machine.stream()
     with rank.run.step():
         for _ in range(3 * MOST_STREAMS):
-            for stream in (side, rank.machine.stream()):
+            for stream in (side, rank.machine.stream(), rank.machine.stream()):
                 rank.peer_comes(0.0)
                 with rank.machine.on(stream):
                     rank.collective("all_reduce", PAIR, 0.0)
+            assert side.cuda_stream in rank.waits._communicating
         assert len(rank.waits._communicating) == MOST_STREAMS
         rank.machine.current().wait_stream(side)
     rank.resolve()
