@@ -20,21 +20,23 @@ class PhaseSampling:
     def __init__(self) -> None:
         self._every = 1
         """The phases of each so many-th step are timed."""
-        self._number, self._passed = -1, 0
-        """Number of the last step, and steps since the last whose phases were timed."""
+        self._number, self._stride, self._place, self._shift = -1, 1, 0, 0
+        """Number of the last step, by how much it grew, its place among all steps, and that of step 0."""
         self._events = 0
-        """Events of phases in that step."""
+        """Events of phases in the last step that had them."""
 
     def times_next(self, number: int) -> bool:
         """A step of this number is over. Returns True if the phases of the next one are to be timed."""
-        stride = max(1, number - self._number)  # some count in batches of their own
-        self._number = number
-        if self._every > 1:
-            self._passed += 1
-            if (number // stride + 1) % self._every and self._passed < 2 * self._every:
-                return False  # twice as many pass only where numbers begin again with short epochs
-            self._passed = 0
-        return True
+        return (self._place_of(number) + 1) % self._every == 0
+
+    def _place_of(self, number: int) -> int:
+        """The place of this step among all, the same on each rank whenever that has seen its first one."""
+        if number > self._number:
+            self._stride = number - self._number  # some count in batches of their own
+        else:  # numbers begin again, as with each epoch
+            self._shift = self._place + 1 - number // self._stride
+        self._number, self._place = number, self._shift + number // self._stride
+        return self._place
 
     def resolved(self, marks: Sequence[Mark], seconds: float, *, untimed: bool) -> None:
         """The device has finished a step of this length. Besides the events of its phases it has two, and

@@ -540,8 +540,11 @@ def test_step_that_is_dropped_as_it_ends(rank: LoneRank) -> None:
     assert flags == [layout.STEP_ON_DEVICE] * MOST_STEPS + [0]
 
 
-def short_steps(rank: LoneRank, numbers: Iterable[int], seconds: float = 0.0005) -> None:
-    """Steps of a wait for data and of four phases, of which the last meets the peer."""
+def short_steps(
+    rank: LoneRank, numbers: Iterable[int], seconds: float = 0.0005, *, finishes: bool = True
+) -> None:
+    """Steps of a wait for data and of four phases, of which the last meets the peer. finishes: the device has
+    finished each before the next one."""
     for number in numbers:
         with rank.run.phase("data_wait"):
             rank.host.spend(seconds / 2)
@@ -552,7 +555,8 @@ def short_steps(rank: LoneRank, numbers: Iterable[int], seconds: float = 0.0005)
             with rank.run.phase("communication"):
                 rank.peer_comes(0.0)
                 rank.collective("all_reduce", PAIR, 0.0)
-        rank.device_finishes()
+        if finishes:
+            rank.device_finishes()
 
 
 def timed(rank: LoneRank) -> list[int]:
@@ -601,7 +605,22 @@ def test_numbers_of_short_steps(rank: LoneRank, stride: int) -> None:
     assert 320 / MOST_EVERY <= before <= 3 + 320 / MOST_EVERY
     for _ in range(128):
         short_steps(rank, range(1, 4), seconds=2e-5)
-    assert len(timed(rank)) - before == pytest.approx(384 / 2 / MOST_EVERY, abs=1)
+    assert len(timed(rank)) - before == pytest.approx(384 / MOST_EVERY, abs=1)
+
+
+def test_short_steps_of_short_epochs(tmp_path: Path) -> None:
+    """All ranks time the same steps, however late each GPU shows that they are short."""
+    timed_by_rank = []
+    for behind in (0, 5):
+        rank = LoneRank(tmp_path / str(behind))
+        for step in range(10 * MOST_EVERY):
+            short_steps(rank, [step % 10], seconds=2e-5, finishes=step >= behind)
+        found = rank.records(RecordKind.DEVICE_STEP)
+        timed_by_rank.append(
+            [at for at, each in enumerate(found) if not int(each.payload[2]) & layout.UNTIMED_PHASES]
+        )
+    first, second = ([each for each in steps if each > 10] for steps in timed_by_rank)
+    assert first == second == list(range(MOST_EVERY, 10 * MOST_EVERY - 1, MOST_EVERY))
 
 
 def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:
