@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
@@ -130,7 +132,7 @@ def _messages(words: Iterable[int], members: Sequence[int]) -> tuple[Message, ..
     found = []
     for word in words:
         peer = (word & ~layout.MESSAGE_RECEIVED) - 1
-        if word and peer >= len(members):
+        if word and not 0 <= peer < len(members):
             return ()
         if word:
             found.append(Message("recv" if word & layout.MESSAGE_RECEIVED else "send", members[peer]))
@@ -152,6 +154,8 @@ def on_device(step: DeviceStep) -> list[Piece]:
         else:
             found.append(piece._replace(start=at))
         at += piece.seconds
+        while ends and ends[-1][0] >= piece.last:  # what comes after it comes after this one
+            ends.pop()
         ends.append((piece.last, at))
     if step.end - at > LEAST_GAP_SECONDS:
         found.append(Piece(at, step.end - at, OTHER))
@@ -161,10 +165,10 @@ def on_device(step: DeviceStep) -> list[Piece]:
 def _ahead(wait: Piece, start: float, ends: Sequence[tuple[float, float]]) -> float:
     """By how much its messages were enqueued before it begins at `start`.
 
-    ends: of the pieces before it, on the GPU and where they are laid out.
+    ends: of the pieces before it, on the GPU and where they are laid out, both ascending.
     """
-    laid_out = next((laid for last, laid in reversed(ends) if last <= wait.enqueued + _SLACK_SECONDS), None)
-    return 0.0 if laid_out is None else start - laid_out
+    over = bisect_right(ends, wait.enqueued + _SLACK_SECONDS, key=itemgetter(0))
+    return start - ends[over - 1][1] if over else 0.0
 
 
 def _messages_by_pass(pieces: Sequence[Piece]) -> list[Piece]:

@@ -298,6 +298,20 @@ def test_large_batch(tmp_path: Path) -> None:
     assert [(each.operation, each.messages) for each in waits] == [("recv", ())]
 
 
+@pytest.mark.parametrize("word", [layout.MESSAGE_RECEIVED, 0xFFFF])
+@pytest.mark.parametrize("group", [0, 1])
+def test_message_of_nobody(tmp_path: Path, word: int, group: int) -> None:
+    """A wait whose peer is no member of its group shows no message. A box is untrusted."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        rank.compute(0.010)
+    number = rank.groups.of(PAIR).number if group else 0
+    wait = (0.001, 1, 1, word, number, 0, 0, 0, layout.POINT_TO_POINT, 0)
+    rank.writer.append(RecordKind.DEVICE_WAIT, 0, 1.0, 1.001, layout.DEVICE_WAIT, *wait)
+    assert [each.messages for each in rows_on_device(rank, 1) if each.kind == "communication"] == [()]
+
+
 def test_unknown_waits(tmp_path: Path) -> None:
     """A step whose own time and waits could not be told apart has no rows."""
     rank = LoneRank(tmp_path)
