@@ -65,12 +65,12 @@ class _Work(NamedTuple):
         own = median(self.by_rank[rank] for rank in ranks)
         others = [value for rank, value in self.by_rank.items() if rank not in ranks]
         most, least = (1 + _DIFFERENCE) * max(others), (1 - _DIFFERENCE) * min(others)
-        if least < own < most or not any(others):
+        if least <= own <= most or not any(others):
             return ""
         shown = (f"{each:.0%}" if self.by_activity else f"{each:.0f} W" for each in (own, median(others)))
         numbers = " against ".join(shown)
         measure = "SM activity" if self.by_activity else "power"
-        return f"{'most' if own >= most else 'least'} ({measure} {numbers})"
+        return f"{'most' if own > most else 'least'} ({measure} {numbers})"
 
 
 def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:

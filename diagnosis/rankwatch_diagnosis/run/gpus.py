@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -260,7 +261,7 @@ def _alone(boxes: Boxes, states: Mapping[int, GpuState]) -> set[int]:
 
 
 def read_page(path: Path, wanted: tuple[str, ...]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """The series of a page of metrics with these names.
+    """The series of a page of metrics with these names, whose values are numbers.
 
     Raises OSError, ValueError, and ModuleNotFoundError without prometheus_client, of the agent's extra.
     """
@@ -273,4 +274,5 @@ def read_page(path: Path, wanted: tuple[str, ...]) -> dict[tuple[str, frozenset[
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families("\n".join(lines) + "\n")
         for sample in family.samples
+        if isfinite(sample.value)
     }

@@ -4,6 +4,7 @@ before the run stood."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,7 @@ OPINIONS: dict[str, tuple[Share, str | None]] = {
     "two others": ((0.9, 0.9, *ALIKE[2:]), "none"),
     "not measured": (but(2, 0.0), None),
     "a peer not measured": (but(5, 0.0), None),
+    "no number": (but(2, math.nan), None),
 }
 
 
@@ -170,13 +172,17 @@ def test_clear_only(judged: Any) -> None:
 
 
 def test_host_work(judged: Any) -> None:
-    """A rank that waits for its loader has the GPU that works least; one that works most proves nothing."""
+    """A rank that waits for its loader has the GPU that works least, and no other GPU as little; one that
+    works most proves nothing."""
     boxes, found, _ = judged
 
     def opinion(activity: Share) -> Any:
-        seen = {rank: GpuFigures(utilization=1.0, multiprocessors=each) for rank, each in enumerate(activity)}
+        seen = {
+            rank: GpuFigures(utilization=each, multiprocessors=each) for rank, each in enumerate(activity)
+        }
         loading = replace(found, phase=SlowPhase.DATA_LOADING)
         heard = with_gpu_witness(boxes, SeenGpus(seen, 10.0), loading).evidence[EVIDENCE]
         return heard["opinion"]
 
-    assert (opinion(but(2, 0.3)), opinion(but(2, 0.9))) == ("agrees", "none")
+    assert [opinion(but(2, each)) for each in (0.3, 0.0, 0.9)] == ["agrees", "agrees", "none"]
+    assert opinion((0.6, 0.6, 0.0, 0.0, *ALIKE[4:])) == "none"
