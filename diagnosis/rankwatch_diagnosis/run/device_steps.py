@@ -23,6 +23,8 @@ PASSES = ("forward", "backward")
 _LONGEST_SECONDS = 1e6
 _SLACK_SECONDS = 1e-6
 """By which two sums of times may differ."""
+_ROUNDING_SECONDS = 1e-7
+"""By which the start of a wait may come too early where it follows from its end, on a host long up."""
 _MESSAGES = {"send", "recv"}
 
 
@@ -113,7 +115,7 @@ def _wait(
         record.payload
     )
     messages = _messages((first, second, third, fourth), members.get(group) or ())
-    start = record.end - seconds if messages else record.start
+    start = min(record.end, record.end - seconds + _ROUNDING_SECONDS) if messages else record.start
     return step, Piece(
         start,
         seconds,

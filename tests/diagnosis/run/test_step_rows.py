@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,29 @@ def test_messages_of_a_batch(tmp_path: Path) -> None:
     assert [each.messages for each in found] == [(sent,), (sent, received)]
     assert [each.ahead for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
     assert [each.seconds for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
+
+
+def test_batch_without_a_wait(tmp_path: Path) -> None:
+    """It keeps its place before the batch that the rank waits for, however long the host has been up."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        rank.network.meet((0, 1, "sent"), 2, 0.0).arrive(rank.host.now, ())
+        rank.network.meet((1, 0, "received"), 2, 0.0).arrive(rank.host.now + 0.0123, ())
+        batches = [
+            rank.exchange(PAIR, [(1, "sent")], [], 0.0),
+            rank.exchange(PAIR, [], [(1, "received")], 0.0),
+        ]
+        rank.host.spend(0.001)
+        for each in batches:
+            each.wait()
+    rank.resolve()
+    rank.resolve()
+    box = read_box(rank.writer.path, most_records=1_000)
+    for up in range(0, 10_000_000, 99_991):
+        later = [each._replace(start=each.start + up, end=each.end + up) for each in box.records]
+        waits = [each for each in all_rows(replace(box, records=tuple(later)), {}) if each.messages]
+        assert [round(each.seconds, 2) for each in waits] == [0.0, 0.01]
 
 
 def test_large_batch(tmp_path: Path) -> None:
