@@ -111,8 +111,10 @@ def write_step(
             if key.messages is not NO_MESSAGES:
                 if phase > 0:
                     key = key._replace(messages=NO_MESSAGES, marks=0)
-                elif key.marks - marks_before < place:
-                    since = moments[max(0, key.marks - marks_before - 1)]
+                else:
+                    if key.marks - marks_before < place:
+                        since = moments[max(0, key.marks - marks_before - 1)]
+                    key = key._replace(marks=place)  # the next batch may have the same messages
             part.add_wait(key, since, at, seconds)
         part.ended = at + seconds
     for phase, part in parts.items():

@@ -310,6 +310,21 @@ def test_batch_without_a_wait(tmp_path: Path) -> None:
         assert [round(each.seconds, 2) for each in waits] == [0.0, 0.01]
 
 
+def test_batches_of_the_same_messages(tmp_path: Path) -> None:
+    """Two batches that were enqueued together have a row each: else the sends of later ones would belong to
+    other receives."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step():
+        for transfer, seconds in (("first", 0.010), ("second", 0.030)):
+            rank.network.meet((0, 1, transfer), 2, 0.0).arrive(rank.host.now + seconds, ())
+        for each in [rank.exchange(PAIR, [(1, name)], [], 0.0) for name in ("first", "second")]:
+            each.wait()
+    waits = [each for each in rows_on_device(rank, 1) if each.messages]
+    assert [each.messages for each in waits] == 2 * [(Message("send", 1),)]
+    assert [each.seconds for each in waits] == pytest.approx([0.010, 0.020], abs=1e-4)
+
+
 def test_large_batch(tmp_path: Path) -> None:
     """A batch of more messages than a record holds shows none of them."""
     rank = LoneRank(tmp_path)
