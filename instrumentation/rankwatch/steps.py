@@ -131,6 +131,8 @@ class Steps:
         floats = self._writer.floats
         floats[_STEP_BEGAN] = 0.0
         floats[_STEP_ENDED] = moment
+        if self._device is not None:
+            self._device.step_may_end(moment)
 
     def show_open(self, following_since: float = 0.0) -> None:
         """Let the now block show the open step again, or a following one that has begun at this moment."""

@@ -161,11 +161,8 @@ class DeviceTimeline:
         if not ended:
             self._mark(0.0)
         count = len(self._marks)
-        if ended:
-            for mark in reversed(self._marks):
-                if mark[MOMENT] <= ended:
-                    break
-                count -= 1
+        while ended and count and self._marks[count - 1][MOMENT] > ended:
+            count -= 1
         unknown = self._unknown or self._blind or self._is_spoilt(began, ended or math.inf)
         untimed = self._untimed
         self._unknown = self._step_open = False
@@ -177,6 +174,11 @@ class DeviceTimeline:
         if len(self._steps) > MOST_STEPS:
             self._drop()
         return bool(self._steps)
+
+    def step_may_end(self, moment: float) -> None:
+        """The open step is over at this moment, when a phase has ended, unless more of it follows."""
+        if self._untimed and self._step_open:
+            self._mark(moment)
 
     def _is_spoilt(self, began: float, ended: float) -> bool:
         """True if `spoil` was called in between. What was called later counts for the next step."""
@@ -205,12 +207,10 @@ class DeviceTimeline:
 
     def phase_began(self, number: int, moment: float = 0.0) -> None:
         """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
-        if self._stream is None:
+        timed = not (self._untimed and self._step_open) or number in self._always_timed
+        if self._stream is None or not timed:
             return
-        if self._untimed and self._step_open and number not in self._always_timed:
-            return
-        if self._open:
-            self._close(number)
+        self._close(number)
         self._times_run += 1
         phase = self._times_run << NUMBER_BITS | number
         self._open.append(phase)

@@ -11,6 +11,7 @@ import pytest
 
 import rankwatch
 from rankwatch import hooks
+from rankwatch.automatic.phases import TimedPhase
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
@@ -621,6 +622,31 @@ def test_short_steps_of_short_epochs(tmp_path: Path) -> None:
         )
     first, second = ([each for each in steps if each > 10] for steps in timed_by_rank)
     assert first == second == list(range(MOST_EVERY, 10 * MOST_EVERY - 1, MOST_EVERY))
+
+
+def test_short_steps_whose_end_is_seen_later(rank: LoneRank) -> None:
+    """Such as those of a training without a change of its code: they have the time up to the end of the
+    optimizer, whether their phases are timed or not."""
+    steps, optimizer = rank.run._steps, TimedPhase(rank.run, "optimizer")
+    for _ in range(2 * MOST_EVERY):
+        steps.begin()
+        for name in ("forward", "backward"):
+            with rank.run.phase(name):
+                rank.compute(5e-4)
+        rank.peer_comes(0.0)
+        rank.collective("all_reduce", PAIR, 0.0)
+        optimizer.begin(rank.host.now)
+        rank.compute(5e-4)
+        ended = rank.host.now
+        optimizer.end(ended)
+        steps.show_ended(ended)
+        rank.compute(5e-4)
+        steps.end(at=ended)
+        rank.device_finishes()
+    found = rank.records(RecordKind.DEVICE_STEP)
+    assert len(found) == 2 * MOST_EVERY - 1
+    assert any(int(each.payload[2]) & layout.UNTIMED_PHASES for each in found)
+    assert [each.end - each.start for each in found] == [near(1.5e-3)] * len(found)
 
 
 def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:
