@@ -346,8 +346,8 @@ def test_message_of_nobody(tmp_path: Path, word: int, group: int) -> None:
     with rank.run.step():
         rank.compute(0.010)
     number = rank.groups.of(PAIR).number if group else 0
-    wait = (0.001, 1, 1, word, number, 0, 0, 0, layout.POINT_TO_POINT, 0)
-    rank.writer.append(RecordKind.DEVICE_WAIT, 0, 1.0, 1.001, layout.DEVICE_WAIT, *wait)
+    wait = (0.0, 1, 1, word, number, 0, 0, 0, layout.POINT_TO_POINT, 0)
+    rank.writer.append(RecordKind.DEVICE_WAIT, 0, 1.0, 1.0, layout.DEVICE_WAIT, *wait)
     assert [each.messages for each in rows_on_device(rank, 1) if each.kind == "communication"] == [()]
 
 
@@ -360,6 +360,19 @@ def test_unknown_waits(tmp_path: Path) -> None:
         rank.compute(0.010)
         timeline.spoil()
     assert device_rows(rank, 1) == []
+
+
+def test_lost_wait(tmp_path: Path) -> None:
+    """A step of which a wait is lost has no rows: the wait would pass for the rank's own work."""
+    rank = LoneRank(tmp_path)
+    steps_before(rank)
+    with rank.run.step(), rank.run.phase("backward"):
+        rank.peer_comes(0.020)
+        rank.collective("all_reduce", PAIR, 0.0)
+    assert device_rows(rank, 1) == [("backward", 0), ("all_reduce", 20)]
+    box = read_box(rank.writer.path, most_records=1_000)
+    left = tuple(each for each in box.records if each.kind != RecordKind.DEVICE_WAIT)
+    assert all_rows(replace(box, records=left), {}) == []
 
 
 def test_epochs_on_a_gpu(tmp_path: Path) -> None:
