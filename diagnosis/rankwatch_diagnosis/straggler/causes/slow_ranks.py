@@ -151,6 +151,24 @@ def _whole_replica(visits: Visits, named: list[Excess]) -> str:
     return ""
 
 
+class _ByPlace:
+    """Rows by operation and microbatch."""
+
+    def __init__(self, case: Case, rows: Ints) -> None:
+        self._microbatches = int(case.table.microbatch.max(initial=0)) + 1
+        keys = case.table.operation[rows].astype(np.int64) * self._microbatches + case.table.microbatch[rows]
+        order = np.argsort(keys, kind="stable")
+        self._rows, self._keys = rows[order], keys[order]
+
+    def of(self, operation: int, microbatch: int | None) -> Ints:
+        """Those of an operation, in one microbatch or in all."""
+        first = operation * self._microbatches + (microbatch or 0)
+        count = self._microbatches if microbatch is None else 1
+        begin, end = np.searchsorted(self._keys, [first, first + count])
+        rows: Ints = self._rows[begin:end]
+        return rows
+
+
 class _Costs:
     """What slow ranks would take if they were not slow, operation by operation."""
 
@@ -159,6 +177,8 @@ class _Costs:
         compute = np.flatnonzero((case.table.kind == Kind.COMPUTE) & (case.seconds > 0.0))
         self._rows = compute[np.argsort(case.rank[compute], kind="stable")]
         self._ends = np.searchsorted(case.rank[self._rows], np.arange(len(case.ranks) + 1))
+        self._of_peers: dict[int, _ByPlace] = {}
+        """Rows of the healthy ranks of a stage."""
 
     @property
     def healthy_spread(self) -> float:
@@ -190,8 +210,10 @@ class _Costs:
         by_step[np.searchsorted(case.steps, visits.steps)] = self._slowness.excess[:, each.column]
         excess = by_step[case.step[rows]]
         rows, excess = rows[excess > 0.0], excess[excess > 0.0]
+        past = each.column in self._slowness.against_past
+        others = self._own(each) if past else self._peers(each)
         for here in self._places(rows):
-            excess[here] *= self._times(each, rows[here], excess[here])
+            excess[here] *= self._times(others, rows[here], excess[here], past=past)
         return Ideal(rows, case.seconds[rows] * np.exp(-excess))
 
     def _places(self, rows: Ints) -> Iterator[Ints]:
@@ -208,13 +230,17 @@ class _Costs:
         rows: Ints = self._rows[self._ends[index] : self._ends[index + 1]]
         return rows
 
-    def _times(self, each: Excess, rows: Ints, excess: Floats) -> float:
-        """Excess of one operation over that of all of the rank's, 1 where the difference may be chance."""
+    def _times(self, compared: _ByPlace, rows: Ints, excess: Floats, *, past: bool) -> float:
+        """Excess of one operation over that of all of the rank's, 1 where the difference may be chance.
+
+        past: compared in the other steps than these, else in the same ones.
+        """
         case = self._case
-        others = self._compared_with(each, rows)
         microbatch = case.table.microbatch[rows]
-        if (microbatch == microbatch[0]).all():
-            others = others[case.table.microbatch[others] == microbatch[0]]
+        only = int(microbatch[0]) if (microbatch == microbatch[0]).all() else None
+        others = compared.of(int(case.table.operation[rows[0]]), only)
+        slow = np.bincount(case.step[rows], minlength=len(case.steps)) > 0
+        others = others[slow[case.step[others]] != past]
         mine, theirs = np.log(case.seconds[rows]), np.log(case.seconds[others])
         typical = float(np.median(excess))
         if len(mine) < case.limits.steps or len(theirs) < case.limits.steps:
@@ -225,21 +251,21 @@ class _Costs:
             return 1.0
         return min(max(own / typical, 0.0), _MOST_TIMES)
 
-    def _compared_with(self, each: Excess, rows: Ints) -> Ints:
-        """Rows of the same operation: of the rank itself when it is not slow, or of its peers when it is."""
-        case, visits = self._case, self._visits
-        operation = case.table.operation[rows[0]]
-        slow = np.bincount(case.step[rows], minlength=len(case.steps)) > 0
-        if each.column in self._slowness.against_past:
-            own = self._of(int(visits.ranks[each.column]))
-            same: Ints = own[(case.table.operation[own] == operation) & ~slow[case.step[own]]]
-            return same
-        healthy = ~(self._slowness.excess > 0.0).any(axis=0)
-        peers = np.flatnonzero((visits.stage == visits.stage[each.column]) & healthy)
-        found = [self._of(int(visits.ranks[peer])) for peer in peers[:_MOST_LISTED].tolist()]
-        theirs = np.concatenate([*found, np.empty(0, dtype=np.int64)])
-        at_once: Ints = theirs[(case.table.operation[theirs] == operation) & slow[case.step[theirs]]]
-        return at_once
+    def _own(self, each: Excess) -> _ByPlace:
+        """The rows of the rank, which is not slow in all steps."""
+        return _ByPlace(self._case, self._of(int(self._visits.ranks[each.column])))
+
+    def _peers(self, each: Excess) -> _ByPlace:
+        """Those of the healthy ranks of its stage."""
+        stages = self._visits.stage
+        stage = int(stages[each.column])
+        if stage not in self._of_peers:
+            healthy = ~(self._slowness.excess > 0.0).any(axis=0)
+            peers = np.flatnonzero((stages == stage) & healthy)
+            found = [self._of(int(self._visits.ranks[peer])) for peer in peers[:_MOST_LISTED].tolist()]
+            rows = np.concatenate([*found, np.empty(0, dtype=np.int64)])
+            self._of_peers[stage] = _ByPlace(self._case, rows)
+        return self._of_peers[stage]
 
 
 def _find_odd_pair(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:

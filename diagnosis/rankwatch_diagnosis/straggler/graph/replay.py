@@ -19,6 +19,7 @@ of a job instead, so that a wrong assumption here cannot hide there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,14 +71,7 @@ class Replay:
             self.communication = match_communication(table, order, infer_members=False)
             self.pauses = _pauses(recorded, follows, table, self.communication)
             rows, _ = self._by_level()
-        self._levels = [
-            _Level(
-                each,
-                *_instances(each, self.communication.together),
-                bool((self.communication.meets[each] >= 0).any()),
-            )
-            for each in rows
-        ]
+        self._layout = _Layout.of(rows, self.before, self.enqueued_after, self.communication)
         self.measured = np.where(
             table.kind == Kind.COMMUNICATION, self.communication.transfer, table.duration_seconds
         )
@@ -125,25 +119,9 @@ class Replay:
         delays: (step, rank) by how much the rank begins the step later; None: all begin at once.
         """
         pause = self.pauses if pauses is None else pauses
-        # One more element than rows, so that row -1 is a row that ended at 0.
-        ends = np.zeros(len(seconds) + 1)
-        before, waits_for, meets = self.before, self.communication.waits_for, self.communication.meets
-        came = self.enqueued_after
         if delays is not None:
-            pause = np.where(before < 0, pause + delays.ravel()[self._cells.number], pause)
-        for rows, starts, member, met in self._levels:
-            ready = ends[before[rows]] + pause[rows]
-            travels = np.where(came[rows] == before[rows], ready, ends[came[rows]])
-            if met:
-                partner = meets[rows]
-                paused = np.where(came[partner] == before[partner], pause[partner], 0.0)
-                there = np.where(partner >= 0, ends[came[partner]] + paused, 0.0)
-                np.maximum(travels, there, out=travels)
-            np.maximum(travels, ends[waits_for[rows]], out=travels)
-            if starts is not None and member is not None:
-                travels = np.maximum.reduceat(travels, starts)[member]
-            ends[rows] = np.maximum(ready, travels + seconds[rows])
-        return ends[:-1]
+            pause = np.where(self.before < 0, pause + delays.ravel()[self._cells.number], pause)
+        return self._layout.ends(seconds, pause)
 
 
 def slowdown(measured: Floats, ideal: Floats) -> float:
@@ -155,13 +133,84 @@ def slowdown(measured: Floats, ideal: Floats) -> float:
 class _Level(NamedTuple):
     """Rows that wait for nothing but rows of earlier levels."""
 
-    rows: Ints
+    rows: slice
+    """Their places."""
     starts: Ints | None
     """Where the instances of collectives begin among the rows; None where each row stands for itself."""
     member: Ints | None
     """By row: the instance it belongs to."""
     met: bool
     """Some of the rows wait for the arrival of a partner."""
+    ahead: bool
+    """Some of them, or of their partners, were enqueued before the wait for them."""
+
+
+class _Layout(NamedTuple):
+    """The graph level after level, so that what a level needs lies side by side. Rows have places in it; the
+    place behind all of them stands for no row, and ended at 0.
+    """
+
+    order: Ints
+    """By place: the row."""
+    place: Ints
+    """By row: its place."""
+    before: Ints
+    came: Ints
+    waits_for: Ints
+    meets: Ints
+    """By place, as of the replay: places."""
+    levels: tuple[_Level, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Ints], before: Ints, came: Ints, communication: Communication) -> _Layout:
+        """rows: of each level."""
+        order = np.concatenate([*rows, [len(before)]]).astype(np.int64)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+
+        def placed(column: Ints) -> Ints:
+            found: Ints = place[np.append(column, NONE)[order]]
+            return found
+
+        columns = placed(before), placed(came), placed(communication.waits_for), placed(communication.meets)
+        meets = columns[-1]
+        ahead = columns[0] != columns[1]
+        ahead |= ahead[meets]
+        ends = np.cumsum([len(each) for each in rows]).tolist()
+        levels = [
+            _Level(
+                slice(end - len(each), end),
+                *_instances(each, communication.together),
+                bool((meets[end - len(each) : end] < len(before)).any()),
+                bool(ahead[end - len(each) : end].any()),
+            )
+            for each, end in zip(rows, ends, strict=True)
+        ]
+        return cls(order, place, *columns, tuple(levels))
+
+    def ends(self, seconds: Floats, pauses: Floats) -> Floats:
+        """By row: when it ends; seconds and pauses by row, too."""
+        seconds, pause = (np.append(each, 0.0)[self.order] for each in (seconds, pauses))
+        ends = np.zeros(len(self.order))
+        for rows, starts, member, met, ahead in self.levels:
+            ready = ends[self.before[rows]] + pause[rows]
+            travels = ready
+            if ahead:
+                same = self.came[rows] == self.before[rows]
+                travels = np.where(same, ready, ends[self.came[rows]])
+            if met:
+                partner = self.meets[rows]
+                paused = pause[partner]
+                if ahead:
+                    paused = np.where(self.came[partner] == self.before[partner], paused, 0.0)
+                travels = np.maximum(travels, ends[self.came[partner]] + paused)
+            travels = np.maximum(travels, ends[self.waits_for[rows]])
+            if starts is not None and member is not None:
+                travels = np.maximum.reduceat(travels, starts)[member]
+            arrived = travels + seconds[rows]
+            ends[rows] = np.maximum(ready, arrived) if ahead else arrived
+        found: Floats = ends[self.place[:-1]]
+        return found
 
 
 def _instances(rows: Ints, together: Ints) -> tuple[Ints | None, Ints | None]:
