@@ -103,6 +103,7 @@ class Steps:
         if self._device is not None and self._device.step_ended(self.current, self._began, at):
             flags |= layout.STEP_ON_DEVICE
         ended = at or self._clock()
+        flags |= (writer.integers[_STEPS_COMPLETED] + 1) << layout.STEP_PLACE_BITS
         writer.pair(_TAG, self._began, ended, _pack, self.current, flags)
         self.seconds += ended - self._began
         self._last_ended = self.current

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rankwatch
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from support.training.blackbox import box, of_kind, read
@@ -276,3 +277,17 @@ def test_loader_of_batches(run: rankwatch.Run) -> None:
     for each in (run, rankwatch.DisabledRun()):
         assert each.batches(loader).loader is loader
         assert list(each.batches(loader)) == [1, 2]
+
+
+def test_places(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A step has a place in its process, whatever its number."""
+    for number in (5, 6, 5, None, 7):
+        with run.step(number):
+            pass
+    reader = Reader(box(tmp_path))
+    steps = [each for each in reader.poll().records() if each.kind == RecordKind.STEP]
+    reader.close()
+    found = [layout.STEP.unpack_from(each.payload) for each in steps]
+    shown = [(number, layout.place(flags)) for number, flags in found]
+    assert shown == [(5, 0), (6, 1), (5, 2), (6, 3), (7, 4)]
+    assert layout.place(layout.STEP_FAILED) == -1, "in older boxes"

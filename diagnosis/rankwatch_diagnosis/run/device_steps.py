@@ -65,6 +65,8 @@ class DeviceStep:
     """Whether own time and waits were told apart."""
     timed: bool = False
     """Whether its phases were timed."""
+    place: int = -1
+    """Among the steps of its process, from 0 on."""
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -76,11 +78,13 @@ def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
     """The steps of a box on the device."""
     found: DeviceSteps = defaultdict(DeviceStep)
     starts: dict[int, float] = {}
+    places: dict[int, int] = {}
     members = {each.number: parse_members(each.members, each.size) for each in box.now.groups}
     for record in box.records:
         start, name = record.start, box.names.get(record.name, "")
         if record.kind == RecordKind.STEP:
-            starts[layout.STEP.unpack_from(record.payload)[0]] = start
+            number, flags = layout.STEP.unpack_from(record.payload)
+            starts[number], places[number] = start, layout.place(flags)
         elif record.kind == RecordKind.DEVICE_PHASE:
             own, step = layout.DEVICE.unpack_from(record.payload)
             if 0.0 <= own < _LONGEST_SECONDS:
@@ -94,16 +98,19 @@ def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
             step, waited, flags = layout.DEVICE_STEP.unpack_from(record.payload)
             each = found[step, starts.get(step, 0.0)]
             each.start, each.end, each.timed = start, record.end, not flags & layout.UNTIMED_PHASES
+            each.place = places.get(step, -1)
             seen = sum(piece.seconds for piece in each.pieces if piece.communicates)
             # A wait whose record is lost would pass for own work.
             each.known = not flags & layout.UNKNOWN_WAITS and abs(seen - waited) <= _SLACK_SECONDS
     return found
 
 
-def events_of(device: DeviceSteps) -> Iterator[int]:
-    """Numbers of the steps of a rank that are single events."""
+def events_of(device: DeviceSteps, *, by_place: bool) -> Iterator[int]:
+    """Numbers of the steps of a rank that are single events, or their places."""
     odd = outlying([each.end - each.start for each in device.values()])
-    return (number for (number, _), each in zip(device, odd, strict=True) if each)
+    for (number, _), step, is_event in zip(device, device.values(), odd, strict=True):
+        if is_event:
+            yield step.place if by_place else number
 
 
 def _wait(

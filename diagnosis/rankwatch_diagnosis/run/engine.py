@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from rankwatch_diagnosis.run.processes import (
 from rankwatch_diagnosis.run.replica_words import difference
 from rankwatch_diagnosis.run.replicas import judge_replicas
 from rankwatch_diagnosis.run.second_witness import can_be_heard, with_second_witness
-from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE, numbers_repeat, rows_by_rank
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.visibility import capabilities, tracked
 from rankwatch_diagnosis.run.waiting import (
@@ -88,8 +89,11 @@ def examine_run(
     """The same, with the boxes that it was judged by."""
     looked = _look(directory, stall, complete=complete, ask_gpus=ask_gpus)
     boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
-    rows = rows_by_rank(boxes)
+    by_place = numbers_repeat(boxes)
+    rows = rows_by_rank(boxes, by_place=by_place)
     straggler = with_second_witness(boxes, recorders.snapshots, judge_straggler(boxes, rows))
+    if straggler is not None and by_place:
+        straggler = replace(straggler, evidence={**straggler.evidence, STEPS_BY_PLACE: True})
     state = _state(boxes, hang)
     if straggler is not None and can_be_heard(straggler):
         seen = _gpus_at_work(looked, state, ask_gpus=ask_gpus)

@@ -103,7 +103,7 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
 
 def _shows_now(boxes: Boxes, found: Verdict) -> bool:
     """Whether it is at work when the GPUs are seen. In a pipeline, the schedule decides which works most."""
-    newest = max(each.now.step for each in boxes.by_rank.values())
+    newest = max(max(each.now.step, each.now.steps_completed) for each in boxes.by_rank.values())
     coordinates = (each.header.identity.coordinates for each in boxes.by_rank.values())
     pipelined = any(each.get("pp", (0, 1))[1] > 1 for each in coordinates)
     return can_be_heard(found) and found.causes[0].last_step >= newest - RECENT_STEPS and not pipelined

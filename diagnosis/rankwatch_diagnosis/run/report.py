@@ -15,6 +15,7 @@ from rankwatch_diagnosis.run.gpu_witness import witness_lines
 from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replica_words import replica_parts
+from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.visibility import visible_lines
@@ -86,6 +87,8 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
         yield f"tracker:     {', '.join(verdict.trackers)}"
     yield f"slowdown:    {slowdown_words(verdict.straggler)}"
     yield from witness_lines(verdict.straggler)
+    if verdict.straggler is not None and STEPS_BY_PLACE in verdict.straggler.evidence:
+        yield "             steps are counted from the start of the process: their numbers begin again"
     yield from other_causes(verdict.straggler)
     if verdict.contention:
         yield f"cpus:        {lacks_cpus(verdict.contention)}"

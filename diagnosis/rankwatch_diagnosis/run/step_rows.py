@@ -32,6 +32,8 @@ from rankwatch_diagnosis.run.device_steps import (
 )
 
 MOST_MICROBATCHES = 4_096
+STEPS_BY_PLACE = "steps_by_place"
+"""In the evidence of a verdict whose steps are places."""
 _SLACK_SECONDS = 1e-6
 """By how much a phase may reach beyond its step: their clock reads differ."""
 _COMPUTE = (*PASSES, "optimizer")
@@ -54,23 +56,46 @@ class Row(NamedTuple):
     """By how much the batch was enqueued before the wait for it began."""
 
 
-def rows_by_rank(boxes: Boxes) -> dict[int, list[Row]]:
-    """The rows of every rank; of one without whole steps none."""
+def rows_by_rank(boxes: Boxes, *, by_place: bool = False) -> dict[int, list[Row]]:
+    """The rows of every rank; of one without whole steps none.
+
+    by_place: a row has the place of its step in the process instead of its number.
+    """
     found = {}
     for rank, box in boxes.by_rank.items():
         groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
         found[rank] = box, groups, device_steps(box, groups)
-    events = {number for _, _, device in found.values() for number in events_of(device)}
-    return {rank: list(rows_of(*of_rank, events)) for rank, of_rank in found.items()}
+    events = {step for _, _, device in found.values() for step in events_of(device, by_place=by_place)}
+    return {rank: list(rows_of(*of_rank, events, by_place=by_place)) for rank, of_rank in found.items()}
+
+
+def numbers_repeat(boxes: Boxes) -> bool:
+    """True if the numbers of steps begin again in some box, as with each epoch, and all hold their places."""
+    repeat = False
+    for box in boxes.by_rank.values():
+        last = -1
+        for record in box.records:
+            if record.kind == RecordKind.STEP:
+                number, flags = layout.STEP.unpack_from(record.payload)
+                if layout.place(flags) < 0:
+                    return False
+                repeat = repeat or number <= last
+                last = number
+    return repeat
 
 
 def rows_of(
-    box: Box, groups: Mapping[int, str], device: DeviceSteps, events: Container[int]
+    box: Box,
+    groups: Mapping[int, str],
+    device: DeviceSteps,
+    events: Container[int],
+    *,
+    by_place: bool = False,
 ) -> Iterator[Row]:
     """All rows of the steps that the box holds whole; `groups` names those of its numbers.
 
-    Without the first step of the process: it opens connections, fills caches and compiles. events: numbers of
-    steps that were long on some rank.
+    Without the first step of the process: it opens connections, fills caches and compiles. events: numbers or
+    places of steps that were long on some rank.
     """
     work = _work(box)
     # Another thread records the ends of asynchronous collectives, often after the step.
@@ -78,20 +103,23 @@ def rows_of(
     starts = [each[0] for each in collectives]
     phases: list[Interval] = []
     warm = False
+    epoch, last = 0, -1
     for record in box.records:
         if record.kind == RecordKind.PHASE:
             phases.append((record.start, record.end, box.names.get(record.name, "")))
         elif record.kind == RecordKind.STEP:
             number, flags = layout.STEP.unpack_from(record.payload)
+            epoch, last = epoch + (number <= last), number
+            shown = layout.place(flags) if by_place else number
             # Where older records are gone, the first step is not whole.
             if warm and not flags & layout.STEP_FAILED and number >= 0:
                 if flags & layout.STEP_ON_DEVICE:
                     step = device.get((number, record.start), DeviceStep())
-                    pieces = on_device(step) if step.timed or number in events else []
+                    pieces = on_device(step) if step.timed or shown in events else []
                 else:
                     of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
                     pieces = lay_out(record.start, record.end, phases, of_step)
-                yield from _rows(number, pieces, work.get(number, []))
+                yield from _rows(shown, pieces, work.get((epoch, number), []))
             phases = []
             warm = True
 
@@ -110,16 +138,22 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
         yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
 
 
-def _work(box: Box) -> dict[int, list[float]]:
-    """Step -> amounts of work in one unit: tokens where the run reports any, else its most common unit."""
-    amounts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _work(box: Box) -> dict[tuple[int, int], list[float]]:
+    """Epoch and step -> amounts of work in one unit: tokens where the run reports any, else its most common
+    unit."""
+    amounts: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     count: Counter[str] = Counter()
+    epoch, last = 0, -1
     for record in box.records:
-        if record.kind == RecordKind.WORK:
+        if record.kind == RecordKind.STEP:
+            number = layout.STEP.unpack_from(record.payload)[0]
+            epoch, last = epoch + (number <= last), number
+        elif record.kind == RecordKind.WORK:
             amount, step = layout.WORK.unpack_from(record.payload)
-            unit = box.names.get(record.name, "")
-            if 0.0 < amount < 1e18 and len(amounts[unit][step]) < MOST_MICROBATCHES:
-                amounts[unit][step].append(amount)
+            found = amounts[unit := box.names.get(record.name, "")]
+            of_step = found[epoch + (step < last), step]  # the record of a step follows its work
+            if 0.0 < amount < 1e18 and len(of_step) < MOST_MICROBATCHES:
+                of_step.append(amount)
                 count[unit] += 1
     if not count:
         return {}

@@ -24,7 +24,7 @@ from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.replica_words import difference
 from rankwatch_diagnosis.run.replicas import judge_replicas
-from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
+from rankwatch_diagnosis.run.step_rows import Row, numbers_repeat, rows_by_rank
 from rankwatch_diagnosis.run.visibility import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -48,7 +48,7 @@ def summary_lines(directory: Path) -> list[str]:
     """The card of the run in a directory. Raises UserError where it holds none."""
     paths = find_run(directory).boxes
     boxes = read_boxes(paths, copied=None)
-    rows = rows_by_rank(boxes)
+    rows = rows_by_rank(boxes, by_place=numbers_repeat(boxes))
     parts = (("attempt", boxes.attempt), ("before", _before(boxes, paths[0].parent)), *_parts(boxes, rows))
     found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in parts if text)]
     return [_cut(printable(each)) for each in found[:MOST_LINES]]

@@ -84,6 +84,9 @@ STEP_FAILED = 1
 STEP_ON_DEVICE = 2
 """Flag of a step: records of its time on the device follow, up to its DEVICE_STEP. Never set on CPU, and in
 boxes that are older than this flag."""
+STEP_PLACE_BITS = 8
+"""Flags of a step are these low bits. Above them is its place among the steps of its process, from 1 on; 0 in
+older boxes. Numbers may begin again, as with each epoch, and places do not."""
 COLLECTIVE = struct.Struct("<QQIId")
 """Bytes of input, number in its group from 0 (sends and receives have their own numbers), group's name,
 flags, moment when a thread began to wait for it. The moment is 0 if the caller blocks, if no wait was seen
@@ -245,6 +248,11 @@ UNSEEN = 2
 def tag(kind: RecordKind, name: int) -> int:
     """Return the tag of a record of this kind with this name."""
     return (kind << NAME_BITS) | name
+
+
+def place(flags: int) -> int:
+    """Return the place of a step in its process by its flags, from 0 on; -1 in older boxes."""
+    return (flags >> STEP_PLACE_BITS) - 1
 
 
 def message(peer: int, *, received: bool) -> int:

@@ -75,6 +75,14 @@ def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program
     assert shares == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.parametrize("steps", [12, 3])
+@pytest.mark.parametrize("program", ["ddp", "one_f_one_b"])
+def test_numbers_of_epochs(tmp_path: Path, healthy: Healthy, program: str, steps: int) -> None:
+    """A loop that counts the steps of each epoch from 0 is judged as any other."""
+    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, 0.3), steps_of_epoch=steps)
+    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
+
+
 @pytest.mark.parametrize("step", [96, 99])
 def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A single long step is told with its rank, whether its phases were timed or not."""

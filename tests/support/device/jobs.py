@@ -20,7 +20,7 @@ from rankwatch_agent.training.totals import RankTotals
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import judge_straggler
-from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.run.step_rows import numbers_repeat, rows_by_rank
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from support.device.machine import Operation
 from support.device.model import Step
@@ -88,6 +88,8 @@ class Job:
     seed: int = 0
     pause: tuple[int, int, float] | None = None
     """Rank, step and seconds of a pause in one step of one rank."""
+    steps_of_epoch: int = 0
+    """After so many steps their numbers begin again; 0 for never."""
     reads_loss: bool = True
     """Whether the host reads the loss in each step, so that it never runs ahead by more than a step."""
 
@@ -131,7 +133,7 @@ class Result:
     def verdict(self) -> Verdict:
         """What `diagnose run` says about the boxes."""
         boxes = read_boxes(find_run(self.directory).boxes, copied=None)
-        found = judge_straggler(boxes, rows_by_rank(boxes))
+        found = judge_straggler(boxes, rows_by_rank(boxes, by_place=numbers_repeat(boxes)))
         assert found is not None
         return found
 
@@ -206,7 +208,7 @@ def _train(rank: Rank, step: Step, job: Job, warmed: Callable[[float], None]) ->
             warmed(rank.host.now)
         with run.phase("data_wait"):
             rank.host.spend(pace.loader_seconds)
-        with run.step():
+        with run.step(number % job.steps_of_epoch if job.steps_of_epoch else None):
             pace.batch()
             yield from step()
             if job.reads_loss:

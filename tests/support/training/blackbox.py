@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import RawRecord
 
 
 class Read(NamedTuple):
@@ -42,7 +43,7 @@ def box(directory: Path) -> Path:
 
 
 def read(path: Path) -> list[Read]:
-    """All records of a black box."""
+    """All records of a black box; steps without their places."""
     reader = Reader(path)
     try:
         return [
@@ -51,14 +52,21 @@ def read(path: Path) -> list[Read]:
                 reader.name(each.name),
                 each.start,
                 each.end,
-                _FORMS[RecordKind(each.kind)].unpack_from(each.payload)
-                if each.kind != RecordKind.PHASE
-                else (),
+                _payload(each),
             )
             for each in reader.poll().records()
         ]
     finally:
         reader.close()
+
+
+def _payload(record: RawRecord) -> tuple[float, ...]:
+    if record.kind == RecordKind.PHASE:
+        return ()
+    found = _FORMS[RecordKind(record.kind)].unpack_from(record.payload)
+    if record.kind == RecordKind.STEP:
+        return (found[0], found[1] & ((1 << layout.STEP_PLACE_BITS) - 1))
+    return found
 
 
 def of_kind(path: Path, kind: RecordKind) -> list[Read]:
