@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from rankwatch_alerts import AGENTS_UID, ON_CALL_UID, Alert, RuleConfig
+from rankwatch_alerts import AGENTS_UID, ON_CALL_UID, RuleConfig
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board, chosen, several
-from rankwatch_dashboards.firing import SILENCES, age_of, count_of, firing, named
-from rankwatch_dashboards.links import TO_NODE, TO_RUN, opens, to_runbook
+from rankwatch_dashboards.links import TO_NODE, opens
 from rankwatch_dashboards.panels import (
     CLUSTER,
     NODE,
     NONE,
     ORANGE,
+    OURS,
     RED,
     YELLOW,
-    Column,
     Drawing,
     Panel,
     Query,
+    alert_count,
     most,
     verdict,
 )
-from rankwatch_dashboards.words import CAUSES
 
 _ON_CALL = opens(ON_CALL_UID, "What is wrong now")
 _NO_AGENT = "no agent is scraped: see RankwatchTelemetryAbsent."
+_OF_TELEMETRY = f'{OURS}, alertname=~"RankwatchTelemetry.+"'
 _RATE = "[$__rate_interval]"
 
 
@@ -43,7 +43,7 @@ def agents(config: RuleConfig) -> dashboard.Dashboard:
         screen=FirstScreen(
             verdicts=_verdicts(config),
             main=_collectors(config),
-            views=(_ages(), _absent(config), _SLOWEST),
+            views=(_ages(), _ABSENT, _SLOWEST),
         ),
         rows=_ROWS,
         config=config,
@@ -59,7 +59,6 @@ def _missed() -> str:
 
 
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
-    absent = f"{CLUSTER}, {named((Alert.TELEMETRY_ABSENT,))}"
     records = f"sum(rate(rankwatch_blackbox_records_missed_total{{{NODE}}}{_RATE}))"
     return (
         verdict(
@@ -69,19 +68,17 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             no_data=_NO_AGENT,
             links=(_ON_CALL,),
         ),
-        verdict(
+        alert_count(
             "Telemetry absent",
-            "Alerts that agents, nodes or figures of runs are not seen. Above zero the other boards are "
-            "incomplete.",
-            count_of(firing(absent)),
-            steps=((1, RED),),
-            mappings=NONE,
-            no_data=_NO_AGENT,
-            links=(_ON_CALL,),
+            "Alerts of all clusters that agents, nodes or figures of runs are not seen. Above zero the other "
+            "boards are incomplete.",
+            _OF_TELEMETRY,
+            RED,
         ),
         verdict(
             "Collectors late",
-            "Collectors without success for so many intervals that RankwatchCollectorFailing follows.",
+            "Collectors without success for so many intervals that RankwatchTelemetryIncomplete (collector) "
+            "follows.",
             f"count({_missed()} > {config.collector_overdue_intervals:g}) or 0 * count({_missed()})",
             steps=((1, ORANGE),),
             mappings=NONE,
@@ -90,8 +87,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "Records missed",
-            "Share of the records of ranks that agents did not read in time. Red: RankwatchRecordsMissed, "
-            "and figures of steps are too low.",
+            "Share of the records of ranks that agents did not read in time. Red: "
+            "RankwatchTelemetryIncomplete (records_missed), and figures of steps are too low.",
             f"{records} / (sum(rate(rankwatch_blackbox_records_total{{{NODE}}}{_RATE})) + {records} > 0)",
             unit="percentunit",
             steps=((config.records_missed_share, RED),),
@@ -129,9 +126,9 @@ def _collectors(config: RuleConfig) -> Panel:
     return Panel(
         title="Collectors by missed intervals",
         reads_all_ranks=True,
-        description="Intervals since each collector last succeeded, of the 12 that are latest now. Green "
-        "is on time; red is RankwatchCollectorFailing, and the series of the collector are missing on all "
-        "boards. A click opens the node.",
+        description="Intervals since each collector last succeeded, of the 12 that are latest now. Green is "
+        "on time; red is RankwatchTelemetryIncomplete (collector), and the series of the collector are "
+        "missing on all boards. A click opens the node.",
         no_data=_NO_AGENT,
         unit="short",
         drawing=Drawing.STATES,
@@ -166,32 +163,15 @@ def _ages() -> Panel:
     )
 
 
-def _absent(config: RuleConfig) -> Panel:
-    labels = ("alertname", "reason", "node", "run")
-    return Panel(
-        title="What is not seen",
-        description="Alerts on telemetry, with what is absent as the reason, and since when. Treat figures "
-        "of that run or node as unknown until it is back.",
-        no_data="all telemetry arrives.",
-        unit="short",
-        drawing=Drawing.TABLE,
-        empty_when_healthy=True,
-        empty_text="All telemetry arrives.",
-        sorted_by=("-A",),
-        queries=(
-            Query(
-                expression=most(age_of(f"{CLUSTER}, {named(SILENCES)}", labels), 50),
-                legend="{{alertname}}",
-            ),
-        ),
-        columns=(
-            Column(name="alertname", title="Alert", width=190, link=to_runbook(config)),
-            Column(name="reason", title="What", words=CAUSES),
-            Column(name="node", title="Node", link=TO_NODE),
-            Column(name="run", title="Run", link=TO_RUN),
-            Column(name="A", title="Fires for", unit="s", width=80),
-        ),
-    )
+_ABSENT = Panel(
+    title="What is not seen",
+    description="Alerts on telemetry of all clusters, with what is absent as the reason, by the rules of "
+    "Grafana and its data sources. Treat figures of that run or node as unknown until it is back.",
+    no_data="all telemetry arrives, or this Grafana sees no rules: then On-call misses RankwatchWatchdog.",
+    unit="short",
+    drawing=Drawing.ALERT_LIST,
+    alerts=_OF_TELEMETRY,
+)
 
 
 _SLOWEST = Panel(
@@ -233,14 +213,14 @@ _INPUT = (
     _by_node(
         "Records missed by node",
         "Records that were overwritten before the agent read them, per second. Above zero: "
-        "RankwatchRecordsMissed; give the agent CPU time or ranks larger black boxes.",
+        "RankwatchTelemetryIncomplete (records_missed); give the agent CPU time or ranks larger black boxes.",
         f"sum by (cluster, node) (rate(rankwatch_blackbox_records_missed_total{{{NODE}}}{_RATE}))",
         "{{node}}",
     ),
     _by_node(
         "Black boxes left out, by node",
-        "Black boxes that agents could not follow, per second and reason: RankwatchBlackBoxesLeftOut. Their "
-        "ranks are missing on all boards.",
+        "Black boxes that agents could not follow, per second and reason: RankwatchTelemetryIncomplete "
+        "(black_boxes). Their ranks are missing on all boards.",
         f"sum by (cluster, node, reason) (rate(rankwatch_blackbox_faults_total{{{NODE}}}{_RATE}))",
         "{{node}} {{reason}}",
     ),
@@ -248,7 +228,8 @@ _INPUT = (
 _OUTPUT = (
     _by_node(
         "Runs of collectors by outcome",
-        "Runs of collectors per second and outcome. Failures that go on: RankwatchCollectorFailing.",
+        "Runs of collectors per second and outcome. Failures that go on: RankwatchTelemetryIncomplete "
+        "(collector).",
         f"sum by (cluster, node, collector, outcome) (rate(rankwatch_collector_runs_total{{{NODE}}}{_RATE}))",
         "{{node}} {{collector}} {{outcome}}",
     ),

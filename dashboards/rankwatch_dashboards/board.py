@@ -15,9 +15,21 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.drawing import build
-from rankwatch_dashboards.panels import DATASOURCE, RUN, Panel
+from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
+from rankwatch_alerts.rules import duration
+from rankwatch_dashboards.drawing import Builder, build
+from rankwatch_dashboards.firing import firing, named
+from rankwatch_dashboards.panels import (
+    CLUSTER,
+    DATASOURCE,
+    GREEN,
+    ON_ITS_NODES,
+    ORANGE,
+    PURPLE,
+    RED,
+    RUN,
+    Panel,
+)
 
 COLUMNS = 24
 VERDICTS, VERDICT_HEIGHT = 6, 3
@@ -38,6 +50,7 @@ class Row(NamedTuple):
 
 
 Rows = tuple[Row, ...]
+Placed = list[tuple[Builder, GridPos]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +101,8 @@ def board(
         .timezone("browser")
         .link(_links())
     )
-    for annotation in _events(events):
+    interval = config.scrape_interval_seconds
+    for annotation in _events(events, duration(4 * interval)):
         made.annotation(annotation)
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for variable in variables:
@@ -96,28 +110,26 @@ def board(
     top = 0
     if screen:
         for panel, place in screen.placed():
-            made.with_panel(build(replace(panel, span=place.w, height=place.h)).grid_pos(place))
+            made.with_panel(build(replace(panel, span=place.w, height=place.h), interval).grid_pos(place))
         top = SCREEN_HEIGHT
     for row in rows:
-        panels = tuple(_told(each, row.no_data) for each in row.panels(config))
-        top = _add_row(made, row.title, panels, top, closed=screen is not None)
+        panels = (_told(each, row.no_data) for each in row.panels(config))
+        placed = [(build(each, interval), place) for each, place in _flowing(panels, top + 1)]
+        top = _add_row(made, row.title, placed, top, closed=screen is not None)
     return made
 
 
-def _add_row(
-    made: dashboard.Dashboard, heading: str, panels: tuple[Panel, ...], top: int, *, closed: bool
-) -> int:
+def _add_row(made: dashboard.Dashboard, heading: str, placed: Placed, top: int, *, closed: bool) -> int:
     """A row at that height; returns where the next one begins: right below a closed one."""
     row = dashboard.Row(heading).grid_pos(GridPos(x=0, y=top, w=COLUMNS, h=1)).collapsed(closed)
-    placed = list(_flowing(panels, top + 1))
     if closed:
         for panel, place in placed:
-            row.with_panel(build(panel).grid_pos(place))
+            row.with_panel(panel.grid_pos(place))
         made.with_row(row)
         return top + 1
     made.with_row(row)
     for panel, place in placed:
-        made.with_panel(build(panel).grid_pos(place))
+        made.with_panel(panel.grid_pos(place))
     return max(place.y + place.h for _, place in placed)
 
 
@@ -181,18 +193,19 @@ def _links() -> dashboard.DashboardLink:
     )
 
 
-def _events(events: str) -> Iterator[dashboard.AnnotationQuery]:
+def _events(events: str, window: str) -> Iterator[dashboard.AnnotationQuery]:
     """What happened to the runs or nodes with these labels. Checkpoints of many runs would hide the rest."""
-    alerts = (
-        f'ALERTS{{alertname=~"Rankwatch.+", alertname!="RankwatchWatchdog", alertstate="firing", {events}}}'
-    )
-    yield _event("Alerts", "red", alerts, "{{alertname}}", "run {{run}} rank {{rank}} on {{node}}")
-    started = f"max by (cluster, run) (changes(rankwatch_run_attempt{{{events}}}[1m])) > 0"
-    yield _event("Attempts", "purple", started, "New attempt", "run {{run}}")
-    saved = f"max by (cluster, run) (changes(rankwatch_node_checkpoint_saved_step{{{events}}}[1m])) > 0"
-    yield _event("Checkpoints", "green", saved, "Checkpoint saved", "run {{run}}").enable("$run" in events)
+    alerts = firing(events)
+    if "$run" in events:
+        alerts += f" or {firing(f'{CLUSTER}, {named(HARDWARE_ALERTS)}')} {ON_ITS_NODES}"
+    text = "run {{run}} rank {{rank}} on {{node}}"
+    yield _event("Alerts", RED, alerts, "{{alertname}} {{reason}}", text)
+    started = f"max by (cluster, run) (changes(rankwatch_run_attempt{{{events}}}[{window}])) > 0"
+    yield _event("Attempts", PURPLE, started, "New attempt", "run {{run}}")
+    saved = f"max by (cluster, run) (changes(rankwatch_node_checkpoint_saved_step{{{events}}}[{window}])) > 0"
+    yield _event("Checkpoints", GREEN, saved, "Checkpoint saved", "run {{run}}").enable("$run" in events)
     incidents = f"max by (cluster, run, kind) (rankwatch_incident_open{{{events}}}) > 0"
-    yield _event("Incidents", "orange", incidents, "Incident: {{kind}}", "run {{run}}")
+    yield _event("Incidents", ORANGE, incidents, "Incident: {{kind}}", "run {{run}}")
 
 
 def _event(name: str, colour: str, expression: str, title: str, text: str) -> dashboard.AnnotationQuery:

@@ -24,31 +24,41 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from rankwatch_alerts.rules import duration
 from rankwatch_dashboards.panels import DATASOURCE, GREEN, NOW, RED, Column, Drawing, Mappings, Panel, Steps
 from rankwatch_dashboards.words import Words
 
 Builder = (
-    timeseries.Panel | stat.Panel | statetimeline.Panel | statushistory.Panel | bargauge.Panel | table.Panel
+    timeseries.Panel
+    | stat.Panel
+    | statetimeline.Panel
+    | statushistory.Panel
+    | bargauge.Panel
+    | table.Panel
+    | dashboard.Panel
 )
 
 TRANSPARENT = "transparent"
 _MOST_CELLS = 100
 """Of a row over time: Grafana draws none where they are narrower than two pixels."""
 
-_INTERVAL = "15s"
-_INTERVAL_OF_ALL_RANKS = "1m"
-"""Reading 16,000 ranks at each scrape would be slow, and no wider screen shows it."""
+_SECONDS_OF_ALL_RANKS = 60.0
+"""Least interval. Reading 16,000 ranks at each scrape would be slow, and no wider screen shows it."""
 
 _ROOM_FOR_VALUES = 8
 """Height from which on a legend is a table with values."""
 
 
-def build(panel: Panel) -> Builder:
-    """A fresh builder of the panel with everything Grafana leaves out by default."""
+def build(panel: Panel, interval_seconds: float) -> Builder:
+    """A fresh builder of the panel with everything Grafana leaves out by default.
+
+    `interval_seconds`: time between two scrapes, below which there is nothing to draw.
+    """
     builder = _drawn(panel)
     builder.title(panel.title).description(_description(panel)).unit(panel.unit)
     builder.datasource(DATASOURCE)
-    builder.interval(_INTERVAL_OF_ALL_RANKS if panel.reads_all_ranks else _INTERVAL)
+    least = _SECONDS_OF_ALL_RANKS if panel.reads_all_ranks else 0.0
+    builder.interval(duration(max(interval_seconds, least)))
     for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
         asked = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
         asked.ref_id(letter).datasource(DATASOURCE)
@@ -96,6 +106,8 @@ def _drawn(panel: Panel) -> Builder:
             return _bars(panel)
         case Drawing.TABLE:
             return _table(panel)
+        case Drawing.ALERT_LIST | Drawing.ALERT_COUNT:
+            return _alert_list(panel)
     return _lines(panel)
 
 
@@ -165,6 +177,34 @@ def _table(panel: Panel) -> table.Panel:
     for label in hidden:
         builder.override_by_name(label, _HIDDEN)
     return builder
+
+
+def _alert_list(panel: Panel) -> dashboard.Panel:
+    """Grafana's own list of alerts, which the SDK has no builder for."""
+    states = ("firing", "error", "recovering")
+    options = {
+        **_ALERT_LIST,
+        "viewMode": "list" if panel.drawing is Drawing.ALERT_LIST else "stat",
+        "alertInstanceLabelFilter": f"{{{panel.alerts}}}",
+        "stateFilter": {each: each in states for each in (*states, "pending", "noData", "normal")},
+        "statThresholds": _thresholds(panel.steps).build(),
+        "statValueMappings": [_mapping(panel.mappings)] if panel.mappings else [],
+    }
+    return dashboard.Panel().type("alertlist").options(options)
+
+
+_ALERT_LIST = {
+    "alertName": "",
+    "dashboardAlerts": False,
+    "datasource": "",
+    "groupBy": [],
+    "groupMode": "default",
+    "maxItems": 50,
+    "showInstances": True,
+    "sortOrder": 3,
+    "statColorMode": "background",
+}
+"""Of all data sources and of Grafana itself, what fires before what only waits."""
 
 
 _HIDDEN = [

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch_alerts import Alert
-from rankwatch_alerts.recording.hardware import RANK_OF_GPU
-from rankwatch_alerts.recording.learning import DATA_SKEW
-from rankwatch_alerts.recording.life import FAILED
-from rankwatch_alerts.recording.stragglers import STRAGGLER
-from rankwatch_dashboards.firing import firing
+from rankwatch_dashboards.firing import RANK_OF_GPU
 from rankwatch_dashboards.panels import CLUSTER, RANKS, RUN
-from rankwatch_dashboards.suspects import failed_checkpoints, first_non_finite
+from rankwatch_dashboards.suspects import (
+    DATA_SKEW,
+    FAILED,
+    STRAGGLER,
+    failed_checkpoints,
+    failing_checkpoints,
+    first_non_finite,
+)
 
 _RANK = "run, rank, node"
 
@@ -26,10 +28,9 @@ def _found() -> Iterator[str]:
     """A value becomes text by `count_values`; nothing else turns it into a label."""
     steps = f'count_values by ({_RANK}, name) ("step", {first_non_finite(RANKS)})'
     yield f'label_join({steps}, "evidence", " is not finite from step ", "name", "step")'
-    failed = firing(f'{RANKS}, alertname="{Alert.CHECKPOINT_FAILED}"')
     good = f"max by (cluster, run) (rankwatch_checkpoint_last_good_step{{{RUN}}})"
     good = f'count_values by (cluster, run) ("step", {good})'
-    joined = f"{failed} * on (cluster, run) group_left (step) {good}"
+    joined = f"{failing_checkpoints(RANKS)} * on (cluster, run) group_left (step) {good}"
     steps = f'label_join({joined}, "evidence", " fails, last good step ", "operation", "step")'
     yield f"{failed_checkpoints(RANKS, 'evidence')} or on ({_RANK}) {steps}"
     error = f"(rankwatch_gpu_xid_last_timestamp_seconds{{{CLUSTER}}} > time() - 3600)"

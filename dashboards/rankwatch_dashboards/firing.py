@@ -1,40 +1,55 @@
-"""What fires now: how many alerts, which ones, and for how long."""
+"""Alerts as series: which ones fire, for how long, and which run, rank and node suffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch_alerts import Alert
-from rankwatch_alerts.recording.held_back import HELD_BACK, SAME_ALERT
+from rankwatch_alerts import HARDWARE_ALERTS, Alert
 from rankwatch_dashboards.panels import CLUSTER
 
-_FIRING = 'alertname=~"Rankwatch.+", alertname!="RankwatchWatchdog", alertstate="firing"'
-STOPPED = (
-    *(Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED, Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING),
-    *(Alert.RANK_LOST, Alert.NODE_LOST),
-)
-"""A run with one of these makes no progress."""
-SILENCES = (
-    *(Alert.TELEMETRY_ABSENT, Alert.COLLECTOR_FAILING, Alert.RULES_FAILING),
-    *(Alert.BLACK_BOXES_LEFT_OUT, Alert.RECORDS_MISSED),
-)
-"""What other panels show may be old or incomplete."""
+_FIRING = 'alertname=~"Rankwatch.+", severity!="info", alertstate="firing"'
+RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
+_RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
 
 
-def firing(matchers: str = CLUSTER) -> str:
-    """The firing alerts with these labels."""
-    return f"ALERTS{{{_FIRING}, {matchers}}}"
+def selected(matchers: str) -> str:
+    """The selector. Rulers write ALERTS; Grafana, if it is set to, writes its state history beside it."""
+    return f'{{__name__=~"ALERTS|GRAFANA_ALERTS", {_FIRING}, {matchers}}}'
 
 
-def notified(matchers: str = CLUSTER) -> str:
-    """Those of them that Alertmanager notifies of: no other alert explains them."""
-    return f"({firing(matchers)} unless on ({SAME_ALERT}) {HELD_BACK}{{{CLUSTER}}})"
+def firing(matchers: str = CLUSTER, *, since: bool = False) -> str:
+    """The firing alerts with these labels; with `since`, when each began to hold: Grafana does not say."""
+    return _alike(_firing(matchers, since=since))
+
+
+def of_runs(matchers: str = CLUSTER, *, since: bool = False) -> str:
+    """Firing alerts, those on hardware with the run and the rank that use the GPU or the node."""
+    hardware = _firing(f"{matchers}, {named(HARDWARE_ALERTS)}", since=since)
+    rank = f"({RANK_OF_GPU}{{{CLUSTER}}} > bool 0)"
+    found = (
+        f"({hardware}) * on (cluster, node, gpu) group_left (run, rank) {rank}",
+        f"({hardware}) * on (cluster, node) group_left (run) ({_RUN_OF_NODE}{{{CLUSTER}}} > bool 0)",
+        _firing(matchers, since=since),
+    )
+    return _alike(" or ignoring (run, rank) ".join(found))
+
+
+def _firing(matchers: str, *, since: bool) -> str:
+    if since:
+        return f"ALERTS_FOR_STATE{{{matchers}}} and ignoring (alertstate) ALERTS{{{_FIRING}, {matchers}}}"
+    return selected(matchers)
+
+
+def _alike(alerts: str) -> str:
+    """Titles of Grafana's rules become names of alerts, and a cause becomes the reason."""
+    alike = f'label_replace({alerts}, "alertname", "$1", "alertname", "(Rankwatch[A-Za-z]+).*")'
+    return f'label_join({alike}, "reason", "", "reason", "cause")'
 
 
 def named(alerts: Iterable[Alert]) -> str:
-    """The matcher of these alerts."""
+    """The matcher of these alerts, also where titles of Grafana's rules say more after the name."""
     names = "|".join(each.removeprefix("Rankwatch") for each in alerts)
-    return f'alertname=~"Rankwatch({names})"'
+    return f'alertname=~"Rankwatch({names})( .+)?"'
 
 
 def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> str:
@@ -42,13 +57,6 @@ def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> 
     return f"count({series}) or 0 * count({known})"
 
 
-def once(matchers: str) -> str:
-    """The pages and tickets with these labels; what fires as both stands once, as a page."""
-    page, ticket = (notified(f'{matchers}, severity="{each}"') for each in ("critical", "warning"))
-    return f"({page} or on (cluster, alertname, run, rank, node, gpu) {ticket})"
-
-
-def age_of(matchers: str, labels: Iterable[str], fires: str = "") -> str:
-    """For how many seconds alerts with these labels hold, the oldest of them; `fires` limits them."""
-    since = f"ALERTS_FOR_STATE{{{matchers}}} and ignoring (alertstate) {fires or firing(matchers)}"
-    return f"time() - min by ({', '.join(('cluster', *labels))}) ({since})"
+def age_of(matchers: str, labels: Iterable[str]) -> str:
+    """For how many seconds alerts with these labels hold, the oldest of them."""
+    return f"time() - min by ({', '.join(('cluster', *labels))}) ({firing(matchers, since=True)})"

@@ -6,10 +6,11 @@ from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import FLEET_UID, HARDWARE_ALERTS, ON_CALL_UID, Alert, RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_dashboards.alert_table import READS
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board
-from rankwatch_dashboards.firing import named
+from rankwatch_dashboards.firing import named, selected
 from rankwatch_dashboards.links import TO_CHECKPOINTS, TO_NODE, TO_RUN, opens
-from rankwatch_dashboards.lost_time import lost_time, unproductive
+from rankwatch_dashboards.lost_time import LOST_SHARE, lost_time, unproductive
 from rankwatch_dashboards.panels import (
     CLUSTER,
     GREEN,
@@ -30,7 +31,7 @@ _LOST = unproductive(CLUSTER)
 _NO_ENDS = "no attempt has ended since the rules were loaded."
 _NO_TIME = "no run was seen for the window of goodput."
 _NO_PRICE = "no price is set: see the table of prices in docs/cost.md."
-_OFFENCES = named((*HARDWARE_ALERTS, Alert.NODE_LOST, Alert.STRAGGLER, Alert.RUN_STALLED))
+_OFFENCES = named((*HARDWARE_ALERTS, Alert.NODE_LOST, Alert.RUN_SLOW, Alert.RUN_STALLED))
 
 
 def fleet(config: RuleConfig) -> dashboard.Dashboard:
@@ -44,7 +45,7 @@ def fleet(config: RuleConfig) -> dashboard.Dashboard:
         screen=FirstScreen(
             verdicts=_verdicts(config),
             main=_runs(config),
-            views=(lost_time(config, _ON_CALL, _LOST_SHARE, _NO_TIME), _offenders(config), _BUDGETS),
+            views=(lost_time(config, _ON_CALL, LOST_SHARE, _NO_TIME), _offenders(config), _BUDGETS),
         ),
         rows=_ROWS,
         config=config,
@@ -64,8 +65,9 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Success, 28 days",
             "Share of attempts that ended well over the period of budgets, of the class of runs that is "
-            "lowest. Red: below the objective of classes that name none.",
-            f"min({_of('class:rankwatch_run_success_of_period:ratio')})",
+            "lowest. 100 %: none failed. Red: below the objective of classes that name none.",
+            f"bottomk(1, {_of('class:rankwatch_run_success_of_period:ratio')})",
+            beside="{{run_class}}",
             unit="percentunit",
             steps=_at_least(config.success_objectives[DEFAULT_CLASS]),
             no_data=_NO_ENDS,
@@ -73,9 +75,10 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "Goodput, 28 days",
-            "Share of the requested time that made progress that lasts, of the class of runs that is lowest: "
-            "one sum over another. Red: below the objective.",
-            f"min({_of('class:rankwatch_goodput_of_period:ratio')})",
+            "Share of the requested time of ranks that made progress that lasts, of the class of runs that "
+            "is lowest: one sum over another. 100 %: all of it. Red: below the objective.",
+            f"bottomk(1, {_of('class:rankwatch_goodput_of_period:ratio')})",
+            beside="{{run_class}}",
             unit="percentunit",
             steps=_at_least(config.goodput_objectives[DEFAULT_CLASS]),
             no_data=_NO_TIME,
@@ -92,7 +95,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Rank-hours lost, last hour",
             "Time of the ranks of all runs that made no progress in the last hour. What it was lost to "
             "stands below.",
-            f"sum({'run_state:rankwatch_goodput_ranks:mean'}{{{_LOST}}})",
+            f"sum(run_state:rankwatch_goodput_rank_hours:sum{{{_LOST}}})",
             unit="h",
             steps=((1, ORANGE),),
             decimals=1,
@@ -104,7 +107,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "What all runs are charged in an hour now, by currency.",
             f"sum by (currency) ({_of('run:rankwatch_cost_per_hour:sum')})",
             decimals=2,
-            money=True,
+            beside="{{currency}}",
             no_data=_NO_PRICE,
             links=(_ON_CALL,),
         ),
@@ -114,7 +117,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "data. By currency.",
             f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{_LOST}}})",
             decimals=2,
-            money=True,
+            beside="{{currency}}",
             steps=((0.01, ORANGE),),
             no_data=_NO_PRICE,
             links=(_ON_CALL,),
@@ -136,8 +139,8 @@ def _runs(config: RuleConfig) -> Panel:
     return Panel(
         title="Runs",
         description="The 50 runs with the most ranks now. Red goodput misses the objective; a margin below "
-        "zero ends after the deadline (RankwatchRunBehindPlan); a forecast above 100 % passes the budget "
-        "(RankwatchForecastOverBudget). A click opens the run.",
+        "zero ends after the deadline (RankwatchRunLate: behind_plan); a forecast above 100 % passes the "
+        "budget (RankwatchOverBudget). A click opens the run.",
         no_data="no run was seen for the window of goodput.",
         unit="short",
         drawing=Drawing.TABLE,
@@ -169,25 +172,18 @@ def _runs(config: RuleConfig) -> Panel:
     )
 
 
-_LOST_SHARE = (
-    f"sum by (state) (run_state:rankwatch_goodput_ranks:mean{{{_LOST}}}) "
-    f"/ on () group_left () sum({_of('run:rankwatch_goodput_requested_ranks:mean')})"
-)
-"""Sums over all runs, divided last."""
-
-
 def _offenders(config: RuleConfig) -> Panel:
-    alerts = f'ALERTS{{alertstate="firing", node!="", {_OFFENCES}, {CLUSTER}}}'
+    alerts = selected(f'node!="", {_OFFENCES}, {CLUSTER}')
     hours = f"{config.scrape_interval_seconds:g} / 3600"
     return Panel(
         title="Nodes that fail again",
         description="Nodes with the most hours of alerts on hardware, stalls and stragglers in the time "
-        "shown; choose a month. Few nodes cause most exclusions: take them out and test them.",
-        no_data="no node was named by an alert in the time shown.",
+        "shown; choose a month. Few nodes cause most exclusions: take them out and test them. " + READS,
+        no_data="no node was named by an alert in the time shown, or alerts are no series here.",
         unit="short",
         drawing=Drawing.TABLE,
         empty_when_healthy=True,
-        empty_text="No node failed.",
+        empty_text="No alert series of a node.",
         sorted_by=("-A",),
         queries=(
             Query(

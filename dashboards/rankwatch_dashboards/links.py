@@ -35,22 +35,18 @@ class Link:
         return dashboard.DashboardLink(self.title).url(url).target_blank(self.new_tab)
 
 
-def opens(uid: str, title: str, *labels: str, **columns: str) -> Link:
+def opens(uid: str, title: str, *labels: str) -> Link:
     """A board that opens on the values of these labels; without labels, on what this board shows.
 
-    `columns` are labels whose value is in another column. The cluster is the one that this board shows: not
-    all series have that label.
+    The cluster is the one that this board shows: not all series have that label.
     """
-    values = {**{each: each for each in labels}, **columns}
-    chosen = "&".join(("${cluster:queryparam}", *(f"var-{each}={{{at}}}" for each, at in values.items())))
-    chosen = chosen if values else "${__all_variables}"
-    return Link(title=title, url=f"/d/{uid}?{chosen}&${{__url_time_range}}", labels=tuple(values.values()))
+    chosen = "&".join(("${cluster:queryparam}", *(f"var-{each}={{{each}}}" for each in labels)))
+    chosen = chosen if labels else "${__all_variables}"
+    return Link(title=title, url=f"/d/{uid}?{chosen}&${{__url_time_range}}", labels=labels)
 
 
 TO_RUN = opens(RUN_DEBUG_UID, "Debug this run", "run")
 TO_RANK = opens(RUN_DEBUG_UID, "Debug this rank", "run", "rank")
-TO_BLAMED_RANK = opens(RUN_DEBUG_UID, "Debug this rank", "run", rank="blamed_rank")
-TO_BLAMED_NODE = opens(HARDWARE_UID, "Hardware of this node", node="blamed_node")
 TO_CHECKPOINTS = opens(CHECKPOINTS_GOODPUT_UID, "Checkpoints and goodput of this run", "run")
 TO_NODE = opens(HARDWARE_UID, "Hardware of this node", "node")
 TO_GPU = opens(HARDWARE_UID, "Hardware of this gpu", "node", "gpu")

@@ -6,7 +6,7 @@ from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_dashboards.links import Link
-from rankwatch_dashboards.panels import RED, RUN, Drawing, Panel, Query, Steps
+from rankwatch_dashboards.panels import CLUSTER, RED, RUN, Drawing, Panel, Query, Steps
 from rankwatch_dashboards.words import STATES
 
 _LEAST = 0.001
@@ -17,6 +17,13 @@ NO_TIME = "agents have not yet seen the run for the window of goodput."
 def unproductive(matchers: str) -> str:
     """Matchers of time that made no progress."""
     return f'{matchers}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
+
+
+LOST_SHARE = (
+    f"sum by (state) (run_state:rankwatch_goodput_ranks:mean{{{unproductive(CLUSTER)}}}) "
+    f"/ on () group_left () sum(run:rankwatch_goodput_requested_ranks:mean{{{CLUSTER}}})"
+)
+"""Of all runs, by state: sums over them, divided last."""
 
 
 def too_much(config: RuleConfig) -> Steps:

@@ -27,7 +27,8 @@ MOST_SERIES = 20
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-GREEN, YELLOW, ORANGE, RED, BLUE, GRAY = "green", "yellow", "orange", "red", "blue", "text"
+GREEN, YELLOW, ORANGE, RED, PURPLE = "#009e73", "#f5ea61", "#d98200", "#c4162a", "#cc79a7"
+"""Told apart with any colour vision, which Grafana's own are not. The state stands beside them as text."""
 
 
 class Drawing(StrEnum):
@@ -49,6 +50,10 @@ class Drawing(StrEnum):
     """One bar per series, with its present value."""
     TABLE = "table"
     """One row per series, with its present values. All queries have the same labels."""
+    ALERT_LIST = "alert list"
+    """What fires by the rules of Grafana and of all its data sources; asks no query."""
+    ALERT_COUNT = "alert count"
+    """How many of them."""
 
 
 NOW = frozenset({Drawing.NUMBER, Drawing.NAME, Drawing.NAMED_NUMBER, Drawing.BARS, Drawing.TABLE})
@@ -59,7 +64,7 @@ Steps = tuple[tuple[float, str], ...]
 Mappings = tuple[tuple[str, str, str], ...]
 """A value, the text shown in its place (empty: the value), and its colour."""
 
-SEVERITIES: Mappings = (("critical", "page", RED), ("warning", "ticket", ORANGE), ("info", "info", BLUE))
+SEVERITIES: Mappings = (("critical", "▲ page", RED), ("warning", "◆ ticket", ORANGE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +107,9 @@ class Panel:
     description: str
     unit: str
     """Grafana's unit id: s, bytes, Bps, percentunit, short, ..."""
-    queries: tuple[Query, ...]
+    queries: tuple[Query, ...] = ()
+    alerts: str = ""
+    """Matchers of the alerts that a list of alerts shows."""
     no_data: str = ""
     """What it means that nothing is drawn; ends the description."""
     drawing: Drawing = Drawing.LINES
@@ -146,8 +153,27 @@ def highest(selector: str, series: int = MOST_SERIES) -> str:
     return f"topk({series}, {selector} and topk({series}, max_over_time({selector}[$__range] @ end())))"
 
 
-NONE: Mappings = (("0", "none", GREEN),)
+NONE: Mappings = (("0", "✓ none", GREEN),)
 """A count where none is good."""
+
+
+OURS = 'product="rankwatch"'
+"""Matcher of our alerts in lists of Grafana, which hold those of all teams."""
+
+
+def alert_count(title: str, description: str, alerts: str, colour: str) -> Panel:
+    """How many alerts with these labels fire by Grafana's own list: its own alerts may be no series."""
+    return Panel(
+        title=title,
+        description=f"{description} By the rules of Grafana and of its data sources, held back or not; older "
+        "releases of Grafana count rules and have no colours here.",
+        no_data="this Grafana sees no rules, alerts may fire unseen: On-call misses RankwatchWatchdog, too.",
+        unit="short",
+        drawing=Drawing.ALERT_COUNT,
+        alerts=alerts,
+        steps=((1, colour),),
+        mappings=NONE,
+    )
 
 
 def verdict(
@@ -162,23 +188,23 @@ def verdict(
     words: Words | None = None,
     decimals: int | None = None,
     name: str = "",
-    money: bool = False,
+    beside: str = "",
     empty: str = "",
     links: tuple[Link, ...] = (),
 ) -> Panel:
     """A number or a word on the colour that judges it. With `name`, the names of its series in words.
 
-    Money stands beside its currency, each currency for itself.
+    `beside` is what stands beside each number, as the currency does beside money.
     `empty` is shown where no series is good news.
     """
-    drawing = Drawing.NAME if name else Drawing.NAMED_NUMBER if money else Drawing.NUMBER
+    drawing = Drawing.NAME if name else Drawing.NAMED_NUMBER if beside else Drawing.NUMBER
     return Panel(
         title=title,
         description=description,
         no_data=no_data,
         unit=unit,
         drawing=drawing,
-        queries=(Query(expression=expression, legend=name or ("{{currency}}" if money else title)),),
+        queries=(Query(expression=expression, legend=name or beside or title),),
         steps=steps,
         mappings=mappings,
         words=words or {},

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind
-from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.catalogue import SLIS, Sli
+from rankwatch.conventions import METRICS, Kind
+from rankwatch_alerts import RuleConfig, alert_rules, recording_rules
+from rankwatch_alerts.catalogue import Sli, slis
 from rankwatch_alerts.objectives import DEFAULT_CLASS
-from rankwatch_alerts.rules import AlertRule, RecordingRule, duration
+from rankwatch_alerts.rules import duration
 from rankwatch_dashboards import all_panels, dashboards
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 _SERIES: Mapping[str, str] = {
     **{each.name: each.name for each in METRICS},
-    **{each.name: each.name for each in RECORDED_SERIES},
+    **{each.record: each.record for each in recording_rules(RuleConfig())},
     **{
         each.name + suffix: each.name
         for each in METRICS
@@ -49,17 +49,14 @@ def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
 
 
 def sources_by_alert(config: RuleConfig) -> Mapping[str, set[str]]:
-    """Alert -> every series that its rules depend on, also through recording rules."""
+    """Alert, and `alert/reason` -> every series that its rules depend on, also through recording rules."""
     sources: dict[str, set[str]] = {}
-    for group in recording_groups(config):
-        for rule in group.rules:
-            if isinstance(rule, RecordingRule):
-                sources.setdefault(rule.record, set()).update(named_in(rule.expression))
+    for rule in recording_rules(config):
+        sources.setdefault(rule.record, set()).update(named_in(rule.expression))
     found: dict[str, set[str]] = {}
-    for group in alert_groups(config):
-        for rule in group.rules:
-            if isinstance(rule, AlertRule):
-                found.setdefault(rule.alert, set()).update(_closure(named_in(rule.expression), sources))
+    for alert in alert_rules(config):
+        for name in {alert.alert, *(f"{alert.alert}/{reason}" for reason in alert.reasons)}:
+            found.setdefault(name, set()).update(_closure(named_in(alert.expression), sources))
     return found
 
 
@@ -67,17 +64,17 @@ def slis_reference(config: RuleConfig) -> Iterator[str]:
     """The page, below its title, in Markdown."""
     shown = panels_by_series(config)
     yield _HEAD
-    for part, slis in SLIS.items():
+    for part, listed in slis().items():
         yield from (
             f"## {part}",
             "",
             "| indicator | question | figure | window | unit | good | objective | owner |",
         )
         yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-        yield from (_measured(config, each) for each in slis)
+        yield from (_measured(config, each) for each in listed)
         yield from ("", "| indicator | series | alerts | tells its absence | panels |")
         yield "| --- | --- | --- | --- | --- |"
-        yield from (_judged(each, shown) for each in slis)
+        yield from (_judged(each, shown) for each in listed)
         yield ""
 
 

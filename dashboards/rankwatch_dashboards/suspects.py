@@ -1,24 +1,43 @@
-"""Ranks that rules suspect now, each with its cause in words."""
+"""Ranks that rules suspect now, and nodes with a broken part, each with its cause."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch_alerts import HARDWARE_ALERTS, Alert
-from rankwatch_alerts.recording.learning import FIRST_NON_FINITE
-from rankwatch_alerts.recording.life import FAILED
-from rankwatch_dashboards.firing import firing, named
+from rankwatch_alerts import HARDWARE_ALERTS, Alert, RuleConfig
+from rankwatch_dashboards.firing import RANK_OF_GPU, firing, named
+from rankwatch_dashboards.panels import CLUSTER
+
+STRAGGLER = "rank:rankwatch_straggler:slowdown"
+DATA_SKEW = "rank:rankwatch_data_skew:ratio"
+FAILED = "run:rankwatch_run_failed_timestamp_seconds:max"
+RANK = "cluster, run, rank, node"
 
 
-def suspects(matchers: str) -> str:
-    """Series with the labels run, rank, node and cause, also before their alert fires."""
-    of_hardware = firing(f'{matchers}, rank!="", {named(HARDWARE_ALERTS)}')
-    others = firing(f'{matchers}, rank!=""')
-    found = (*_recorded(matchers), f'label_join({of_hardware}, "cause", "", "alertname")')
+def suspects(matchers: str, *, ranks_only: bool = False) -> str:
+    """Series with the labels run, rank, node and cause, also before their alert fires.
+
+    A node whose link or host is at fault has no rank, and is left out with `ranks_only`.
+    """
+    on_nodes = f"group by (cluster, run, node) (rankwatch_rank_info{{{matchers}}})"
+    of_nodes = "" if ranks_only else f" or {_of_parts('cluster, node', on_nodes)}"
+    others = _as_cause(firing(f'{matchers}, rank!=""'))
     return (
-        f"group by (cluster, run, rank, node, cause) ({' or '.join(found)} "
-        f'or on (cluster, run, rank, node) label_join({others}, "cause", "", "alertname"))'
+        f"group by ({RANK}, cause) ({' or '.join(_recorded(matchers))} "
+        f"or {_of_parts('cluster, node, gpu', f'{RANK_OF_GPU}{{{matchers}}}')}{of_nodes} "
+        f"or on ({RANK}) {others})"
     )
+
+
+def _as_cause(alerts: str) -> str:
+    return f'label_join({alerts}, "cause", " ", "alertname", "reason")'
+
+
+def _of_parts(part: str, users: str) -> str:
+    """Who uses the part of a node that an alert is on."""
+    gpu = "!=" if "gpu" in part else "="
+    broken = _as_cause(firing(f'{CLUSTER}, gpu{gpu}"", {named(HARDWARE_ALERTS)}'))
+    return f"{users} * on ({part}) group_left (cause) topk by ({part}) (1, {broken})"
 
 
 def first_non_finite(matchers: str) -> str:
@@ -26,21 +45,29 @@ def first_non_finite(matchers: str) -> str:
 
     A gradient norm is that of all ranks: the loss says whose it was.
     """
-    of_loss, all_of_them = (f"{FIRST_NON_FINITE}{{{matchers}{name}}}" for name in (', name="loss"', ""))
+    first = "rank:rankwatch_scalar_first_nonfinite_step:first"
+    of_loss, all_of_them = (f"{first}{{{matchers}{name}}}" for name in (', name="loss"', ""))
     return f"({of_loss} or {all_of_them} unless on (cluster, run) {of_loss})"
 
 
+def failing_checkpoints(matchers: str) -> str:
+    """Firing alerts on checkpoints that fail."""
+    return firing(f'{matchers}, {named((Alert.CHECKPOINT_AT_RISK,))}, reason="failed"')
+
+
 def failed_checkpoints(matchers: str, label: str) -> str:
-    """Firing alerts on checkpoints that fail, where the error is known: it stands in `label`."""
-    of_operation = "cluster, run, rank, node, operation"
-    fires = firing(f'{matchers}, alertname="{Alert.CHECKPOINT_FAILED}"')
-    known = f"topk by ({of_operation}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
-    joined = f"{fires} * on ({of_operation}) group_left (exception, message) {known}"
+    """Those of them of which the error is known: it stands in `label`."""
+    known = f"topk by ({RANK}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
+    joined = f"{failing_checkpoints(matchers)} * on ({RANK}) group_left (exception, message) {known}"
     error = f'label_join({joined}, "{label}", ": ", "exception", "message")'
     # Without a number that its words repeat; as a cause also without the name of a file.
     end = "(?:: (?:['/].*)?)?" if label == "cause" else "(?:: )?"
     shown = rf"(?:: )?(?:([A-Za-z_.]+: )\\[Errno [0-9]+\\] )?(.+?){end}"
     return f'label_replace({error}, "{label}", "$1$2", "{label}", "{shown}")'
+
+
+_COSTLY = 1 - 1 / RuleConfig().straggler_critical_slowdown
+"""Share of its run's time from which a slow rank is worth a place among suspects."""
 
 
 def _recorded(matchers: str) -> Iterable[str]:
@@ -52,23 +79,23 @@ def _recorded(matchers: str) -> Iterable[str]:
     def because(cause: str, series: str) -> str:
         return f'label_replace({series}, "cause", "{cause}", "", "")'
 
-    slow = of("rank:rankwatch_straggler_costly:slowdown")
-    of_rank = "cluster, run, rank, node"
-    grown = f"topk by ({of_rank}) (1, {of('rank_phase:rankwatch_step_local_seconds:excess_share')})"
+    share = f'run_cause:rankwatch_slow:share{{{matchers}, cause="slow_rank"}}'
+    slow = f"(max by ({RANK}) ({share}) > {_COSTLY:.4g})"
+    grown = f"topk by ({RANK}) (1, {of('rank_phase:rankwatch_step_local_seconds:excess_share')})"
     yield f'label_join({of("rank:rankwatch_stall_root_cause:bool")}, "cause", "", "reason")'
     yield because("lost", of("rank:rankwatch_rank_lost:waited_seconds"))
     yield (
-        f'(label_replace({slow} * on ({of_rank}) group_left (phase) {grown}, "cause", "slow: $1", '
+        f'(label_replace({slow} * on ({RANK}) group_left (phase) {grown}, "cause", "slow: $1", '
         f'"phase", "(.+)") or ignoring (cause, phase) {because("slow", slow)})'
     )
     yield failed_checkpoints(matchers, "cause")
     yield because("first NaN or infinity", first_non_finite(matchers))
     yield because("replica differs", of("rank:rankwatch_replica_differs:step"))
-    yield because("data differs", of("rank:rankwatch_data_skew:ratio"))
+    yield because("data differs", of(DATA_SKEW))
     failed = f'{FAILED}{{{matchers}, rank!=""}}'
     ended = f'rankwatch_run_attempt_end_timestamp_seconds{{{matchers}, rank!="", message!=""}}'
-    ended = f"{ended} and on ({of_rank}) {failed}"
+    ended = f"{ended} and on ({RANK}) {failed}"
     yield (
         f'(label_join({ended}, "cause", ": ", "exception", "message") '
-        f'or on ({of_rank}) label_join({failed}, "cause", " ", "kind", "exception"))'
+        f'or on ({RANK}) label_join({failed}, "cause", " ", "kind", "exception"))'
     )

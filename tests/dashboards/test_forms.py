@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.alerting import Rule
 
 from rankwatch.errors import SettingError
-from rankwatch_alerts import RuleConfig, load_config, write_rules
+from rankwatch_alerts import RuleConfig, alertmanager_config, load_config, write_rules
+from rankwatch_alerts.alertmanager import fragments
 from rankwatch_dashboards import write_dashboards
 from rankwatch_dashboards.forms import write_forms
+from rankwatch_dashboards.forms.alertmanager_config import alertmanager_config_object, whole_text
 from rankwatch_dashboards.forms.grafana_alerts import grafana_alerts, rule_model
 from rankwatch_dashboards.forms.kubernetes import MOST_BYTES, prometheus_rules
-from support.servers.prometheus import require
+from support.servers.notified import web_server
+from support.servers.prometheus import alertmanager, poll, post_json, require
 
 CONFIG = RuleConfig(prometheus_rule_labels={"release": "monitoring"})
 
@@ -103,10 +107,8 @@ def test_every_alert_is_one_of_grafana(made: Path) -> None:
         assert (asked["model"]["instant"], asked["datasourceUid"]) == (True, "rankwatch")
         assert (found["condition"], present["refId"], present["model"]["type"]) == ("B", "B", "math")
         assert (found["for"], found["keepFiringFor"]) == (source["for"], source["keep_firing_for"])
-        assert found["labels"]["severity"] == source["labels"]["severity"]
-        assert found["labels"]["alert"] == source["alert"]
-        for link in ("runbook_url", "dashboard_url"):
-            assert found["annotations"][link] == source["annotations"][link]
+        assert found["labels"] == {**source["labels"], "alert": source["alert"]}
+        assert found["annotations"].keys() == source["annotations"].keys()
     for name in ("title", "uid"):
         assert max(Counter(each[name] for each in rules).values()) == 1
     assert all(len(each["uid"]) <= 40 for each in rules)
@@ -156,3 +158,80 @@ def test_wrong_setting(line: str, tmp_path: Path) -> None:
     file.write_text(line)
     with pytest.raises(SettingError, match=f"could not use {line.split()[0]}"):
         load_config(file)
+
+
+FULL = replace(
+    CONFIG,
+    slack_api_url_file="/secrets/slack",
+    slack_channels={"page": "#on-call"},
+    pagerduty_routing_key_files={"page": "/secrets/pagerduty"},
+    email_to={"ticket": "gpu@example.com"},
+    contact_email_domains=("example.com",),
+)
+
+
+def test_alertmanager_config() -> None:
+    """Route for route and matcher for matcher what Alertmanager reads, with secrets from the Secret."""
+    made, plain = alertmanager_config_object(FULL), fragments(FULL)
+    assert made["kind"] == "AlertmanagerConfig"
+    spec = made["spec"]
+    assert _words(spec["inhibitRules"]) == _words(plain["inhibit_rules"])
+    assert _words(spec["route"]) == _words(plain["routes"][0])
+    assert [each["name"] for each in spec["receivers"]] == [each["name"] for each in plain["receivers"]]
+    page = next(each for each in spec["receivers"] if each["name"] == "rankwatch-page")
+    assert page["slackConfigs"][0]["apiURL"] == {"name": "rankwatch-notifications", "key": "slack"}
+    key = page["pagerdutyConfigs"][0]["routingKey"]
+    assert key == {"name": "rankwatch-notifications", "key": "pagerduty"}
+    (hours,) = spec["muteTimeIntervals"]
+    assert hours["timeIntervals"][0]["times"] == [{"startTime": "08:00", "endTime": "18:00"}]
+
+
+def _words(part: Any) -> list[str]:
+    """All values, in order, with matchers as Alertmanager writes them."""
+    match part:
+        case {"matchType": kind, "name": name, "value": value}:
+            return [f'{name}{kind}"{value}"']
+        case dict() | list():
+            values = part.values() if isinstance(part, dict) else part
+            return [word for each in values for word in _words(each)]
+        case _:
+            return [str(part)]
+
+
+def test_alertmanager_config_elsewhere() -> None:
+    """The object knows no time zone: tickets go out at all hours rather than at wrong ones."""
+    made = json.dumps(alertmanager_config_object(replace(FULL, ticket_time_zone="Europe/Berlin")))
+    assert "activeTimeIntervals" not in made and "muteTimeIntervals" not in made
+
+
+@pytest.mark.process
+def test_whole_texts(tmp_path: Path) -> None:
+    """The texts in the object, which can bring no file of templates, say what the templates say."""
+    alert = {
+        "labels": {"alertname": "RankwatchRunSlow", "product": "rankwatch", "severity": "critical",
+                   "run": "r", "cluster": "c", "rank": "3", "cause": "slow_rank"},
+        "annotations": {"description": "a < b", "causes": "x 3%", "runbook_url": "https://wiki.test/r"},
+        "startsAt": "2026-11-23T09:30:00Z",
+    }  # fmt: skip
+    config = replace(FULL, pagerduty_routing_key_files={}, email_to={}, contact_email_domains=())
+    plain = alertmanager_config(config)
+    whole = json.loads(json.dumps(plain))
+    for receiver in whole["receivers"]:
+        for slack in receiver.get("slack_configs", ()):
+            slack |= {name: whole_text(text, config) for name, text in slack.items() if isinstance(text, str)}
+    assert 'template "' not in json.dumps(whole)
+    assert _sent(plain, alert, tmp_path / "plain") == _sent(whole, alert, tmp_path / "whole")
+
+
+def _sent(config: dict[str, Any], alert: dict[str, Any], folder: Path) -> Any:
+    """What Slack gets."""
+    folder.mkdir()
+    with web_server() as (url, posted):
+        (folder / "slack").write_text(f"{url}/slack")
+        for receiver in config["receivers"]:
+            for slack in receiver.get("slack_configs", ()):
+                slack["api_url_file"] = str(folder / "slack")
+        config["route"]["routes"][0]["group_wait"] = "1s"
+        with alertmanager(config, folder) as base:
+            post_json(f"{base}/api/v2/alerts", [alert])
+            return poll(lambda: posted.get("/slack"), 60, "the notification")

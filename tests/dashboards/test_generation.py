@@ -17,7 +17,7 @@ from rankwatch_alerts import (
     ON_CALL_UID,
     RUN_DEBUG_UID,
     RuleConfig,
-    alert_groups,
+    alert_rules,
 )
 from rankwatch_dashboards import write_dashboards
 from rankwatch_dashboards.__main__ import main
@@ -83,12 +83,10 @@ def test_wrong_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_alerts_link_to_the_dashboard() -> None:
     """The uid in every dashboard_url is that of a generated file."""
-    for group in alert_groups(RuleConfig()):
-        for rule in group.rules:
-            annotations = rule.as_dict()["annotations"]
-            assert isinstance(annotations, dict)
-            uid = str(annotations["dashboard_url"]).split("/d/")[1].split("?")[0]
-            assert (GENERATED / f"{uid}.json").exists()
+    for rule in alert_rules(RuleConfig(dashboard_base_url="https://grafana.test")):
+        uid = rule.annotations["dashboard_url"].split("/d/")[1].split("?")[0]
+        assert uid == rule.dashboard
+        assert (GENERATED / f"{uid}.json").exists()
 
 
 def test_tracker_is_one_click_away() -> None:

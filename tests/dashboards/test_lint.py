@@ -68,7 +68,7 @@ def test_links() -> None:
     uids = frozenset(each["uid"] for each in boards)
     assert [violation for each in boards for violation in links(each, uids)] == []
     (row,) = [each for each in boards if each["uid"] == ON_CALL_UID]
-    table = next(each for each in drawn(row) if each["title"] == "What is wrong now")
+    table = next(each for each in drawn(row) if each["title"] == "What is wrong now, and the other runs")
     urls = {
         each["matcher"]["options"]: link["url"]
         for each in table["fieldConfig"]["overrides"]
@@ -76,8 +76,8 @@ def test_links() -> None:
         if one["id"] == "links"
         for link in one["value"]
     }
-    assert "var-run=${__data.fields.run}&var-rank=${__data.fields.blamed_rank}" in urls["blamed_rank"]
-    assert urls["blamed_node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
+    assert "var-run=${__data.fields.run}&var-rank=${__data.fields.rank}" in urls["rank"]
+    assert urls["node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
     assert urls["alertname"].endswith("/${__data.fields.alertname}")
 
 
@@ -95,7 +95,7 @@ def test_links() -> None:
 def test_wrong_first_screen(change: Callable[[dict[str, Any]], None], message: str) -> None:
     """A person on call would have to search, or would see what is over."""
     (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]
-    change(board["panels"][0])
+    change(board["panels"][2])
     uids = frozenset({ON_CALL_UID})
     found = [*first_screen(board), *links(board, uids), *check_dashboard(board)]
     assert any(message in violation.message for violation in found)
@@ -109,9 +109,17 @@ def test_first_screen_of_many_ranks() -> None:
     assert any("is read at each scrape" in violation.message for violation in first_screen(board))
 
 
+def test_interval_follows_the_setting() -> None:
+    """Between two scrapes is nothing to draw, and less than four of them are no window."""
+    for board in dashboards(RuleConfig(scrape_interval_seconds=60.0, step_window_seconds=240.0)):
+        assert {each["interval"] for each in drawn(board)} == {"1m"}
+        for event in board["annotations"]["list"]:
+            assert "[1m]" not in event["expr"]
+
+
 def test_closed_rows() -> None:
     """Panels inside a closed row that lie on top of each other are found."""
-    (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]
+    board = _run_debug(RuleConfig())
     row = next(each for each in board["panels"] if len(each.get("panels", ())) > 1)
     row["panels"][1]["gridPos"] = row["panels"][0]["gridPos"]
     assert any("overlap" in violation.message for violation in check_dashboard(board))
@@ -137,6 +145,7 @@ def test_thresholds_are_those_of_the_rules() -> None:
         (_sets_in_panel("type", "graph"), "type graph is gone since Grafana 12"),
         (_sets_in_panel("description", "Steps."), "no description that says what is bad"),
         (_sets_in_panel("title", ""), "no title"),
+        (_sets_in_panel("description", "Above the line: RankwatchGone."), "RankwatchGone is no alert"),
         (_sets_in_panel("targets", []), "no query"),
         (_sets_in_panel("fieldConfig", {"defaults": {}}), "no unit"),
         (_sets_in_panel("datasource", {"uid": "P123"}), "not the data source variable"),

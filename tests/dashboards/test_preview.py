@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from grafana_foundation_sdk.builders import (
-    barchart,
     bargauge,
     common,
     dashboard,
@@ -18,7 +17,6 @@ from grafana_foundation_sdk.builders import (
     statetimeline,
     statushistory,
     table,
-    text,
     timeseries,
 )
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -150,20 +148,18 @@ def test_table_columns_after_transformations() -> None:
         table.Panel()
         .with_target(query("slow").format("table").instant())
         .with_target(query("cost", letter="B").format("table").instant())
-        .with_transformation(DataTransformerConfig(id_val="joinByField", options={"byField": "rank"}))
+        .with_transformation(DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(
             DataTransformerConfig(
                 id_val="organize",
                 options={
-                    "excludeByName": {"Time": True, "Time 2": True},
+                    "excludeByName": {"Time": True},
                     "indexByName": {"node": 0, "rank": 1, "Value #A": 2, "Value #B": 3},
                     "renameByName": {"rank": "Rank", "Value #A": "Slowdown", "Value #B": "Cost"},
                 },
             )
         )
-        .with_transformation(
-            DataTransformerConfig(id_val="sortBy", options={"sort": [{"field": "Slowdown", "desc": True}]})
-        )
+        .sort_by([common.TableSortByFieldState().display_name("Slowdown").desc(True)])
         .thresholds(LIMITS)
         .override_by_name("Cost", [DynamicConfigValue(id_val="unit", value="percentunit")])
         .override_by_name(
@@ -242,20 +238,15 @@ def test_bar_gauge_fills_by_value() -> None:
     assert fast.place.width == pytest.approx(slow.place.width / 1.8)
 
 
-def test_bar_chart_has_a_bar_per_row() -> None:
-    """Names are of the text column; bars have the palette's colours."""
-    target = query("cost").format("table").instant()
-    series = {"cost": [({"cause": "network"}, [1.0]), ({"cause": "slow_rank"}, [3.0])]}
-    drawing = drawn(barchart.Panel().x_field("cause").with_target(target), series)
-    assert {"network", "slow_rank"} <= set(texts(drawing))
-    low, high = (each.place.height for each in drawing.shapes if isinstance(each, Box) and each.fill == GREEN)
-    assert high == pytest.approx(3 * low)
-
-
-def test_text_panel() -> None:
-    """Marks of Markdown are no part of the text."""
-    drawing = drawn(text.Panel().content("# First\n- see [the runbook](x) **now**"))
-    assert {"First", "• see the runbook now"} <= set(texts(drawing))
+@pytest.mark.parametrize(("view", "shown"), [("stat", {"2"}), ("list", {"firing  A", "run=r", "firing  B"})])
+def test_list_of_alerts(view: str, shown: set[str]) -> None:
+    """In Grafana that of all rules; here the alerts of the recording that its filter matches."""
+    options = {"viewMode": view, "alertInstanceLabelFilter": '{severity="critical"}'}
+    panel = dashboard.Panel().type("alertlist").options({**options, "statThresholds": LIMITS.build()})
+    asked = '{__name__=~"ALERTS|GRAFANA_ALERTS", alertstate="firing", severity="critical"}'
+    series = {asked: [({"alertname": "A", "run": "r"}, [1.0]), ({"alertname": "B"}, [1.0])]}
+    assert shown <= set(texts(drawn(panel, series)))
+    assert "firing  A" not in texts(drawn(panel, {}))
 
 
 def test_unknown_form_is_named() -> None:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch.conventions import METRICS, RECORDED_SERIES
-from rankwatch_alerts import RuleConfig, recording_groups
-from rankwatch_alerts.catalogue import SLIS, Sli
+from rankwatch.conventions import METRICS
+from rankwatch_alerts import RuleConfig, recording_rules
+from rankwatch_alerts.catalogue import Sli, slis
+from rankwatch_alerts.checks import check_expression
 from rankwatch_alerts.objectives import DEFAULT_CLASS
-from rankwatch_alerts.rules import ALERT_NAMES, RecordingRule
+from rankwatch_alerts.promql import parse, result_labels
 from rankwatch_dashboards.slis import named_in, panels_by_series, slis_reference, sources_by_alert
-from support.alerts.lint import check_expression
-from support.alerts.promql import parse, result_labels
 
-DECLARED = {each.name for each in (*METRICS, *RECORDED_SERIES)}
+DECLARED = {*(each.name for each in METRICS), *(each.record for each in recording_rules(RuleConfig()))}
 PANELS = panels_by_series(RuleConfig())
 SOURCES = sources_by_alert(RuleConfig())
-RECORDED_FROM = {
-    rule.record: named_in(rule.expression)
-    for group in recording_groups(RuleConfig())
-    for rule in group.rules
-    if isinstance(rule, RecordingRule)
-}
-ALL = [sli for slis in SLIS.values() for sli in slis]
+RECORDED_FROM = {rule.record: named_in(rule.expression) for rule in recording_rules(RuleConfig())}
+ALL = [sli for listed in slis().values() for sli in listed]
 
 
 def test_each_has_its_own_name() -> None:
@@ -61,7 +55,7 @@ def _with_sources(series: tuple[str, ...]) -> set[str]:
 def test_absence(sli: Sli) -> None:
     """An alert of the rules tells that it is not measured."""
     assert sli.absence
-    assert set(sli.absence) <= set(ALERT_NAMES)
+    assert set(sli.absence) <= SOURCES.keys()
 
 
 def test_objectives_follow_the_settings() -> None:

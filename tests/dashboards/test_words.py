@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rankwatch.conventions import METRICS, SlowPhase
 from rankwatch_alerts import Alert, RuleConfig, alert_groups
-from rankwatch_dashboards.words import CAUSES, SUSPICIONS, in_words, words_of
+from rankwatch_dashboards import all_panels, dashboards
+from rankwatch_dashboards.words import REASONS, SUSPICIONS, in_words, words_of
 
 
 def test_reasons_of_alerts() -> None:
@@ -15,7 +18,17 @@ def test_reasons_of_alerts() -> None:
     reasons = {rule.labels["reason"] for rule in rules if "reason" in rule.labels}
     series = {metric.name for metric in METRICS}
     assert len(reasons) > 20
-    assert {each for each in reasons - series if "_" in each} <= CAUSES.keys()
+    assert {each for each in reasons - series if "_" in each} <= REASONS.keys()
+
+
+def test_reasons_that_panels_name() -> None:
+    """Beside an alert, in brackets, as the alert carries it: a reader searches for it."""
+    texts = [
+        panel.get("description", "") for board in dashboards(RuleConfig()) for panel in all_panels(board)
+    ]
+    named = {reason for text in texts for reason in re.findall(r"Rankwatch\w+(?: \(|: )(\w+)\)", text)}
+    assert len(named) > 20
+    assert named <= REASONS.keys()
 
 
 def test_phases_of_slow_ranks() -> None:
@@ -26,10 +39,9 @@ def test_phases_of_slow_ranks() -> None:
 @pytest.mark.parametrize(
     ("alert", "words"),
     [
-        (Alert.GPU_LOST, "GPU lost"),
-        (Alert.NVLINK_DOWN, "NVLink down"),
-        (Alert.OOM_KILL, "out-of-memory kill"),
-        (Alert.CHECKPOINT_FAILED, "checkpoint failed"),
+        (Alert.GPU_FAULT, "GPU fault"),
+        (Alert.GPUS_WASTED, "GPUs wasted"),
+        (Alert.CHECKPOINT_AT_RISK, "checkpoint at risk"),
     ],
 )
 def test_words_of_alerts(alert: Alert, words: str) -> None:

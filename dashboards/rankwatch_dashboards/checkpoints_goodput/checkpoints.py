@@ -19,8 +19,8 @@ def at_a_glance(config: RuleConfig) -> tuple[Panel, ...]:
 def _age_of_the_last_good_checkpoint(config: RuleConfig) -> Panel:
     return Panel(
         title="Age of the last good checkpoint",
-        description="Work that would be lost now. Above the line: RankwatchCheckpointStale. A saw-tooth "
-        "is healthy.",
+        description="Work that would be lost now. Above the line: RankwatchCheckpointAtRisk (stale). A "
+        "saw-tooth is healthy.",
         unit="s",
         threshold=config.checkpoint_age_budget_seconds,
         queries=(
@@ -66,7 +66,7 @@ _CHECKPOINT_BLOCKING = Panel(
 _CHECKPOINT_FAILURES = Panel(
     title="Checkpoint failures",
     description="Failed operations in the last minutes. Any save or verify above zero raises "
-    "RankwatchCheckpointFailed.",
+    "RankwatchCheckpointAtRisk (failed).",
     unit="short",
     queries=(
         Query(
@@ -136,7 +136,7 @@ NEWEST = (
     Panel(
         title="Resumes",
         description="Resumes, and the step from which the present attempt has resumed. Below the "
-        "newest complete one: RankwatchResumedFromOlder.",
+        "newest complete one: RankwatchCheckpointAtRisk (resumed_from_older).",
         unit="short",
         queries=(
             Query(
@@ -199,7 +199,8 @@ def _slowest_writer(config: RuleConfig) -> Panel:
     return Panel(
         title="Slowest writer",
         description="How much longer the slowest rank wrote than the median rank, in their last saves, "
-        "beside the median. Above the line and more than three times as long: RankwatchCheckpointWriterSlow.",
+        "beside the median. Above the line and more than three times as long: RankwatchCheckpointSlow "
+        "(one_writer).",
         unit="s",
         threshold=config.checkpoint_write_skew_seconds,
         queries=(
@@ -270,8 +271,9 @@ _FAILURES_BY_STAGE = Panel(
 
 _UNFINISHED = Panel(
     title="Saves under way",
-    description="Most saves that a rank has under way, the age of the oldest one, and saves in the last hour "
-    "that were not finished when the next one began. The latter again and again: RankwatchCheckpointOverlap.",
+    description="Most saves that a rank has under way, the age of the oldest one, and saves in the last "
+    "hour that were not finished when the next one began. The latter again and again: "
+    "RankwatchCheckpointSlow (overlap).",
     unit="short",
     queries=(
         Query(expression=f"max(rankwatch_checkpoint_saves_pending{{{RANKS}}})", legend="under way"),

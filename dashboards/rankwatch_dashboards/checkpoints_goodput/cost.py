@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import RUN, Drawing, Panel, Query
+from rankwatch_dashboards.panels import GREEN, ORANGE, RUN, Drawing, Panel, Query
 
 _MONEY = "{{currency}} ({{basis}})"
 
@@ -32,10 +32,11 @@ _SPENT = Panel(
 )
 _PRICES = Panel(
     title="Price known",
-    description="1 where the price table has a price for what the run uses. At 0 its cost is not complete: "
-    "RankwatchPriceUnknown.",
+    description="Whether the price table has a valid price for what the run uses. Without one its cost is "
+    "not complete: add a price, or one that follows the price that has ended. No alert says so.",
     unit="short",
-    drawing=Drawing.NUMBER,
+    drawing=Drawing.NAMED_NUMBER,
+    mappings=(("0", "✗ no price", ORANGE), ("1", "✓ known", GREEN)),
     queries=(
         Query(expression=f"min by (gpu_model) (rankwatch_run_price_known{{{RUN}}})", legend="{{gpu_model}}"),
     ),
@@ -70,7 +71,7 @@ _PER_STEP = Panel(
 _BUDGET = Panel(
     title="Budget",
     description="Share of the budget that is spent, and that will be at the last step. A forecast above the "
-    "line: RankwatchForecastOverBudget.",
+    "line: RankwatchOverBudget.",
     unit="percentunit",
     threshold=1.0,
     queries=(

@@ -44,7 +44,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Age, of what is allowed",
             "Age of the last good checkpoint as a share of what the run may lose. At 100 %: "
-            "RankwatchCheckpointStale.",
+            "RankwatchCheckpointAtRisk (stale).",
             f"max({age} / on (cluster, run) run:rankwatch_checkpoint_age_budget_seconds:max{{{RUN}}})",
             unit="percentunit",
             steps=((0.8, YELLOW), (1, RED)),
@@ -60,7 +60,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "Failed, last 15 min",
-            "Saves, restores and verifications that failed. RankwatchCheckpointFailed names rank and node.",
+            "Saves, restores and verifications that failed. RankwatchCheckpointAtRisk (failed) names rank "
+            "and node.",
             f'round(sum(increase(rankwatch_checkpoint_operations_total{{{RUN}, outcome="failure"}}[15m])))',
             steps=((1, RED),),
             mappings=NONE,
@@ -92,7 +93,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{unproductive(RUN)}}})",
             steps=((0.01, ORANGE),),
             decimals=2,
-            money=True,
+            beside="{{currency}}",
             no_data="no price is set: see docs/cost.md.",
             links=(_DEBUG,),
         ),
@@ -108,7 +109,8 @@ def _by_rank(expression: str) -> Query:
 _RANKS_THAT_SAVE = Panel(
     title="Ranks that save",
     description="Newest steps, size and time of each rank's saves, the slowest first, and failures of the "
-    "last 15 minutes. One slow or failing rank is its disk or its path: RankwatchCheckpointWriterSlow.",
+    "last 15 minutes. One slow or failing rank is its disk or its path: RankwatchCheckpointSlow "
+    "(one_writer).",
     no_data=_NO_CHECKPOINT,
     unit="short",
     drawing=Drawing.TABLE,

@@ -65,7 +65,8 @@ def _restarts(config: RuleConfig) -> Panel:
     return Panel(
         title="Starts of the run",
         description="Starts by the scheduler and by the launcher, and attempts in a row that brought no new "
-        "step; nodes in reserve, as NVRx's launcher reports them. At the line: RankwatchRunCrashLooping.",
+        "step; nodes in reserve, as NVRx's launcher reports them. At the line: RankwatchRunFailed "
+        "(restarts_fail).",
         unit="short",
         span=6,
         threshold=config.crash_loop_attempts,
@@ -107,8 +108,8 @@ TIME_LEFT = Panel(
 
 _MARGIN = Panel(
     title="Ahead of the deadline",
-    description="Time from the estimated end to the deadline. Below zero for long: RankwatchRunBehindPlan. "
-    "Empty where the run declares no deadline.",
+    description="Time from the estimated end to the deadline. Below zero for long: RankwatchRunLate "
+    "(behind_plan). Empty where the run declares no deadline.",
     unit="s",
     threshold=0.0,
     queries=(Query(expression=f"run:rankwatch_deadline_margin_seconds:estimate{{{RUN}}}", legend="{{run}}"),),

@@ -14,7 +14,7 @@ def verification(config: RuleConfig) -> tuple[Panel, ...]:
 _DAMAGED = Panel(
     title="Damaged checkpoints",
     description="Step of each checkpoint that is not what was written, with its path, file and tensor. "
-    "Any raises RankwatchCheckpointDamaged.",
+    "Any raises RankwatchCheckpointAtRisk (damaged).",
     unit="short",
     queries=(
         Query(

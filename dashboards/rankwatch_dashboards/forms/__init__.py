@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_alerts import RuleConfig, to_yaml
+from rankwatch_dashboards.forms.alertmanager_config import alertmanager_config_object
 from rankwatch_dashboards.forms.grafana_alerts import grafana_alerts
 from rankwatch_dashboards.forms.kubernetes import config_map, grafana_dashboard, prometheus_rules
 
@@ -19,9 +20,10 @@ def write_forms(
 ) -> Iterator[Path]:
     """Write each form of these rule files and dashboards into folders below `directory`; yields the paths.
 
-    `kubernetes`: PrometheusRule objects, and of each dashboard a ConfigMap for the sidecar of Grafana and a
-    GrafanaDashboard for the Grafana operator. `grafana-alerts`: the alerts for Grafana's own evaluation, a
-    file for its folder `provisioning/alerting`; use it instead of the alerts of Prometheus, not with them.
+    `kubernetes`: PrometheusRule objects, an AlertmanagerConfig, and of each dashboard a ConfigMap for the
+    sidecar of Grafana and a GrafanaDashboard for the Grafana operator. `grafana-alerts`: the alerts for
+    Grafana's own evaluation, a file for its folder `provisioning/alerting`; use it instead of the alerts of
+    Prometheus, not with them.
 
     Raises OSError where the directory cannot be written, and ValueError for a group of rules that is larger
     than Kubernetes takes. Needs PyYAML and the SDK.
@@ -35,6 +37,7 @@ def write_forms(
         if any("alert" in rule for group in groups for rule in group["rules"]):
             document = grafana_alerts(config, groups)
             yield _write(directory / "grafana-alerts" / "rankwatch.yml", document)
+    yield _write(directory / "kubernetes" / "alertmanager-config.yml", alertmanager_config_object(config))
     for file in dashboards:
         dashboard = json.loads(file.read_text(encoding="utf-8"))
         name = f"{file.stem}.yml"

@@ -27,8 +27,7 @@ _IN_FILES = {"keep_firing_for": "keepFiringFor"}
 def grafana_alerts(config: RuleConfig, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A file for `provisioning/alerting`. Recording rules stay with Prometheus.
 
-    Grafana has no function `query` in templates: what a text looks up there shows as not known. The label
-    `page` is `yes` for runs of all sizes.
+    Grafana has no function `query` in templates: what a text looks up there shows as not known.
     """
     alerting = [group for group in groups if any("alert" in rule for rule in group["rules"])]
     named = iter(_titles([rule for group in alerting for rule in group["rules"]]))
@@ -54,7 +53,7 @@ def _titles(rules: Sequence[dict[str, Any]]) -> Iterator[str]:
     repeated = Counter(rule["alert"] for rule in rules)
     seen: Counter[str] = Counter()
     for rule in rules:
-        details = [rule["labels"][name] for name in ("severity", "reason") if name in rule["labels"]]
+        details = [rule["labels"][name] for name in ("severity", "reason", "cause") if name in rule["labels"]]
         title = f"{rule['alert']} ({', '.join(details)})" if repeated[rule["alert"]] > 1 else rule["alert"]
         seen[title] += 1
         yield f"{title} {seen[title]}" if seen[title] > 1 else title

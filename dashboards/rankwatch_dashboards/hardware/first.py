@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankwatch_alerts import HARDWARE_ALERTS, ON_CALL_UID, RuleConfig
 from rankwatch_dashboards.alert_table import firing_alerts
 from rankwatch_dashboards.board import FirstScreen
-from rankwatch_dashboards.firing import firing, named
+from rankwatch_dashboards.firing import RANK_OF_GPU, firing, named
 from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.panels import (
     GPU,
@@ -34,7 +34,7 @@ def first_screen(config: RuleConfig) -> FirstScreen:
         NODE,
         alerts=HARDWARE_ALERTS,
         no_data="no part of these nodes has an alert.",
-        of_gpu=True,
+        of_hardware=True,
     )
     return FirstScreen(verdicts=_VERDICTS, main=broken, views=(_GPUS, _throttled(config), _LINK_ERRORS))
 
@@ -54,13 +54,13 @@ def _count(title: str, description: str, expression: str, *, no_data: str = _NO_
 _VERDICTS = (
     _count(
         "GPUs lost",
-        "GPUs that answered the driver and do not any more. Above 0: RankwatchGpuLost names them.",
+        "GPUs that answered the driver and do not any more. Above 0: RankwatchGpuFault (lost) names them.",
         f"count(rankwatch_gpu_up{{{NODE}}}) - sum(rankwatch_gpu_up{{{NODE}}})",
     ),
     _count(
         "GPUs missing",
-        "GPUs on the PCI bus that do not answer. Above 0 for minutes: RankwatchGpusMissing or a driver that "
-        "hangs.",
+        "GPUs on the PCI bus that do not answer. Above 0 for minutes: RankwatchGpuFault (missing) or a "
+        "driver that hangs.",
         f"sum(rankwatch_gpus_expected{{{NODE}}}) - sum(rankwatch_gpus_visible{{{NODE}}})",
     ),
     _count(
@@ -71,18 +71,19 @@ _VERDICTS = (
     _count(
         "GPUs to replace",
         "GPUs whose SRAM errors passed the limit at which NVIDIA replaces them. Above 0: "
-        "RankwatchGpuNeedsReplacement.",
+        "RankwatchGpuDegraded (sram_ecc_threshold).",
         f"sum(rankwatch_gpu_sram_ecc_threshold_exceeded{{{NODE}}})",
     ),
     _count(
         "RDMA ports down",
-        "Ports that are not active, those without a cable included. More than usual: RankwatchRdmaLinkDown.",
+        "Ports that are not active, those without a cable included. More than usual: RankwatchLinkDown "
+        "(rdma).",
         f"count(rankwatch_rdma_port_up{{{NODE}}}) - sum(rankwatch_rdma_port_up{{{NODE}}})",
         no_data="the nodes have no RDMA port, or their agents are not scraped.",
     ),
     _count(
         "Interfaces down",
-        "Network interfaces that are down, unused ones included. More than usual: RankwatchNicDown.",
+        "Network interfaces that are down, unused ones included. More than usual: RankwatchLinkDown (nic).",
         f"count(rankwatch_network_up{{{NODE}}}) - sum(rankwatch_network_up{{{NODE}}})",
         no_data="the agents of these nodes are not scraped.",
     ),
@@ -96,16 +97,15 @@ _INDEX = (
 """Joins the index that people know a GPU by."""
 
 
+_RANK = f"* on (cluster, node, gpu) group_left (run, rank) ({RANK_OF_GPU}{{{GPU}}} > bool 0)"
 _ALERTS = firing(f"{GPU}, {named(HARDWARE_ALERTS)}")
 
 
 def _of_gpu(series: str) -> Query:
     """By GPU, with the rank that works on it."""
-    rank = f"gpu:rankwatch_rank_start_timestamp_seconds:latest{{{GPU}}} > bool 0"
     return Query(
         expression=most(
-            f"max by (cluster, node, gpu) ({series}{{{GPU}}}) "
-            f"* on (cluster, node, gpu) group_left (run, rank) ({rank}) {_INDEX}",
+            f"max by (cluster, node, gpu) ({series}{{{GPU}}}) {_RANK} {_INDEX}",
             64,
         ),
         legend="rank {{rank}} on {{node}} GPU {{index}}",
@@ -126,7 +126,7 @@ _GPUS = Panel(
         _of_gpu("rankwatch_gpu_temperature_celsius"),
         _of_gpu("rankwatch_gpu_power_watts"),
         Query(
-            expression=most(f"count by (cluster, node, gpu, run, rank) ({_ALERTS}) {_INDEX}", 64),
+            expression=most(f"count by (cluster, node, gpu) ({_ALERTS}) {_RANK} {_INDEX}", 64),
             legend="rank {{rank}} on {{node}} GPU {{index}}",
         ),
     ),
@@ -153,7 +153,7 @@ def _throttled(config: RuleConfig) -> Panel:
     return Panel(
         title="Throttled GPUs",
         description="Share of time in which heat, hardware or power held the clocks down, the 10 worst. Red "
-        "by heat or hardware: RankwatchGpuThrottled. A power cap is normal under full load.",
+        "by heat or hardware: RankwatchGpuDegraded (throttled). A power cap is normal under full load.",
         no_data="nothing held a clock down, the nodes have no GPU, or their agents are not scraped.",
         unit="percentunit",
         drawing=Drawing.BARS,

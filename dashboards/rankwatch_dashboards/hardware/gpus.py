@@ -101,7 +101,8 @@ def gpu_heat(config: RuleConfig) -> tuple[Panel, ...]:
         Panel(
             title="Throttled time by reason",
             description="Share of time in which the clocks were held down. Above the line by heat or "
-            "hardware: RankwatchGpuThrottled, by the brake: RankwatchGpuPowerBrake. A power cap is normal.",
+            "hardware: RankwatchGpuDegraded (throttled), by the brake: RankwatchGpuDegraded (power_brake). "
+            "A power cap is normal.",
             unit="percentunit",
             threshold=config.throttle_share,
             queries=(
@@ -128,7 +129,7 @@ _HEAT = (
     _panel(
         "Degrees left before it slows down",
         "Smallest margins to the temperature at which the GPU slows down. At 0 it does: "
-        "RankwatchGpuThrottled is next.",
+        "RankwatchGpuDegraded (throttled) is next.",
         "celsius",
         f"bottomk(20, max by (cluster, node, gpu) (rankwatch_gpu_temperature_margin_celsius{{{GPU}}}) "
         f"* on (cluster, node, gpu) group_left (index) group by (cluster, node, gpu, index) "
@@ -172,16 +173,16 @@ _HEAT = (
 GPU_FAULTS = (
     _panel(
         "XID errors",
-        "Errors that the driver reported, per second and code. RankwatchGpuXid says what a code means; one "
-        "code on all GPUs is the application, on one GPU it is hardware.",
+        "Errors that the driver reported, per second and code. RankwatchGpuFault (xid) says what a code "
+        "means; one code on all GPUs is the application, on one GPU it is hardware.",
         "short",
         _rate("rankwatch_gpu_xid_errors_total", "xid"),
         "XID {{xid}}",
     ),
     _panel(
         "ECC errors",
-        "Memory errors per second. Uncorrected ones end the process (RankwatchGpuEccUncorrected); a high "
-        "rate of corrected ones makes driver calls slow.",
+        "Memory errors per second. Uncorrected ones end the process (RankwatchGpuFault: ecc_uncorrected); a "
+        "high rate of corrected ones makes driver calls slow.",
         "short",
         _rate("rankwatch_gpu_ecc_errors_total", "kind", "scope"),
         "{{kind}} {{scope}}",
@@ -196,7 +197,8 @@ GPU_FAULTS = (
     ),
     _panel(
         "Banks by spare rows left",
-        "Memory banks by what is left to replace bad rows with. Any with none: RankwatchGpuNeedsReplacement.",
+        "Memory banks by what is left to replace bad rows with. Any with none: RankwatchGpuDegraded "
+        "(sram_ecc_threshold).",
         "short",
         _gauge("rankwatch_gpu_row_remap_banks", "availability"),
         "{{availability}}",
@@ -204,7 +206,7 @@ GPU_FAULTS = (
     Panel(
         title="Must be replaced",
         description="1 where SRAM errors passed NVIDIA's limit or a row could not be replaced: "
-        "RankwatchGpuNeedsReplacement. 0 is sound.",
+        "RankwatchGpuDegraded (sram_ecc_threshold). 0 is sound.",
         unit="short",
         queries=(
             Query(expression=_gauge("rankwatch_gpu_sram_ecc_threshold_exceeded"), legend=f"{_ON_GPU} SRAM"),
@@ -214,8 +216,8 @@ GPU_FAULTS = (
     ),
     _panel(
         "What the driver asks for",
-        "The recovery action of each GPU. Anything but none raises RankwatchGpuNeedsReset: the GPU cannot be "
-        "relied on until it is done.",
+        "The recovery action of each GPU. Anything but none raises RankwatchGpuFault (needs_reset): the GPU "
+        "cannot be relied on until it is done.",
         "short",
         _gauge("rankwatch_gpu_recovery_action", "action"),
         "{{action}}",
@@ -226,8 +228,8 @@ GPU_FAULTS = (
 GPU_LINKS = (
     _panel(
         "NVLinks that are down",
-        "Ports of a GPU without a link. A number above that of its neighbours: RankwatchNvlinkDown. Boards "
-        "without a bridge have all ports down.",
+        "Ports of a GPU without a link. A number above that of its neighbours: RankwatchGpuFault "
+        "(nvlink_down). Boards without a bridge have all ports down.",
         "short",
         _named(f"rankwatch_gpu_nvlinks{{{GPU}}} - rankwatch_gpu_nvlinks_active{{{GPU}}}"),
     ),
@@ -241,7 +243,8 @@ GPU_LINKS = (
     ),
     _panel(
         "NVLink errors",
-        "Errors per second by kind. A few replays are normal; recoveries are not: RankwatchNvlinkErrors.",
+        "Errors per second by kind. A few replays are normal; recoveries are not: RankwatchGpuDegraded "
+        "(nvlink_errors).",
         "short",
         _rate("rankwatch_gpu_nvlink_errors_total", "kind"),
         "{{kind}}",
@@ -258,7 +261,7 @@ GPU_LINKS = (
     _panel(
         "PCIe link, of its best",
         "Width times generation as a share of what GPU and slot support, the worst 20. It falls when the GPU "
-        "is idle; below 1 under load: RankwatchGpuPcieDegraded.",
+        "is idle; below 1 under load: RankwatchGpuDegraded (pcie).",
         "percentunit",
         "bottomk(20, max by (cluster, node, gpu) "
         f"(rankwatch_gpu_pcie_width{{{GPU}}} / rankwatch_gpu_pcie_width_max{{{GPU}}} "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
-from rankwatch_alerts.recording.hardware import CLOCK_AHEAD
+from rankwatch_dashboards.firing import firing, named
 from rankwatch_dashboards.links import TO_NODE
 from rankwatch_dashboards.panels import CLUSTER, NODE, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
-_MEDIAN_CLOCK = f"quantile by (cluster) (0.5, {CLOCK_AHEAD}{{{CLUSTER}}})"
+_CLOCK_AHEAD = "node:rankwatch_host_clock_ahead_seconds:max"
+_MEDIAN_CLOCK = f"quantile by (cluster) (0.5, {_CLOCK_AHEAD}{{{CLUSTER}}})"
 
 
 def _by(labels: str, expression: str, series: int = 20) -> str:
@@ -40,8 +41,8 @@ def _panel(
 FAULTS = (
     Panel(
         title="Firing alerts on hardware",
-        description="Each band is an alert, with the part and the run that it names. Its runbook says what "
-        "it means and which commands to run.",
+        description="Each band is an alert, with the part that it names. Its runbook says what it means and "
+        "which commands to run.",
         unit="short",
         drawing=Drawing.STATES,
         span=16,
@@ -49,19 +50,19 @@ FAULTS = (
         queries=(
             Query(
                 expression=most(
-                    "max by (cluster, node, gpu, device, run, alertname) (ALERTS{alertname=~"
-                    f'"{"|".join(HARDWARE_ALERTS)}", alertstate="firing", {NODE}}})',
+                    "max by (cluster, node, gpu, device, alertname, reason) "
+                    f"({firing(f'{NODE}, {named(HARDWARE_ALERTS)}')})",
                     64,
                 ),
-                legend="{{alertname}} {{node}} {{gpu}}{{device}} run {{run}}",
+                legend="{{alertname}} {{reason}} {{node}} {{gpu}}{{device}}",
             ),
         ),
         links=(TO_NODE,),
     ),
     _panel(
         "State of the driver",
-        "in_use is sound. unresponsive: a call did not return, RankwatchGpuDriverUnresponsive; then nothing "
-        "is known of the node's GPUs.",
+        "in_use is sound. unresponsive: a call did not return, RankwatchGpuFault (driver_unresponsive); "
+        "then nothing is known of the node's GPUs.",
         "short",
         _by("state", f"rankwatch_gpu_driver_state{{{NODE}}}", 64),
         "{{state}}",
@@ -70,7 +71,7 @@ FAULTS = (
     _panel(
         "Services of the driver",
         "1 where a service runs. Without the fabric manager no process starts on GPUs with NVSwitch: "
-        "RankwatchNvlinkDown.",
+        "RankwatchGpuFault (nvlink_down).",
         "short",
         f"bottomk(20, max by (cluster, node, service) (rankwatch_nvidia_service_running{{{NODE}}}))",
         "{{service}}",
@@ -78,7 +79,7 @@ FAULTS = (
     _panel(
         "Errors of NVSwitches",
         "SXid errors of NVSwitches in the kernel log, per second and code. A fatal one cuts GPUs off from "
-        "each other: RankwatchNvlinkDown.",
+        "each other: RankwatchGpuFault (nvlink_down).",
         "short",
         _by("sxid, severity", f"rate(rankwatch_nvswitch_sxid_errors_total{{{NODE}}}{_RATE})"),
         "SXid {{sxid}} {{severity}}",
@@ -100,8 +101,8 @@ def network(config: RuleConfig) -> tuple[Panel, ...]:
         *_RDMA,
         _panel(
             "Errors of interfaces",
-            "Receive and transmit errors per second. Above the line for minutes: RankwatchNicErrors. Both "
-            "ends of a cable: the cable.",
+            "Receive and transmit errors per second. Above the line for minutes: RankwatchLinkErrors (nic). "
+            "Both ends of a cable: the cable.",
             "short",
             _by(
                 "device",
@@ -118,8 +119,8 @@ def network(config: RuleConfig) -> tuple[Panel, ...]:
 _RDMA = (
     _panel(
         "RDMA ports",
-        "State of each port. Anything but active on a port with a cable: RankwatchRdmaLinkDown; a rail that "
-        "is down on many nodes is a switch.",
+        "State of each port. Anything but active on a port with a cable: RankwatchLinkDown (rdma); a rail "
+        "that is down on many nodes is a switch.",
         "short",
         _by("device, port, state", f"rankwatch_rdma_port_state{{{NODE}}}", 64),
         "{{device}}/{{port}} {{state}}",
@@ -135,16 +136,16 @@ _RDMA = (
     ),
     _panel(
         "RDMA errors",
-        "Errors per second by counter, the largest 20. RankwatchRdmaErrors knows the limit of each; symbol "
-        "errors mean cable or transceiver.",
+        "Errors per second by counter, the largest 20. RankwatchLinkErrors (rdma) knows the limit of each; "
+        "symbol errors mean cable or transceiver.",
         "short",
         _by("device, port, counter", f"rate(rankwatch_rdma_errors_total{{{NODE}}}{_RATE})"),
         "{{device}}/{{port}} {{counter}}",
     ),
     _panel(
         "RDMA links lost",
-        "Times per second that a link went down. Several within an hour: RankwatchRdmaLinkFlapping; each one "
-        "stops collectives for seconds.",
+        "Times per second that a link went down. Several within an hour: RankwatchLinkDown (flapping); each "
+        "one stops collectives for seconds.",
         "short",
         _by("device, port", f"rate(rankwatch_rdma_link_downed_total{{{NODE}}}{_RATE})"),
         "{{device}}/{{port}}",
@@ -169,8 +170,8 @@ _INTERFACES = (
     ),
     _panel(
         "Links lost by interfaces",
-        "Times per second that an interface lost its carrier. Three within an hour: RankwatchNicErrors; look "
-        "at cable and switch port.",
+        "Times per second that an interface lost its carrier. Three within an hour: RankwatchLinkErrors "
+        "(nic); look at cable and switch port.",
         "short",
         _by("device", f"rate(rankwatch_network_link_flaps_total{{{NODE}}}{_RATE})"),
         "{{device}}",
@@ -193,7 +194,7 @@ def host(config: RuleConfig) -> tuple[Panel, ...]:
         _panel(
             "Free space for checkpoints",
             "Free share of the file systems of checkpoints, the fullest 20. Below the line: "
-            "RankwatchCheckpointDiskFilling; the next save may fail.",
+            "RankwatchCheckpointAtRisk (disk_filling); the next save may fail.",
             "percentunit",
             f"bottomk(20, max by (cluster, node, path) (rankwatch_filesystem_available_bytes{{{NODE}}}) "
             f"/ max by (cluster, node, path) (rankwatch_filesystem_size_bytes{{{NODE}}}))",
@@ -218,7 +219,7 @@ _HOST = (
     _panel(
         "Memory in use",
         "Share of memory that is not available, the fullest 20 nodes. Near 100 % the OOM killer comes next: "
-        "RankwatchOomKill.",
+        "RankwatchHostFault (oom_kill).",
         "percentunit",
         most(
             f"1 - max by (cluster, node) (rankwatch_host_memory_available_bytes{{{NODE}}})"
@@ -227,8 +228,8 @@ _HOST = (
     ),
     _panel(
         "OOM kills",
-        "Processes that the kernel killed for lack of memory, per second. Any: RankwatchOomKill; a rank that "
-        "was lost at that time is explained.",
+        "Processes that the kernel killed for lack of memory, per second. Any: RankwatchHostFault "
+        "(oom_kill); a rank that was lost at that time is explained.",
         "short",
         most(f"max by (cluster, node) (rate(rankwatch_host_oom_kills_total{{{NODE}}}{_RATE}))"),
     ),
@@ -250,9 +251,9 @@ _HOST = (
     _panel(
         "Clocks that differ",
         "How far each node's clock is from that of the median node, the 20 that differ most. Above "
-        "1 s for minutes: RankwatchClockWrong.",
+        "1 s for minutes: RankwatchHostFault (clock).",
         "s",
-        most(f"abs({CLOCK_AHEAD}{{{NODE}}} - on (cluster) group_left () {_MEDIAN_CLOCK})"),
+        most(f"abs({_CLOCK_AHEAD}{{{NODE}}} - on (cluster) group_left () {_MEDIAN_CLOCK})"),
     ),
     _panel(
         "Processes stuck in the kernel",

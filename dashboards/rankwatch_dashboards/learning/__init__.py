@@ -87,8 +87,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "First NaN or infinity",
-            "Ranks with a scalar that is not finite; the table has the step. RankwatchLossNonFinite pages if "
-            "it is the loss.",
+            "Ranks with a scalar that is not finite; the table has the step. RankwatchLossDiverging "
+            "(non_finite) pages if it is the loss.",
             f"count(rank:rankwatch_scalar_first_nonfinite_step:first{{{RUN}}}) or 0 * count({known})",
             steps=((1, RED),),
             mappings=NONE,
@@ -98,7 +98,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Norm, of its trend",
             "Smoothed norm of gradient or update as a multiple of its own trend, of the highest rank. Above "
-            "2 and far above the noise: RankwatchNormExploding.",
+            "2 and far above the noise: RankwatchLossDiverging (norm).",
             f"max(rankwatch_norm_ratio{{{RUN}}})",
             unit="suffix:of 2 x",
             steps=((2, ORANGE),),
@@ -118,7 +118,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "Ranks with other data",
-            "Ranks whose loss is far from the median rank's for long: RankwatchDataSkew.",
+            "Ranks whose loss is far from the median rank's for long: RankwatchLossDiverging (data_skew).",
             f"count(rank:rankwatch_data_skew:ratio{{{RUN}}}) or 0 * count(rankwatch_loss_trend{{{RUN}}})",
             steps=((1, ORANGE),),
             mappings=NONE,

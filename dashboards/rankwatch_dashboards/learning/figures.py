@@ -55,8 +55,8 @@ def improvement(config: RuleConfig) -> Panel:
     return Panel(
         title="Improvement of the loss",
         description="Part of itself by which the loss of the median rank has become lower within "
-        "plateau_steps steps, at most, given its noise. Below the line: RankwatchLossPlateau. Empty while "
-        "that setting of the agent is 0.",
+        "plateau_steps steps, at most, given its noise. Below the line for long, the run learns no more, and "
+        "nobody is alerted: decide if it goes on. Empty while that setting of the agent is 0.",
         unit="percentunit",
         threshold=config.loss_improvement,
         queries=(
@@ -88,7 +88,7 @@ NORM_RATIO = Panel(
     title="Norms against their trend",
     description="Smoothed gradient norm and update norm as multiples of their own trend, the highest rank; "
     "and reasons for which the loss was learnt anew. Above 2 for steps, and far above the noise: "
-    "RankwatchNormExploding.",
+    "RankwatchLossDiverging (norm).",
     unit="short",
     queries=(
         Query(
@@ -112,7 +112,7 @@ NORM_RATIO = Panel(
 LOSS_SCALE = Panel(
     title="Loss scale",
     description="Lowest scale of the gradient scalers, and updates skipped per second. Single halvings are "
-    "normal; one after the other for minutes: RankwatchLossScaleCollapsed.",
+    "normal; one after the other for minutes: RankwatchLossDiverging (loss_scale).",
     unit="short",
     queries=(
         Query(
@@ -130,7 +130,7 @@ LOSS_SCALE = Panel(
 NON_FINITE_VALUES = Panel(
     title="Non-finite values",
     description="NaN and infinite values per second, by scalar. Anything above zero in loss pages "
-    "with RankwatchLossNonFinite; with loss scaling a few in gradients are normal.",
+    "with RankwatchLossDiverging (non_finite); with loss scaling a few in gradients are normal.",
     unit="short",
     queries=(
         Query(
@@ -187,7 +187,7 @@ def loss_level(config: RuleConfig) -> Panel:
     return Panel(
         title="Loss level by rank",
         description="Trend of a rank's loss as a multiple of the median rank's, the highest 20. Above the "
-        "line for long, or as far below 1, also per token: RankwatchDataSkew.",
+        "line for long, or as far below 1, also per token: RankwatchLossDiverging (data_skew).",
         unit="short",
         threshold=1.0 + config.data_skew,
         queries=(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from rankwatch_dashboards.preview.alert_list import alert_list
 from rankwatch_dashboards.preview.bands import state_timeline, status_history
-from rankwatch_dashboards.preview.bar_chart import bar_chart
 from rankwatch_dashboards.preview.bar_gauge import bar_gauge
 from rankwatch_dashboards.preview.colours import BACKGROUND, BORDER, FAINT, PANEL, TEXT, hexadecimal
 from rankwatch_dashboards.preview.content import Content, Event, in_the_middle, titled
@@ -18,7 +18,6 @@ from rankwatch_dashboards.preview.queries import Source, View, answers, chosen
 from rankwatch_dashboards.preview.shapes import Align, Box, Line, Place, Shape, Text, text_width
 from rankwatch_dashboards.preview.stat import stat
 from rankwatch_dashboards.preview.table import table
-from rankwatch_dashboards.preview.text import text
 from rankwatch_dashboards.preview.timeseries import timeseries
 from rankwatch_dashboards.preview.transformations import transformed
 
@@ -29,11 +28,9 @@ FORMS: dict[str, Callable[[Content], Iterator[Shape]]] = {
     "state-timeline": state_timeline,
     "status-history": status_history,
     "bargauge": bar_gauge,
-    "barchart": bar_chart,
-    "text": text,
+    "alertlist": alert_list,
 }
 """By Grafana's name of the panel's type."""
-_BY_SERIES = ("timeseries", "barchart")
 WIDTH = 1440
 _COLUMNS, _CELL, _GAP, _MARGIN, _HEAD = 24, 30.0, 8.0, 12.0, 52.0
 _TITLE = 32.0
@@ -120,7 +117,7 @@ def _spans(moments: Sequence[float], step: float) -> Iterator[tuple[float, float
 def _content(
     panel: Mapping[str, Any], frames: Sequence[Frame], place: Place, view: View, events: Sequence[Event]
 ) -> Content:
-    mode = BY_SERIES if panel["type"] in _BY_SERIES else "thresholds"
+    mode = BY_SERIES if panel["type"] == "timeseries" else "thresholds"
     return Content(
         panel=panel,
         frames=frames,

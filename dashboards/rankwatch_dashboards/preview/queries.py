@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rankwatch_dashboards.preview.alert_list import targets as asked
 from rankwatch_dashboards.preview.frames import Frame, series_frames, table_frame
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))|\[\[(\w+)\]\]")
@@ -77,7 +78,7 @@ def answers(
     panel: Mapping[str, Any], dashboard: Mapping[str, Any], view: View, source: Source
 ) -> list[Frame]:
     """The frames of all queries of a panel. Raises OSError where one is refused."""
-    targets = [each for each in panel.get("targets", ()) if not each.get("hide")]
+    targets = [each for each in asked(panel) if not each.get("hide")]
     frames: list[Frame] = []
     for target in targets:
         instant = bool(target.get("instant")) and not target.get("range")

@@ -114,18 +114,6 @@ def fitted(text: str, size: float, width: float) -> str:
     return f"{text}…" if text else ""
 
 
-def wrapped(text: str, size: float, width: float) -> list[str]:
-    """The words of a text in lines of at most `width` pixels."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(longer, size) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
-
-
 def largest_size(text: str, width: float, height: float, most: float) -> float:
     """The font size with which a bold text fills a place, at most `most` pixels."""
     return max(min(most, height, width / max(text_width(text, 1.15), 0.1)), 8.0)

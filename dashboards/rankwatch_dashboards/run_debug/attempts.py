@@ -9,7 +9,7 @@ ATTEMPTS = (
     Panel(
         title="Attempts",
         description="Number of the attempt over time. Many short bands are a loop of crashes: "
-        "RankwatchRunCrashLooping; the table below has the exits.",
+        "RankwatchRunFailed (restarts_fail); the table below has the exits.",
         unit="short",
         drawing=Drawing.STATES,
         span=12,

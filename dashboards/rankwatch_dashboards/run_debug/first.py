@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, RuleConfig
-from rankwatch_alerts.recording.steps import STALL
-from rankwatch_alerts.recording.stragglers import LEAST_EXCESS, MOST_EXCESS, RANKS_BY_EXCESS
 from rankwatch_alerts.rules import duration
+from rankwatch_dashboards.alert_table import READS
 from rankwatch_dashboards.board import FirstScreen
 from rankwatch_dashboards.evidence import evidence
-from rankwatch_dashboards.firing import age_of, firing, notified
+from rankwatch_dashboards.firing import age_of, firing
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.lost_time import NO_TIME, lost_time, too_much, unproductive
 from rankwatch_dashboards.panels import (
@@ -34,11 +33,16 @@ _ON_CALL = opens(ON_CALL_UID, "All that is wrong now")
 _HARDWARE = opens(HARDWARE_UID, "Nodes and hardware")
 _GOODPUT = opens(CHECKPOINTS_GOODPUT_UID, "Checkpoints and goodput")
 _NO_ALERT = "no alert of this run fires, or the run is not seen: then the panels below are empty, too."
-_BUCKETS = (LEAST_EXCESS, -2, 2, 5, 10, 20, MOST_EXCESS)
+_STALL = "run:rankwatch_stall_seconds:max"
+_RANKS_BY_EXCESS = "run_excess:rankwatch_ranks:count"
+_LEAST_EXCESS, _MOST_EXCESS = -5, 50
+"""Percent below and from which on that series counts all ranks together."""
+_BUCKETS = (_LEAST_EXCESS, -2, 2, 5, 10, 20, _MOST_EXCESS)
 """Edges between the rows of all ranks, in percent over the median rank of the stage."""
 _ODD = 5
 """Excess in percent from which a rank is worth a look."""
 _PAGES = f"""scalar(clamp_max(count({firing(f'{RUN}, severity="critical"')}), 1) or vector(0))"""
+_SEVERITIES = tuple(f'{RUN}, severity="{each}"' for each in ("critical", "warning"))
 _BY_SEVERITY = ((1, ORANGE), (2, RED))
 """Of a suspicion with and without a page of the run: what stands in a ticket is no page."""
 
@@ -53,37 +57,48 @@ def first_screen(config: RuleConfig) -> FirstScreen:
 
 
 def _first() -> str:
-    """The page of the run that fires longest, else its ticket, whose time is below zero."""
-    page, ticket = _notified(("alertname",))
-    return f"topk(1, {page}) or on () -1 * topk(1, {ticket})"
+    """The page of the run, else its ticket, whose value is below zero: that which fires longest, if known."""
+    page, ticket = _ages(("alertname",))
+    some_page, some_ticket = (f"group by (alertname) ({firing(each)})" for each in _SEVERITIES)
+    return (
+        f"topk(1, {page}) or on () topk(1, {some_page}) "
+        f"or on () -1 * topk(1, {ticket}) or on () -1 * topk(1, {some_ticket})"
+    )
 
 
-def _notified(labels: tuple[str, ...]) -> tuple[str, str]:
-    """For how long pages and tickets of the run fire that no other alert explains."""
-    page, ticket = (f'{RUN}, severity="{each}"' for each in ("critical", "warning"))
-    return age_of(page, labels, notified(page)), age_of(ticket, labels, notified(ticket))
+def _ages(labels: tuple[str, ...]) -> tuple[str, str]:
+    """For how long pages and tickets of the run fire."""
+    page, ticket = (age_of(each, labels) for each in _SEVERITIES)
+    return page, ticket
+
+
+def _reasons() -> str:
+    """Alerts of the run with their reason as the cause, its words apart."""
+    words = '"([a-z]+)_?([a-z]*)_?([a-z]*)"'
+    return f'label_replace({firing(RUN)}, "cause", "$1 $2 $3", "reason", {words})'
 
 
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
     suspected, named_node = suspects(RUN), f'{RUN}, node!=""'
-    page, ticket = _notified(())
+    ranks = suspects(RUN, ranks_only=True)
+    page, ticket = _ages(())
     return (
         verdict(
             "Verdict",
-            "The alert of this run that fired first, of those that no other one explains: pages are red, "
-            "tickets orange. What began first is nearest to the cause.",
+            "The alert of this run that has fired longest, of pages if there are any: red, tickets are "
+            "orange. What began first is nearest to the cause. " + READS,
             _first(),
             steps=((-1e15, ORANGE), (0, RED)),
             name="{{alertname}}",
             words=ALERTS,
-            empty="nothing fires",
+            empty="no alert seen",
             no_data=_NO_ALERT,
             links=(_ON_CALL,),
         ),
         verdict(
             "Rank",
             "Up to two ranks that the rules suspect; the table below has all of them.",
-            f"topk(2, {_PAGES} + group by (cluster, run, rank, node) ({suspected}))",
+            f"topk(2, {_PAGES} + group by (cluster, run, rank, node) ({ranks}))",
             steps=_BY_SEVERITY,
             name="rank {{rank}}",
             empty="no rank",
@@ -109,7 +124,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             f"(run_cause:rankwatch_lost_time:share{{{RUN}}})) or on () topk(1, max by (cluster, cause) "
             f'(label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}, "cause", " ", "kind", '
             '"exception"))) or on () topk(1, group by (cluster, cause) '
-            f"""(label_join({firing(f'{RUN}, reason!=""')}, "cause", "", "reason"))))""",
+            f"({_reasons()})))",
             steps=_BY_SEVERITY,
             name="{{cause}}",
             words=SUSPICIONS,
@@ -158,8 +173,8 @@ def _suspects(config: RuleConfig) -> Panel:
         title="Suspects",
         description="Suspected ranks first, with the cause and what shows it; then those with the largest "
         "excess of work over their peers or the longest time in one phase, where it is longer than two "
-        "scrapes. Red excess is that of RankwatchStraggler in a young run. A click opens the rank or its "
-        "node.",
+        "scrapes. Red excess is that of RankwatchRunSlow (slow_rank) in a young run. A click opens the rank "
+        "or its node.",
         no_data="no agent has seen ranks of this run.",
         unit="short",
         drawing=Drawing.TABLE,
@@ -213,24 +228,24 @@ def _suspects(config: RuleConfig) -> Panel:
 def _count_between(low: int | None, high: int | None) -> str:
     """Ranks from one edge to another. A large run exports only those that may stand out: the others are
     around 0 %."""
-    first, beyond = LEAST_EXCESS - 1 if low is None else low, MOST_EXCESS + 1 if high is None else high
+    first, beyond = _LEAST_EXCESS - 1 if low is None else low, _MOST_EXCESS + 1 if high is None else high
     inside = "|".join(map(str, range(first, beyond)))
     ranks = _moving(_RANKS_COUNTED)
     if first < 0 < beyond:  # rounding down makes -0 of nothing
-        others = _moving(f'{RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}')
-        return f"{ranks} - ({others} or 0 * {ranks}) and sum({RANKS_BY_EXCESS}{{{RUN}}})"
-    inside = f'{RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}'
+        others = _moving(f'{_RANKS_BY_EXCESS}{{{RUN}, excess!~"{inside}|-0"}}')
+        return f"{ranks} - ({others} or 0 * {ranks}) and sum({_RANKS_BY_EXCESS}{{{RUN}}})"
+    inside = f'{_RANKS_BY_EXCESS}{{{RUN}, excess=~"{inside}"}}'
     return f"{_moving(inside)} or 0 * {ranks}"
 
 
 def _moving(series: str) -> str:
     """Of a run that stands still, the steps of a while ago say nothing."""
-    return f"sum({series} unless on (cluster, run) {STALL}{{{RUN}}})"
+    return f"sum({series} unless on (cluster, run) {_STALL}{{{RUN}}})"
 
 
 _RANKS_COUNTED = f"stage:rankwatch_ranks:count{{{RUN}}}"
 _STANDING = (
-    f"sum(run:rankwatch_ranks_running:sum{{{RUN}}} and on (cluster, run) {STALL}{{{RUN}}}) "
+    f"sum(run:rankwatch_ranks_running:sum{{{RUN}}} and on (cluster, run) {_STALL}{{{RUN}}}) "
     f"or 0 * {_moving(_RANKS_COUNTED)}"
 )
 
@@ -243,7 +258,7 @@ def _row_name(low: int | None, high: int | None) -> str:
 
 def _ranks_over_time(config: RuleConfig) -> Panel:
     def colour(low: int | None) -> str:
-        excess = LEAST_EXCESS if low is None else low
+        excess = _LEAST_EXCESS if low is None else low
         near = YELLOW if excess >= _ODD else GREEN
         return RED if excess >= 100 * config.straggler_residual else near
 

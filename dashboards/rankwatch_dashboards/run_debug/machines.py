@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS
+from rankwatch_dashboards.firing import firing, named
 from rankwatch_dashboards.links import TO_GPU, TO_NODE
 from rankwatch_dashboards.panels import (
     CLUSTER,
@@ -51,7 +52,7 @@ NODES = (
     Panel(
         title="Memory in use",
         description="Share of memory that is not available, the fullest 20 nodes. Near 100 % the OOM killer "
-        "comes next: RankwatchRankLost.",
+        "comes next: RankwatchRunFailed (ranks_lost).",
         unit="percentunit",
         queries=(
             Query(
@@ -189,10 +190,10 @@ NODES = (
         queries=(
             Query(
                 expression=most(
-                    "max by (cluster, node, gpu, device, alertname) (ALERTS{alertname=~"
-                    f'"{"|".join(HARDWARE_ALERTS)}", alertstate="firing", {RUN}}})'
+                    "max by (cluster, node, gpu, device, alertname, reason) "
+                    f"({firing(f'{CLUSTER}, {named(HARDWARE_ALERTS)}')} {ON_ITS_NODES})",
                 ),
-                legend="{{alertname}} {{node}} {{gpu}}{{device}}",
+                legend="{{alertname}} {{reason}} {{node}} {{gpu}}{{device}}",
             ),
         ),
         links=(TO_NODE,),
@@ -275,7 +276,7 @@ TELEMETRY = (
     Panel(
         title="Black boxes left out",
         description="Black boxes that the agents of these nodes could not follow, per second and reason. "
-        "Any: RankwatchBlackBoxesLeftOut, and ranks are missing from all other panels.",
+        "Any: RankwatchTelemetryIncomplete (black_boxes), and ranks are missing from all other panels.",
         unit="short",
         queries=(
             Query(
@@ -291,7 +292,7 @@ TELEMETRY = (
     Panel(
         title="Collectors",
         description="Outcome of each collector's last run on the nodes of the run. Failed raises "
-        "RankwatchCollectorFailing; not_applicable means that the hardware is not there.",
+        "RankwatchTelemetryIncomplete (collector); not_applicable means that the hardware is not there.",
         unit="short",
         drawing=Drawing.STATES,
         queries=(

@@ -13,7 +13,7 @@ PROGRESS = (
     Panel(
         title="Ranks by state",
         description="How many ranks are in which state. Anything but running is worth a look; lost ranks "
-        "page with RankwatchRankLost.",
+        "page with RankwatchRunFailed (ranks_lost).",
         unit="short",
         drawing=Drawing.STACKED,
         queries=(

@@ -52,9 +52,9 @@ def _lost_by_cause(config: RuleConfig) -> Panel:
 def _residual_per_rank(config: RuleConfig) -> Panel:
     return Panel(
         title="Residual per rank",
-        description="Local time of a rank over the median of its stage, minus one, adjusted for work. "
-        "Above the threshold of the run for minutes: RankwatchStraggler. The threshold follows from how far "
-        "the ranks of the run differ; the red line holds while a run is young.",
+        description="Local time of a rank over the median of its stage, minus one, adjusted for work. Above "
+        "the threshold of the run for minutes: RankwatchRunSlow (slow_rank). The threshold follows from how "
+        "far the ranks of the run differ; the red line holds while a run is young.",
         unit="percentunit",
         threshold=config.straggler_residual,
         queries=(
@@ -106,7 +106,7 @@ def _suspected_stragglers(config: RuleConfig) -> Panel:
     return Panel(
         title="Suspected stragglers: slowdown",
         description="How many times longer the run takes than without the wait for this rank. Only "
-        "ranks that meet every condition of RankwatchStraggler have a line.",
+        "ranks that meet every condition of RankwatchRunSlow (slow_rank) have a line.",
         unit="short",
         span=12,
         threshold=config.straggler_critical_slowdown,
@@ -143,7 +143,7 @@ def why_slow(config: RuleConfig) -> tuple[Panel, ...]:
         Panel(
             title="Compute of each stage",
             description="Median compute time of a pipeline stage over that of the other stages. A stage "
-            "above the line in every replica is cut too large: RankwatchSlowStage.",
+            "above the line in every replica is cut too large: RankwatchRunSlow (slow_stage).",
             unit="short",
             threshold=config.stage_ratio,
             empty_when_healthy=True,
@@ -157,7 +157,7 @@ def why_slow(config: RuleConfig) -> tuple[Panel, ...]:
         Panel(
             title="Share of the step that waits for data",
             description="The largest 20 ranks. One rank alone is a straggler with phase data_loading; most "
-            "ranks together are RankwatchSlowDataLoading.",
+            "ranks together are RankwatchRunSlow (data_loading).",
             unit="percentunit",
             queries=(
                 Query(
@@ -169,7 +169,7 @@ def why_slow(config: RuleConfig) -> tuple[Panel, ...]:
         Panel(
             title="Late steps",
             description="Share of the run's time lost to steps that are late by a quarter or more. "
-            "Spread over many ranks it is RankwatchJitter.",
+            "Spread over many ranks it is RankwatchRunSlow (jitter).",
             unit="percentunit",
             queries=(
                 Query(expression=f"run:rankwatch_late_step_seconds:share{{{RUN}}}", legend="late steps"),
@@ -241,7 +241,7 @@ COLLECTIVES = (
     Panel(
         title="Transfer time per collective",
         description="Time of the last arriver, the least over the nodes: waiting is left out. A rise with "
-        "local time unchanged is the network: RankwatchNetworkDegraded.",
+        "local time unchanged is the network: RankwatchRunSlow (network).",
         unit="s",
         queries=(
             Query(

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-from support.alerts.lint import Violation, check_expression
-from support.alerts.promql import labels_of, parse, result_labels, selectors
+from rankwatch_alerts import ALERT_NAMES
+from rankwatch_alerts.checks import Violation, check_expression
+from rankwatch_alerts.promql import labels_of, parse, result_labels, selectors
 
 LONGEST_UID = 40
 FIRST_SCREEN = (
@@ -21,6 +22,7 @@ FIRST_SCREEN = (
     *((8 * number, 12, 8, 6) for number in range(3)),
 )
 """Places of the panels of a first screen: six verdicts, the main table, three views of it."""
+_ALERT = re.compile(r"Rankwatch[A-Z]\w+")
 _LINK = re.compile(r"\"/d/([^\"]+)\"")
 _NOT_CLASSIC = ("elements", "layout", "__inputs", "__requires")
 COLUMNS = 24
@@ -183,13 +185,16 @@ def panel_texts(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
         where = f"{dashboard['uid']}/{panel['id']}"
         if panel["type"] in _ANGULAR:
             yield Violation("panel-texts", where, f"type {panel['type']} is gone since Grafana 12")
+        for name in _ALERT.findall(f"{panel.get('title')} {panel.get('description')}"):
+            if name not in ALERT_NAMES:
+                yield Violation("panel-texts", where, f"{name} is no alert")
         if not panel.get("title"):
             yield Violation("panel-texts", where, "no title")
         if len(panel.get("description", "")) < SHORTEST_DESCRIPTION:
             yield Violation("panel-texts", where, "no description that says what is bad and what to do")
         if not panel.get("fieldConfig", {}).get("defaults", {}).get("unit"):
             yield Violation("panel-texts", where, "no unit")
-        if not panel.get("targets"):
+        if not panel.get("targets") and panel["type"] != "alertlist":
             yield Violation("panel-texts", where, "no query")
 
 
