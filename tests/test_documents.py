@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import ALERT_NAMES
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, load_config
+from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_cli.main import COMMANDS
 from support.jobs.forked_ranks import shared_ranks
 from support.paths import ROOT
@@ -80,10 +81,24 @@ def test_commands_in_the_documents_exist(page: Path) -> None:
 
 
 def test_alerts_are_listed() -> None:
-    """docs/alerts.md names every alert with its runbook."""
+    """docs/alerts.md has a row for every alert: its runbook, its reasons, and whether it can page."""
     page = (ROOT / "docs" / "alerts.md").read_text()
+    pages = {rule.alert for rule in alert_rules(RuleConfig()) if rule.severity in (None, "critical")}
     for name in ALERT_NAMES:
-        assert f"`{name}`" in page and f"[page](../runbooks/{name}.md)" in page
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", page, flags=re.MULTILINE)
+        assert f"[page](../runbooks/{name}.md)" in row
+        assert row.split(" | ")[1] == ("yes" if name in pages else "no"), name
+        assert [each for each in ALERTS[name] if f"`{each}`" not in row] == []
+
+
+@pytest.mark.parametrize("name", ["rules", "alerts", "adopting"])
+def test_settings_in_the_documents(name: str, tmp_path: Path) -> None:
+    """Printed settings of rules are taken as they are."""
+    printed = blocks(ROOT / "docs" / f"{name}.md", "toml")
+    assert printed
+    for text in printed:
+        (tmp_path / "rankwatch.toml").write_text(text)
+        load_config(tmp_path / "rankwatch.toml")
 
 
 def test_pages_are_listed() -> None:
@@ -106,7 +121,7 @@ def test_the_readme_shows_a_command_its_output_and_a_picture_within_thirty_lines
     """Whoever opens it sees what it does."""
     head = "\n".join(README.splitlines()[:30])
     assert "make demo" in head
-    assert "RankwatchStraggler" in head
+    assert "RankwatchRunSlow" in head
     assert "](docs/images/" in head
 
 

@@ -93,10 +93,10 @@ def test_runbooks(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from rankwatch_cli.main import main; sys.exit(main(['runbook', 'straggler']))"
+        "from rankwatch_cli.main import main; sys.exit(main(['runbook', 'runslow']))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("RankwatchStraggler\n")
+    assert done.stdout.startswith("RankwatchRunSlow\n")
 
 
 def test_missing_extra(wheel: Path, tmp_path: Path) -> None:

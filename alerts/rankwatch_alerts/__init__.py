@@ -1,10 +1,9 @@
 """Recording rules, alerts and the Alertmanager configuration, generated from one config object."""
 
-from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.alertmanager import alertmanager_config
 from rankwatch_alerts.config import RuleConfig, load_config
 from rankwatch_alerts.generation import prometheus_config, to_yaml, write_all, write_rules
-from rankwatch_alerts.recording import recording_groups
+from rankwatch_alerts.rule_files import alert_groups, alert_rules, recording_groups, recording_rules
 from rankwatch_alerts.rules import (
     AGENTS_UID,
     ALERT_NAMES,
@@ -33,7 +32,9 @@ __all__ = [
     "LEARNING_UID",
     "HARDWARE_ALERTS",
     "recording_groups",
+    "recording_rules",
     "alert_groups",
+    "alert_rules",
     "write_rules",
     "write_all",
     "write_sharded",

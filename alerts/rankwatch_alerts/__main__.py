@@ -23,7 +23,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _generate(options: Namespace) -> Iterable[Path | str]:
     config = _config(options)
-    return [to_toml(config).rstrip("\n")] if options.print_config else write_all(config, options.output)
+    if options.print_config:
+        return [to_toml(config).rstrip("\n")]
+    # Only here, so that a missing extra is named by the command, and not by an ImportError.
+    from rankwatch_alerts.checks import refuse_wrong
+
+    refuse_wrong(config)
+    return write_all(config, options.output)
 
 
 def _config(options: Namespace) -> RuleConfig:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from rankwatch.identity import as_contact
 from rankwatch.settings import expect
-from rankwatch_alerts.rules import ALERT_NAMES, HARDWARE_ALERTS, Alert
+from rankwatch_alerts.adjustments import Adjustments
 
 PAGE, TICKET, NULL, DEAD_MAN = "page", "ticket", "null", "dead-man"
+CONTACT_EMAIL, CONTACT_SLACK = "ticket-contact-email", "ticket-contact-slack"
 """Kinds of notification: a person is woken, a person looks in working hours, nobody is notified, and the
 service that pages when this one stops."""
 
@@ -25,43 +27,15 @@ class Owner(StrEnum):
     """The run: its code, data, checkpoints, cost."""
 
 
-_OF_PLATFORM = frozenset(
-    (
-        *HARDWARE_ALERTS,
-        Alert.PREEMPTION_STORM,
-        *(Alert.SUCCESS_BUDGET, Alert.GOODPUT_BUDGET, Alert.REQUEUE_RATE),
-        *(Alert.NODE_LOST, Alert.STRAGGLER, Alert.NETWORK_DEGRADED, Alert.JITTER),
-        *(
-            Alert.TELEMETRY_ABSENT,
-            Alert.COLLECTOR_FAILING,
-            Alert.RULES_FAILING,
-            Alert.RECORDS_MISSED,
-            Alert.BLACK_BOXES_LEFT_OUT,
-        ),
-        Alert.WATCHDOG,
-    )
-)
-
-
-def owner_of(alert: str, owners: Mapping[str, str]) -> str:
-    """Who acts on the alert; `owners` is the setting of that name."""
-    return owners.get(alert) or (Owner.PLATFORM if alert in _OF_PLATFORM else Owner.TRAINING)
-
-
-def alerts_by_owner(owners: Mapping[str, str]) -> dict[str, list[str]]:
-    """Every alert of the rules, below its owner; both in alphabetical order."""
-    found: dict[str, list[str]] = {}
-    for alert in sorted(ALERT_NAMES, key=lambda name: (owner_of(name, owners), name)):
-        found.setdefault(owner_of(alert, owners), []).append(alert)
-    return found
+def all_owners(owners: Mapping[str, str]) -> tuple[str, ...]:
+    """Everybody who acts on alerts, in alphabetical order; `owners` is the setting of that name."""
+    return tuple(sorted({*map(str, Owner), *owners.values()}))
 
 
 def receiver_names(owners: Mapping[str, str]) -> tuple[str, ...]:
-    """`page` and `ticket` for alerts that the rules do not know, and both of each owner."""
+    """`page` and `ticket` for alerts without a known owner, and both of each owner."""
     return tuple(
-        f"{kind}{of}"
-        for kind in (PAGE, TICKET)
-        for of in ("", *(f"-{each}" for each in alerts_by_owner(owners)))
+        f"{kind}{of}" for kind in (PAGE, TICKET) for of in ("", *(f"-{each}" for each in all_owners(owners)))
     )
 
 
@@ -70,19 +44,23 @@ def destination(given: Mapping[str, str], receiver: str) -> str:
     return given.get(receiver, given.get(receiver.partition("-")[0], ""))
 
 
+def in_alertmanager(name: str) -> str:
+    """The name of a receiver or time interval in a configuration that others have parts of, too."""
+    return f"rankwatch-{name}"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class Delivery(Adjustments):
     """Settings that say where notifications go, and when."""
 
-    owners: Mapping[str, str] = field(default_factory=dict)
-    """Who acts on an alert, by its name, where it is not `platform` or `training` as shipped. Each owner has
-    the receivers `page-OWNER` and `ticket-OWNER`; alerts of other rules go to `page` and `ticket`."""
     ticket_weekdays: str = "monday:friday"
     """Days on which tickets are delivered; at other times they wait."""
     ticket_hours: str = "08:00-18:00"
     """Times of these days; nothing for tickets at all days and hours."""
     ticket_time_zone: str = "UTC"
     """Time zone of `ticket_hours`, such as `Europe/Berlin`."""
+    ticket_repeat_interval_seconds: float = 86400.0
+    """Time before an unchanged ticket is repeated."""
     slack_channels: Mapping[str, str] = field(default_factory=dict)
     """Channel of Slack for each receiver. `page` holds for all pages that name no channel of their owner,
     `ticket` for such tickets; so in all tables of receivers."""
@@ -104,6 +82,14 @@ class Delivery:
     """File on the machine of Alertmanager with the password of `smtp_username`."""
     smtp_tls: bool = True
     """Refuse to send mail without TLS."""
+    contact_email_domains: tuple[str, ...] = ()
+    """Domains of mail addresses, such as `example.com`: a run that declares one of them by RANKWATCH_CONTACT
+    has its alerts mailed there, too. Users write what they like, so no other address is mailed to."""
+    contact_slack_channels: tuple[str, ...] = ()
+    """Channels that a run may declare so, such as `#pretraining`."""
+    notification_secret: str = "rankwatch-notifications"
+    """Secret of Kubernetes from which an AlertmanagerConfig takes what other settings name by a file; its
+    keys are the names of these files."""
     webhook_urls: Mapping[str, str] = field(default_factory=dict)
     """URL to which Alertmanager posts its JSON, for each receiver."""
     dead_man_url: str = ""
@@ -112,8 +98,7 @@ class Delivery:
 
     def check_delivery(self) -> None:
         """Raise FieldError for a setting that Alertmanager would refuse or that delivers nothing."""
-        known = set(self.owners) <= set(ALERT_NAMES) and all(map(_OWNER.fullmatch, self.owners.values()))
-        expect(self, "owners", known, "names of alerts, each with an owner of small letters, digits and _")
+        self.check_adjustments()
         receivers = receiver_names(self.owners)
         for name in _BY_RECEIVER:
             given = getattr(self, name)
@@ -130,7 +115,21 @@ class Delivery:
         wanted = "the file with the URL of Slack, because slack_channels names channels"
         expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not self.slack_channels, wanted)
         expect(self, "smtp_smarthost", bool(HOST_PORT.fullmatch(self.smtp_smarthost)), "host:port")
+        self._check_contacts()
         self._check_ticket_hours()
+
+    def _check_contacts(self) -> None:
+        domains, channels = self.contact_email_domains, self.contact_slack_channels
+        valid = all(as_contact(f"a@{each}") for each in domains)
+        expect(self, "contact_email_domains", valid, "domains, such as example.com")
+        valid = all(each.startswith("#") and as_contact(each) for each in channels)
+        expect(self, "contact_slack_channels", valid, "channels of Slack, such as #pretraining")
+        wanted = "the file with the URL of Slack, because contact_slack_channels names channels"
+        expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not channels, wanted)
+        valid = bool(_SECRET.fullmatch(self.notification_secret))
+        expect(self, "notification_secret", valid, "a name of Kubernetes")
+        valid = 1 <= self.ticket_repeat_interval_seconds <= 31_536_000
+        expect(self, "ticket_repeat_interval_seconds", valid, "a number of seconds from 1 to a year")
 
     def _check_ticket_hours(self) -> None:
         days, hours, zone = self.ticket_weekdays, self.ticket_hours, self.ticket_time_zone
@@ -141,12 +140,19 @@ class Delivery:
         expect(self, "ticket_time_zone", bool(_ZONE.fullmatch(zone)), expected)
 
 
+def allowed_contacts(config: Delivery) -> tuple[str, str]:
+    """Patterns of the mail addresses and the channels that a run may name as its contact; empty for none."""
+    domains = "|".join(config.contact_email_domains).replace(".", "[.]")
+    channels = "|".join(config.contact_slack_channels).replace(".", "[.]")
+    return (f"[A-Za-z0-9][A-Za-z0-9._+-]*@({domains})" if domains else "", channels)
+
+
 DELIVERY_SETTINGS = frozenset(each.name for each in fields(Delivery))
 """Names of the settings that `Delivery` checks."""
 _BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "webhook_urls")
 _TEXTS = ("slack_api_url_file", "email_from", "smtp_username", "smtp_password_file")
 _PLAIN = "printable text without template braces"
-_OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d:[0-5]\d|2[0-3]:[0-5]\d|24:00)")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}")
 HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)

@@ -133,9 +133,9 @@ def in_routes(value: Any, names: Mapping[str, str], key: str = "") -> Any:
             return value
 
 
-_QUERY_OF_RUNBOOK = re.compile(r"(?<=query=).*|(?<=```promql\n)(?s:.*?)(?=```)")
+_QUERY_OF_RUNBOOK = re.compile(r"(?<=\bask \")[^\"]*")
 
 
 def in_runbook(text: str, names: Mapping[str, str]) -> str:
-    """A page: the queries of its commands and of its blocks of PromQL."""
+    """A page: the queries of its commands."""
     return _QUERY_OF_RUNBOOK.sub(lambda found: in_query(found[0], names), text) if names else text

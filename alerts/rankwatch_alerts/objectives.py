@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import comb
+from statistics import NormalDist
 
 from rankwatch.settings import expect
 
@@ -13,8 +13,6 @@ DEFAULT_CLASS = "default"
 _MOST_OF_RATE = 0.9
 """Largest share of the highest possible burn rate that a window may need. Above it the window fires only
 where nearly all is lost, and from 1 on never."""
-_FEWEST_FAILURES = 2
-"""One run that fails has an alert of its own."""
 
 
 def of_class(values: Mapping[str, float], run_class: str) -> float:
@@ -33,18 +31,6 @@ def burn_factor(config: Objectives, budget: str) -> float:
 def can_burn(factor: float, objective: float) -> bool:
     """True if a burn rate is possible at an objective: where all is lost, it is 1 / (1 - objective)."""
     return factor * (1 - objective) < _MOST_OF_RATE
-
-
-def failures_to_page(objective: float, runs: float, chance: float) -> int:
-    """The fewest failures among so many runs that are rarer than `chance` where each run succeeds with the
-    probability of the objective: the tail of the binomial distribution. At least two."""
-    number = int(runs)
-    tail, failures = 1.0, 0
-    while tail > chance and failures <= number:
-        good = number - failures
-        tail -= comb(number, failures) * (1 - objective) ** failures * objective**good
-        failures += 1
-    return max(failures, _FEWEST_FAILURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +53,19 @@ class Objectives:
     """Period of the budgets: 28 days, so that each has as many weekends. Prometheus must keep its data for
     so long; its default is 15 days."""
     goodput_fast_window_seconds: float = 21600.0
-    """Window of the page on goodput. Its last twelfth must burn as fast, so it ends with the loss."""
+    """Window of the first ticket on goodput. Its last twelfth must burn as fast, so it ends with the loss."""
     goodput_fast_budget: float = 0.04
-    """Share of the period's budget that burns within that window when it pages. At a goodput objective of 0.9
-    that is a goodput of 0.55: single faults have pages of their own, sooner."""
+    """Share of the period's budget that burns within that window when it opens a ticket. At a goodput
+    objective of 0.9 that is a goodput of 0.55: single faults have alerts of their own, sooner."""
     goodput_slow_window_seconds: float = 259200.0
     """Window of the ticket on goodput."""
     goodput_slow_budget: float = 0.15
     """Share of the budget that burns within that window when it opens a ticket."""
     success_page_window_seconds: float = 86400.0
     """Window in which different runs that fail are counted for a page."""
-    success_page_chance: float = 0.01
-    """Largest chance that as many runs fail within that window by themselves, at the objective: it gives the
-    count from which a page is raised."""
-    runs_expected: Mapping[str, float] = field(
-        default_factory=lambda: {"default": 20.0, "production": 5.0, "experiment": 40.0, "fine-tuning": 20.0}
-    )
-    """Runs of each class within that window. `default` is for all other classes."""
+    success_page_chance: float = 0.001
+    """Largest chance that as many of the runs of that window fail by themselves, at the objective: it gives
+    the count from which a page is raised."""
     success_least_attempts: float = 20.0
     """Fewest attempts of a class in the period for a ticket on their success. It also takes more than one
     failure: of 20 attempts, one is more than an objective of 0.99 allows."""
@@ -108,9 +90,8 @@ class Objectives:
                 f"a share whose window can fire: it needs a burn rate of {factor:g}, and at the objective of "
                 f"class {run_class}, {lowest:g}, nothing burns faster than {1 / (1 - lowest):g}",
             )
-        for run_class, runs in self.runs_expected.items():
-            objective = of_class(self.success_objectives, run_class)
-            limit = failures_to_page(objective, runs, self.success_page_chance)
-            chance = f"at the objective {objective:g}, fewer failures are chance"
-            expected = f"at least {limit} runs of class {run_class}: {chance}"
-            expect(self, "runs_expected", runs >= limit, expected)
+
+    @property
+    def success_page_deviations(self) -> float:
+        """Standard deviations of a normal distribution that are exceeded with `success_page_chance`."""
+        return round(NormalDist().inv_cdf(1 - self.success_page_chance), 3)

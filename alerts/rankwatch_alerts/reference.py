@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from rankwatch.settings import toml_value
-from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import owner_of
-from rankwatch_alerts.rules import AlertRule, duration
+from rankwatch_alerts.rule_files import alert_rules
+from rankwatch_alerts.rules import duration
 
 _GENERATING = """\
 Rules, Alertmanager configuration, dashboards, runbooks and reference are generated from one set of
-objectives, thresholds, windows, selectors, names of labels, severities and owners. What the defaults give
+objectives, thresholds, windows, names of labels, changes of single alerts and owners. What the defaults give
 lies in `alerts/generated` and `dashboards/generated` (installed: `share/rankwatch`). To change a value, write
 it into a TOML file and generate. This needs `pip install '.[alerts,dashboards]'` in a clone.
 
@@ -28,10 +27,15 @@ A `rules.toml` for runs that save once in two hours, in a Prometheus whose relab
 checkpoint_age_budget_seconds = 9000.0
 goodput_objectives = {default = 0.8, production = 0.95}
 label_names = {cluster = "k8s_cluster", node = "hostname"}
-severities = {RankwatchRunBehindPlan = "critical"}
-owners = {RankwatchStraggler = "training"}
+owners = {RankwatchRunSlow = "training"}
+disabled_alerts = ["RankwatchGpusWasted/mfu"]
+extra_labels = {team = "ml-platform"}
 runbook_base_url = "https://wiki.example.com/rankwatch"
 dashboard_base_url = "https://grafana.example.com"
+
+[overrides]
+"RankwatchRunLate/behind_plan" = {severity = "critical"}
+"RankwatchRunSlow/jitter" = {for_seconds = 1800.0, labels = {tier = "2"}}
 ```
 
 The folder then holds:
@@ -41,6 +45,8 @@ The folder then holds:
 | `prometheus/*.rules.yml` | Prometheus: `rule_files` |
 | `prometheus/sharded`, with `prometheus_shards` | [several servers](cardinality.md#several-servers) |
 | `alertmanager/alertmanager.yml`, and the texts of notifications beside it | Alertmanager: `--config.file` |
+| `alertmanager/rankwatch-*.yml` | people: [an Alertmanager of others](adopting.md#files) |
+| `kubernetes/alertmanager-config.yml` | the Prometheus operator: an AlertmanagerConfig |
 | `grafana/provisioning`, `grafana/dashboards` | Grafana: `GF_PATHS_PROVISIONING` |
 | `kubernetes/rules` | the Prometheus operator, with `prometheus_rule_labels` for its `ruleSelector` |
 | `kubernetes/config-maps`, or `kubernetes/grafana-operator` | Grafana's sidecar, or its operator |
@@ -78,7 +84,8 @@ pagerduty_routing_key_files = {page = "/etc/alertmanager/secrets/pagerduty"}
 email_to = {ticket-platform = "gpu-team@example.com"}
 ticket_hours = "09:00-17:30"
 ticket_time_zone = "Europe/Berlin"
-owners = {RankwatchStraggler = "training"}
+contact_email_domains = ["example.com"]
+owners = {RankwatchRunSlow = "training"}
 ```
 """
 
@@ -105,16 +112,12 @@ def settings_reference(config: RuleConfig, texts: Mapping[str, str], column: str
 def alerts_reference(config: RuleConfig) -> Iterator[str]:
     """A table of the alerting rules, in Markdown, in the order of triage."""
     yield from ("| alert | severity | owner | for | what it says |", "| --- | --- | --- | --- | --- |")
-    for group in alert_groups(config):
-        for rule in group.rules:
-            if isinstance(rule, AlertRule):
-                name, link = rule.alert, rule.annotations["runbook_url"]
-                labels = "".join(
-                    f", {label} `{text}`" for label, text in rule.labels.items() if "{" not in text
-                )
-                waits, says = duration(rule.for_seconds), rule.annotations["summary"]
-                owner = owner_of(name, config.owners)
-                yield f"| [{name}]({link}){labels} | {rule.severity} | {owner} | {waits} | {says} |"
+    for rule in alert_rules(config):
+        reason = f", `{rule.reason}`" if rule.reason else ""
+        link = f"[{rule.alert}](../runbooks/{rule.alert}.md)"
+        severity, owner = rule.severity or "of the run", rule.labels["owner"]
+        waits, says = duration(rule.for_seconds), rule.annotations["summary"]
+        yield f"| {link}{reason} | {severity} | {owner} | {waits} | {says} |"
 
 
 def _prometheus(config: RuleConfig) -> Iterator[str]:
@@ -123,7 +126,10 @@ def _prometheus(config: RuleConfig) -> Iterator[str]:
     yield from ("scrape_configs:", f"  - job_name: {config.agent_job}", f"    scrape_interval: {interval}")
     yield "    static_configs:"
     yield '      - targets: ["node1:9477", "node2:9477"]'
-    yield from ("  - job_name: prometheus  # itself, for RankwatchRulesFailing", "    static_configs:")
+    yield from (
+        "  - job_name: prometheus  # itself, for RankwatchTelemetryAbsent, reason rules_failing",
+        "    static_configs:",
+    )
     yield '      - targets: ["localhost:9090"]'
     yield from ("rule_files:", "  - rules/*.rules.yml")
     yield from ("alerting:", "  alertmanagers:", "    - static_configs:")

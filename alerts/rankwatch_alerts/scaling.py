@@ -39,6 +39,7 @@ _LEAST_SCRAPES = {
     "interval_advice_window_seconds": 240,
     "checkpoint_overlap_window_seconds": 30,
     "checkpoint_slow_window_seconds": 60,
+    "ended_shown_seconds": 20,
     "run_failed_for_seconds": 4,
     "preemption_window_seconds": 30,
     "pace_window_seconds": 20,
@@ -68,6 +69,7 @@ _LEAST_SCRAPES = {
     "group_interval_seconds": 2,
     "page_group_interval_seconds": 2,
     "repeat_interval_seconds": 60,
+    "ticket_repeat_interval_seconds": 120,
 }
 """Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that
 start in either order."""

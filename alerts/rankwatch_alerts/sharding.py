@@ -13,23 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.generation import prometheus_config, rule_file, to_yaml
-from rankwatch_alerts.recording import recording_groups
+from rankwatch_alerts.rule_files import alert_groups, recording_groups
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup
 from rankwatch_alerts.servers import ALERTS_OF_SHARDS, FLEET_JOB, SHARDS_JOB
 
 AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
-_FLEET = frozenset(
-    f"rankwatch-{name}"
-    for name in (
-        *("objectives", "budgets", "cost", "hardware", "users", "gpus", "fabric", "hosts", "tickets"),
-        "held-back",
-    )
-)
-"""Groups that look at machines, whoever runs there, at all runs of a class, or at all alerts."""
 _METRIC = re.compile(r'(?<![\w:"$.])(?:[a-z][a-z_0-9]*:)?rankwatch_[a-z_0-9]+(?::[a-z_0-9]+)*')
 _SHARD = "__tmp_shard"
 
@@ -67,8 +58,8 @@ def roles(config: RuleConfig) -> tuple[Role, Role]:
     """The role of the shards, and that of the fleet server: each group is in one of them."""
     groups = (*recording_groups(config), *alert_groups(config))
     return (
-        Role(tuple(each for each in groups if each.name not in _FLEET)),
-        Role(tuple(each for each in groups if each.name in _FLEET)),
+        Role(tuple(each for each in groups if not each.of_fleet)),
+        Role(tuple(each for each in groups if each.of_fleet)),
     )
 
 

@@ -12,6 +12,10 @@ from rankwatch.errors import IdentityError
 _RUN_BYTES = 100
 _RUN_CLASS_BYTES = 32
 _HASH_CHARACTERS = 8
+_CONTACT = re.compile(
+    r"(?=.{2,64}\Z)(?:#[a-z0-9][a-z0-9._-]*|[A-Za-z0-9][A-Za-z0-9._+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)",
+    re.ASCII,
+)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 
 
@@ -67,3 +71,8 @@ def safe_run(run: str) -> str:
 def as_run_class(text: str) -> str:
     """The class of a run as a label value of at most 32 characters."""
     return _UNSAFE.sub("_", text)[:_RUN_CLASS_BYTES]
+
+
+def as_contact(text: str) -> str:
+    """A channel or one mail address of at most 64 characters; empty if the text is neither."""
+    return text if _CONTACT.fullmatch(text) else ""

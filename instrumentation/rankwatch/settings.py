@@ -7,8 +7,8 @@ the help of its flag. Each `read_...` function returns the settings of one sourc
     config = build(Config, given).values
 
 Fields may be str, int, float, bool, Path, Path | None, a Literal of strings, a tuple of strings or of paths,
-or a Mapping of names to numbers or strings. A mistake raises SettingError, whose message is one sentence for
-the user.
+or a Mapping of names to numbers, strings or tables. A mistake raises SettingError, whose message is one
+sentence for the user.
 
 `import rankwatch` does not import this module: training needs none of it.
 """
@@ -301,6 +301,16 @@ def _text_table(value: Any) -> dict[str, str]:
     return {key: _text(each) for key, each in value.items()}
 
 
+def _tables(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+        raise ValueError(value)
+    return value
+
+
+def _inline_table(text: str) -> Any:
+    return tomllib.loads(f"value = {text}")["value"]
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -340,6 +350,7 @@ _KINDS: Mapping[Any, _Kind] = MappingProxyType(
             _text_table,
             _text_pairs,
         ),
+        Mapping[str, Mapping[str, Any]]: _Kind("a table of tables", "TOML", _tables, _inline_table),
     }
 )
 

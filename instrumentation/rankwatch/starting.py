@@ -26,7 +26,7 @@ from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.hooks import install_beside_box, install_hooks
 from rankwatch.identification import Given, identify
-from rankwatch.identity import Identity, as_run_class
+from rankwatch.identity import Identity, as_contact, as_run_class
 from rankwatch.launchers import is_first_here
 from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
@@ -49,6 +49,7 @@ def start(
     coordinates: Mapping[str, tuple[int, int]] | None = None,
     target_steps: int | None = None,
     run_class: str | None = None,
+    contact: str | None = None,
     checkpoint_interval_seconds: float | None = None,
     deadline: float | str | datetime | None = None,
     flops_per_token: float | None = None,
@@ -69,6 +70,8 @@ def start(
         Default `$RANKWATCH_TARGET_STEPS`.
     run_class: such as "production"; the settings of the alerts say from how many ranks on a class may page.
         Default `$RANKWATCH_RUN_CLASS`.
+    contact: channel or mail address of whoever is told of the run, such as "#my-team" or "me@example.com",
+        where the settings of the alerts allow it. Default `$RANKWATCH_CONTACT`.
     checkpoint_interval_seconds: longest time between two checkpoints that the run intends; with it, an alert
         is raised for a run that never saves. Default `$RANKWATCH_CHECKPOINT_INTERVAL_SECONDS`.
     deadline: when the run is to be done, as Unix time or with its time zone; with `target_steps`, the agent
@@ -94,7 +97,7 @@ def start(
     invalid environment) is logged once, and the returned run object records nothing.
     """
     names = _names(phases)
-    _check(capacity, gpu, checkpoint_interval_seconds)
+    _check(capacity, gpu, checkpoint_interval_seconds, contact)
     done_by = _deadline(deadline)
     stated = _stated(flops_per_token, baseline_tokens_per_second)
     given = Given(
@@ -129,6 +132,7 @@ def start(
             phases=names,
             target_steps=target_steps or variables.target_steps(os.environ),
             run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
+            contact=contact or variables.contact(os.environ),
             checkpoint_interval_seconds=checkpoint_interval_seconds
             or variables.checkpoint_interval(os.environ),
             traceparent=as_traceparent(os.environ.get(environment.TRACEPARENT, "")),
@@ -263,7 +267,9 @@ def _deadline(given: float | str | datetime | None) -> float:
         raise UsageError(f"deadline is {given!r:.100}, {error}") from None
 
 
-def _check(capacity: int, gpu: str | None, interval: float | None) -> None:
+def _check(capacity: int, gpu: str | None, interval: float | None, contact: str | None) -> None:
+    if contact and not as_contact(contact):
+        raise UsageError(f"contact is {contact!r:.100}, expected #channel or name@example.com")
     if not 256 <= capacity <= layout.MAX_CAPACITY:
         raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
     if gpu is not None and not is_gpu_uuid(gpu):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from rankwatch.conventions import environment
+from rankwatch.identity import as_contact
 
 _log = logging.getLogger("rankwatch")
 _END_OF_TIME = 1e11
@@ -38,6 +39,15 @@ def target_steps(env: Mapping[str, str]) -> int | None:
         return int(text) if text else None
     _log.warning("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
     return None
+
+
+def contact(env: Mapping[str, str]) -> str:
+    """The declared channel or mail address of the run; empty where there is none."""
+    text = env.get(environment.CONTACT, "")
+    if text and not as_contact(text):
+        expected = "expected #channel or name@example.com, at most 64 characters"
+        _log.warning("%s is %.100r, %s: it is ignored", environment.CONTACT, text, expected)
+    return as_contact(text)
 
 
 def deadline(env: Mapping[str, str]) -> float:

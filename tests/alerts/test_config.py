@@ -102,7 +102,7 @@ def test_wrong_time_scale(time_scale: float) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "wiki", "ftp://wiki", "https://", "https://:80", "http://[", "http://a:b/", "http://a b/"),
+        *("wiki", "ftp://wiki", "https://", "https://:80", "http://[", "http://a:b/", "http://a b/"),
         *("https://wiki/{{ $labels.run }}", "https://wiki?page=", "https://wiki#top", "https://wiki\n"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 
 from rankwatch.conventions import Label, SlowPhase
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts.promql import labels_of, parse
 from rankwatch_alerts.rules import AlertRule, RecordingRule
-from support.alerts.promql import labels_of, parse
 
 CONFIG = RuleConfig()
 VALUES = {

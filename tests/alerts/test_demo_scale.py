@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 
 STEP_SECONDS = 0.25
 SECONDS = 180
+STRAGGLER = '{alertname="RankwatchRunSlow", cause="slow_rank", alertstate="firing"}'
 
 
 def _check(
@@ -26,7 +27,7 @@ def _check(
     """
     expected = [
         {
-            "expr": 'count by (rank) (ALERTS{alertname="RankwatchStraggler", alertstate="firing"} > 0)',
+            "expr": f"count by (rank) (ALERTS{STRAGGLER})",
             "eval_time": f"{second}s",
             "exp_samples": [{"labels": f'{{rank="{rank}"}}', "value": 1}] if rank else [],
         }

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig, alertmanager_config
+from rankwatch_alerts import RuleConfig, alertmanager_config
 from support.servers.prometheus import alertmanager, get_json, poll, post_json
 
 pytestmark = pytest.mark.process
 
-LOST, ABSENT = Alert.NODE_LOST, Alert.TELEMETRY_ABSENT
+LOST, ABSENT, STALLED = "NodeLost", "TelemetryAbsent", "RunStalled"
 
 
 def _alert(name: str, held_back: str = "", **labels: str) -> tuple[dict[str, str], bool]:
     """Labels of an alert, and whether it must be held back."""
-    return {"alertname": name, "cluster": "c", "severity": "critical", **labels}, bool(held_back)
+    fixed = {"alertname": f"Rankwatch{name}", "product": "rankwatch", "cluster": "c", "severity": "critical"}
+    return {**fixed, **labels}, bool(held_back)
 
 
 def _inhibited(tmp_path: Path, *alerts: tuple[dict[str, str], bool]) -> None:
@@ -41,17 +42,17 @@ def test_lost_node(tmp_path: Path) -> None:
         tmp_path,
         _alert(LOST, reason="node", run="r", node="n1"),
         _alert(LOST, reason="node", run="r", node="n2"),
-        _alert(Alert.RUN_STALLED, yes, reason="rank_known", run="r", rank="7", node="n1"),
-        _alert(Alert.RUN_STALLED, yes, reason="rank_unknown", run="r"),
-        _alert(Alert.COLLECTIVES_DESYNCHRONISED, yes, reason="rank_unknown", run="r"),
-        _alert(Alert.RANK_LOST, yes, reason="waited", run="r"),
-        _alert(Alert.CHECKPOINT_STALE, yes, run="r"),
+        _alert(STALLED, yes, reason="rank_known", run="r", rank="7", node="n1"),
+        _alert(STALLED, yes, reason="rank_unknown", run="r"),
+        _alert(STALLED, yes, reason="mismatch_unknown", run="r"),
+        _alert("RunFailed", yes, reason="waited", run="r", severity="warning"),
+        _alert("CheckpointAtRisk", yes, reason="stale", run="r", severity="warning"),
         _alert(ABSENT, yes, reason="run_vanished", run="r"),
         _alert(ABSENT, yes, reason="agent_down", node="n1"),
-        _alert(Alert.COLLECTOR_FAILING, yes, collector="ranks", node="n2"),
-        _alert(Alert.LOSS_NON_FINITE, run="r"),
+        _alert("TelemetryIncomplete", yes, reason="collector", collector="ranks", node="n2"),
+        _alert("LossDiverging", reason="non_finite", run="r"),
         _alert(ABSENT, reason="agent_down", node="n3"),
-        _alert(Alert.RUN_STALLED, reason="rank_known", run="s", rank="0", node="n1"),
+        _alert(STALLED, reason="rank_known", run="s", rank="0", node="n1"),
     )
 
 
@@ -61,10 +62,20 @@ def test_most_nodes_lost(tmp_path: Path) -> None:
     _inhibited(
         tmp_path,
         _alert(LOST, reason="network", run="r"),
-        _alert(Alert.RUN_STALLED, yes, reason="rank_unknown", run="r"),
-        _alert(ABSENT, yes, reason="agent_down", node="n3"),
-        _alert(ABSENT, yes, reason="agent_down", job="rankwatch"),
-        _alert(Alert.COLLECTOR_FAILING, collector="host", node="n3"),
+        _alert(STALLED, yes, reason="rank_unknown", run="r"),
+        _alert(ABSENT, yes, reason="agent_down", node="n3", severity="warning"),
+        _alert(ABSENT, yes, reason="agent_down", job="rankwatch", severity="warning"),
+        _alert("TelemetryIncomplete", reason="collector", collector="host", node="n3"),
+    )
+
+
+def test_small_run_loses_its_network(tmp_path: Path) -> None:
+    """Its ticket explains its own stall, and no agent of others."""
+    _inhibited(
+        tmp_path,
+        _alert(LOST, reason="network", run="r", severity="warning"),
+        _alert(STALLED, "by the lost nodes", reason="rank_unknown", run="r", severity="warning"),
+        _alert(ABSENT, reason="agent_down", node="n3", severity="warning"),
     )
 
 
@@ -76,5 +87,5 @@ def test_unseen_node(tmp_path: Path) -> None:
         _alert(ABSENT, reason="node_unseen", run="r", node="n1"),
         _alert(ABSENT, yes, reason="agent_down", node="n1"),
         _alert(ABSENT, reason="agent_down", node="n2"),
-        _alert(Alert.STRAGGLER, run="r", rank="3", node="n2"),
+        _alert("RunSlow", cause="slow_rank", run="r", rank="3", node="n2"),
     )

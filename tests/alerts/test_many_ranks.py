@@ -18,15 +18,16 @@ RANKS = 1001
 def test_lost_ranks(tmp_path: Path) -> None:
     """One alert for the run, whose text has the number of its ranks and names 16 of them."""
     lost = 'rankwatch_rank_state{cluster="c", run="r", rank="%d", node="n%d", state="lost"}'
-    alert = {"alertname": "RankwatchRankLost", "cluster": "c", "run": "r"}
-    fires = {**alert, "alertstate": "firing", "page": "yes", "severity": "critical"}
+    alert = {"alertname": "RankwatchRunFailed", "cluster": "c", "run": "r", "reason": "ranks_lost"}
+    of_all = {"product": "rankwatch", "owner": "training", "severity": "warning"}
+    fires = {**alert, **of_all, "alertstate": "firing"}
     labels = ",".join(f'{name}="{value}"' for name, value in fires.items())
     case = {
         "interval": "15s",
         "input_series": [{"series": lost % (rank, rank // 8), "values": "1x10"} for rank in range(RANKS)],
         "promql_expr_test": [
             {
-                "expr": 'ALERTS{alertname="RankwatchRankLost"}',
+                "expr": 'ALERTS{alertname="RankwatchRunFailed"}',
                 "eval_time": "1m",
                 "exp_samples": [{"labels": f"ALERTS{{{labels}}}", "value": 1}],
             }

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import email
-import json
-import socketserver
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from email.policy import default as email_policy
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rankwatch.errors import SettingError
 from rankwatch_alerts import RuleConfig, alertmanager_config, load_config
+from support.servers.notified import mail_server, web_server
 from support.servers.prometheus import alertmanager, poll, post_json
 
 STRAGGLER = {
     "labels": {
-        "alertname": "RankwatchStraggler",
+        "alertname": "RankwatchRunSlow",
+        "product": "rankwatch",
+        "owner": "platform",
         "severity": "critical",
-        "page": "yes",
+        "contact": "me@example.com",
         "cluster": "eu1",
         "run": "llama",
         "rank": "5",
@@ -38,7 +35,7 @@ STRAGGLER = {
         "phase": "data_loading",
         "causes": "slow_rank 38%, jitter 7%",
         "slowdown": "1.62",
-        "runbook_url": "https://wiki.test/RankwatchStraggler",
+        "runbook_url": "https://wiki.test/RankwatchRunSlow",
         "dashboard_url": "https://grafana.test/d/rankwatch-run-debug?var-run=llama",
     },
     "startsAt": "2026-11-23T09:30:00Z",
@@ -46,11 +43,11 @@ STRAGGLER = {
 WHO = "rank 5, node gpu-17, run llama, cluster eu1"
 CAUSE = "slow rank, in data loading (all: slow rank 38%, jitter 7%)"
 COST = "the run takes 1.62 times as long"
-RUNBOOK, DASHBOARD = "https://wiki.test/RankwatchStraggler", STRAGGLER["annotations"]["dashboard_url"]  # type: ignore[index]
+RUNBOOK, DASHBOARD = "https://wiki.test/RankwatchRunSlow", STRAGGLER["annotations"]["dashboard_url"]  # type: ignore[index]
 DESCRIPTION = "Rank 5 needs 1.62 times as long as its peers & waits for <nobody>."
-TITLE = f"[PAGE] RankwatchStraggler: {WHO}"
+TITLE = f"[PAGE] RankwatchRunSlow: {WHO}"
 TEXT = f"""\
-RankwatchStraggler
+RankwatchRunSlow
 Who: {WHO}
 Cause: {CAUSE}
 Cost: {COST}
@@ -64,8 +61,8 @@ Since: 2026-11-23 09:30:00 UTC
 def test_texts(tmp_path: Path) -> None:
     """Rank, node, cause, cost, runbook and dashboard stand on top, in all three forms, to the letter."""
     with ExitStack() as stack:
-        url, posted = stack.enter_context(_web())
-        mail_address, mails = stack.enter_context(_mail())
+        url, posted = stack.enter_context(web_server())
+        mail_address, mails = stack.enter_context(mail_server())
         config = _delivering_to(tmp_path, url, mail_address)
         base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
         post_json(f"{base}/api/v2/alerts", [STRAGGLER])
@@ -77,7 +74,7 @@ def test_texts(tmp_path: Path) -> None:
     assert attachment["title_link"] == DASHBOARD
     assert attachment["color"] == "danger"
     assert attachment["text"] == (
-        f"*RankwatchStraggler*\n*Who:* {WHO}\n*Cause:* {CAUSE}\n*Cost:* {COST}\n"
+        f"*RankwatchRunSlow*\n*Who:* {WHO}\n*Cause:* {CAUSE}\n*Cost:* {COST}\n"
         f"<{RUNBOOK}|Runbook> | <{DASHBOARD}|Dashboard> | since 2026-11-23 09:30:00 UTC\n"
         "Rank 5 needs 1.62 times as long as its peers &amp; waits for &lt;nobody&gt;."
     )
@@ -87,7 +84,7 @@ def test_texts(tmp_path: Path) -> None:
     text, html = (_body(mail, kind) for kind in ("text/plain", "text/html"))
     assert text == TEXT
     assert f"<td>{WHO}</td>" in html
-    assert f'<a href="{RUNBOOK}">Runbook</a>, <a href="{DASHBOARD}">Dashboard</a>' in html
+    assert f'<a href="{RUNBOOK}">' in html and f'<a href="{DASHBOARD}">' in html
     assert "peers &amp; waits for &lt;nobody&gt;." in html
 
 
@@ -97,12 +94,12 @@ def _check_pagerduty(event: dict[str, Any]) -> None:
     assert payload["summary"] == TITLE
     assert payload["severity"] == "critical"
     assert (payload["class"], payload["component"], payload["group"]) == (
-        "RankwatchStraggler",
+        "RankwatchRunSlow",
         "gpu-17",
         "llama",
     )
     shown = {name: value for name, value in payload["custom_details"].items() if value}
-    assert shown == {
+    assert {name: value.removeprefix("\t") for name, value in shown.items()} == {
         "who": WHO,
         "cause": CAUSE,
         "cost": COST,
@@ -116,19 +113,28 @@ def _check_pagerduty(event: dict[str, Any]) -> None:
         {"href": DASHBOARD, "text": "Dashboard"},
     ]
     assert event["client_url"] == DASHBOARD
+    assert not any(map(_yaml_makes_other, shown.values()))
+
+
+def _yaml_makes_other(text: str) -> bool:
+    """True if an Alertmanager that reads details as YAML sends anything but the text itself."""
+    try:
+        return not isinstance(yaml.safe_load(text), str)
+    except yaml.YAMLError:
+        return False
 
 
 @pytest.mark.process
 def test_texts_of_a_group(tmp_path: Path) -> None:
-    """A group of tickets is named by its run; an alert without rank, cause and slowdown is whole."""
-    labels = {"alertname": "RankwatchPriceUnknown", "severity": "warning", "cluster": "eu1", "run": "llama"}
-    links = {"runbook_url": "u", "dashboard_url": "d"}
-    plain = {"summary": "A price is missing.", "description": "No price.", **links}
+    """A group of tickets is named by its run; an alert without rank, cause, slowdown and links is whole."""
+    ours = {"product": "rankwatch", "owner": "training", "severity": "warning"}
+    labels = {"alertname": "RankwatchOverBudget", **ours, "cluster": "eu1", "run": "llama"}
+    plain = {"summary": "A run costs too much.", "description": "Too much."}
     start = {"annotations": plain, "startsAt": "2026-11-23T09:30:00Z"}
-    other = {**labels, "alertname": "RankwatchDataSkew", "rank": "3"}
+    other = {**labels, "alertname": "RankwatchRunLate", "reason": "behind_plan"}
     with ExitStack() as stack:
-        url, posted = stack.enter_context(_web())
-        mail_address, _ = stack.enter_context(_mail())
+        url, posted = stack.enter_context(web_server())
+        mail_address, _ = stack.enter_context(mail_server())
         config = replace(
             _delivering_to(tmp_path, url, mail_address),
             slack_channels={"ticket": "#tickets"},
@@ -138,17 +144,15 @@ def test_texts_of_a_group(tmp_path: Path) -> None:
         base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
         post_json(f"{base}/api/v2/alerts", [{"labels": each, **start} for each in (labels, other)])
         # An old alert does not wait for its group, so the first message may tell of one of the two.
-        poll(lambda: "DataSkew" in str(posted) and "PriceUnknown" in str(posted), 60, "both tickets")
+        poll(lambda: "RunLate" in str(posted) and "OverBudget" in str(posted), 60, "both tickets")
     (attachment,) = posted["/slack"]["attachments"]
     assert attachment["title"] == "[TICKET] 2 alerts, run llama, cluster eu1"
     assert attachment["color"] == "warning"
-    line = (
-        "*Cost:* see the description\n<u|Runbook> | <d|Dashboard> | since 2026-11-23 09:30:00 UTC\nNo price."
-    )
+    line = "*Cost:* see the description\nsince 2026-11-23 09:30:00 UTC\nToo much."
     assert attachment["text"] == (
-        "*RankwatchPriceUnknown*\n*Who:* run llama, cluster eu1\n*Cause:* A price is missing.\n"
+        "*RankwatchOverBudget*\n*Who:* run llama, cluster eu1\n*Cause:* A run costs too much.\n"
         f"{line}\n\n"
-        f"*RankwatchDataSkew*\n*Who:* rank 3, run llama, cluster eu1\n*Cause:* A price is missing.\n{line}"
+        f"*RankwatchRunLate*\n*Who:* run llama, cluster eu1\n*Cause:* behind plan\n{line}"
     )
 
 
@@ -160,15 +164,15 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
     days = "sunday:saturday" if open_now else f"{today + timedelta(days=3):%A}".lower()
     hours = {"ticket_weekdays": days, "ticket_hours": "00:00-24:00", "ticket_time_zone": "Etc/UTC"}
     ticket, *pages = (
-        {"labels": {"alertname": name, "severity": severity, "cluster": "c", "run": name}}
+        {"labels": {"alertname": name, "product": "rankwatch", "severity": severity, "run": name}}
         for name, severity in (
-            ("RankwatchJitter", "warning"),
+            ("RankwatchRunLate", "warning"),
             ("RankwatchRunStalled", "critical"),
-            ("RankwatchRankLost", "critical"),
+            ("RankwatchReplicasDisagree", "critical"),
         )
     )
     with ExitStack() as stack:
-        url, posted = stack.enter_context(_web())
+        url, posted = stack.enter_context(web_server())
         kinds = {kind: f"{url}/{kind}" for kind in ("page", "ticket")}
         config = replace(RuleConfig.for_demo(), webhook_urls=kinds, **hours)
         base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
@@ -186,9 +190,9 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_dead_man(tmp_path: Path) -> None:
     """The service is called again and again while the alert fires, and hears nothing of its end."""
-    watchdog = {"alertname": "RankwatchWatchdog", "severity": "info", "cluster": "c"}
+    watchdog = {"alertname": "RankwatchWatchdog", "product": "rankwatch", "severity": "info"}
     with ExitStack() as stack:
-        url, posted = stack.enter_context(_web())
+        url, posted = stack.enter_context(web_server())
         config = replace(RuleConfig.for_demo(), dead_man_url=f"{url}/alive")
         base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
         post_json(f"{base}/api/v2/alerts", [{"labels": watchdog}])
@@ -197,11 +201,72 @@ def test_dead_man(tmp_path: Path) -> None:
             assert posted.pop("/alive")["status"] == "firing"
 
 
+CONTACTS = ("me@example.com", "a.b+c@ml.example.org", "me@example.com.evil.org", "x@evil.org", "#channel",
+            "evil@x.org,me@example.com", "{{ .x }}@example.com", "me@exampleXcom")  # fmt: skip
+
+
+@pytest.mark.process
+def test_contact(tmp_path: Path) -> None:
+    """Who trains is mailed beside the owner, where the domain is allowed, and only of runs that name him.
+
+    An address elsewhere, several addresses, and what only looks like an allowed one get nothing.
+    """
+    alerts = [
+        {**STRAGGLER, "labels": {**STRAGGLER["labels"], "run": f"run-{number}", "contact": contact}}  # type: ignore[dict-item]
+        for number, contact in enumerate(CONTACTS)
+    ]
+    with ExitStack() as stack:
+        url, posted = stack.enter_context(web_server())
+        mail_address, mails = stack.enter_context(mail_server())
+        config = replace(
+            RuleConfig.for_demo(),
+            webhook_urls={"page": f"{url}/page"},
+            contact_email_domains=("example.com", "ml.example.org"),
+            smtp_smarthost=mail_address,
+            smtp_tls=False,
+        )
+        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
+        post_json(f"{base}/api/v2/alerts", alerts)
+        poll(lambda: len(posted.get("all /page", ())) >= len(CONTACTS), 60, "pages of all runs")
+        poll(lambda: {each["To"] for each in mails} >= set(CONTACTS[:2]), 60, "two mails")
+    assert {
+        (each["To"], f"run run-{CONTACTS.index(each['To'])}," in str(each["Subject"])) for each in mails
+    } == {(each, True) for each in CONTACTS[:2]}
+
+
+@pytest.mark.parametrize("domains", [(), ("example.com",)])
+def test_contact_is_off(domains: tuple[str, ...]) -> None:
+    """As shipped, nobody is mailed because a user wrote an address."""
+    config: Any = alertmanager_config(replace(RuleConfig(), contact_email_domains=domains))
+    named = [each for each in config["receivers"] if "contact" in each["name"]]
+    assert len(named) == ("contact" in str(config["route"])) == len(domains)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["who: rank 5", "(all: slow rank 38 %)", "1.62", "yes", "null", "# no", "- a", "[a]", "{a: b}", "'x'",
+     "2026-11-23", "cause: rank 3\nwho: rank 5", "|\n text", "*x", "%x", "key:\n  - 1"],
+)  # fmt: skip
+def test_details_are_no_yaml(text: str) -> None:
+    """A newer Alertmanager sends a detail that reads as YAML as a map, a number or nothing; with the tab
+    before it that every detail has, it is the text that older versions send."""
+    config: Any = alertmanager_config(replace(RuleConfig(), pagerduty_routing_key_files={"page": "key"}))
+    sent = [each for receiver in config["receivers"] for each in receiver.get("pagerduty_configs", ())]
+    assert sent
+    for each in sent:
+        texts = {name: detail for name, detail in each["details"].items() if detail}
+        assert {name for name, detail in texts.items() if not detail.startswith("\t")} == {
+            "runbook",
+            "dashboard",
+        }
+    assert not _yaml_makes_other(f"\t{text}")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("owners = {RankwatchStragler = 'me'}", "names of alerts, each with an owner"),
-        ("owners = {RankwatchStraggler = 'My Team'}", "names of alerts, each with an owner"),
+        ("owners = {RankwatchRunSlo = 'me'}", "names of alerts, each with an owner"),
+        ("owners = {RankwatchRunSlow = 'My Team'}", "names of alerts, each with an owner"),
         ("email_to = {pages = 'a@b'}", "a table with some of the receivers page, page-platform"),
         ("email_to = {page = '{{ .x }}'}", "without template braces"),
         ("ticket_weekdays = 'friday:monday'", "a range of weekdays, such as monday:friday"),
@@ -213,6 +278,12 @@ def test_dead_man(tmp_path: Path) -> None:
         ("webhook_urls = {page = 'ftp://x'}", "an http(s) URL without query for page"),
         ("dead_man_url = 'cronitor'", "an http(s) URL without query"),
         ("slack_channels = {page = 3}", "a table of strings"),
+        ("contact_email_domains = ['*']", "domains, such as example.com"),
+        ("contact_email_domains = ['x.com|.*']", "domains, such as example.com"),
+        ("contact_slack_channels = ['#general']", "the file with the URL of Slack"),
+        ("contact_slack_channels = ['me@example.com']", "channels of Slack"),
+        ("ticket_repeat_interval_seconds = 0", "a number of seconds from 1"),
+        ("notification_secret = 'My Secret'", "a name of Kubernetes"),
     ],
 )
 def test_wrong_destination(line: str, sentence: str, tmp_path: Path) -> None:
@@ -228,16 +299,16 @@ def test_owner_of_ones_own(tmp_path: Path) -> None:
     """A new owner has receivers, and those that name none fall back on the common one."""
     file = tmp_path / "rules.toml"
     file.write_text(
-        'owners = {RankwatchStraggler = "hpc"}\n'
+        'owners = {RankwatchRunSlow = "hpc"}\n'
         'webhook_urls = {page = "http://all.test/", page-hpc = "http://hpc.test/"}\n'
     )
     config: Any = alertmanager_config(load_config(file))
     urls = {each["name"]: each["webhook_configs"][0]["url"] for each in config["receivers"] if len(each) > 1}
     assert urls == {
-        "page": "http://all.test/",
-        "page-hpc": "http://hpc.test/",
-        "page-platform": "http://all.test/",
-        "page-training": "http://all.test/",
+        "rankwatch-page": "http://all.test/",
+        "rankwatch-page-hpc": "http://hpc.test/",
+        "rankwatch-page-platform": "http://all.test/",
+        "rankwatch-page-training": "http://all.test/",
     }
 
 
@@ -260,60 +331,3 @@ def _delivering_to(directory: Path, url: str, mail_address: str) -> RuleConfig:
 def _body(mail: Any, kind: str) -> str:
     (part,) = (each for each in mail.walk() if each.get_content_type() == kind)
     return "\n".join(str(part.get_content()).strip().splitlines())
-
-
-@contextmanager
-def _web() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Takes what is posted; yields its URL, and the newest body of each path."""
-    posted: dict[str, Any] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            posted[self.path] = body
-            self.send_response(202 if self.path == "/pagerduty" else 200)
-            self.end_headers()
-            self.wfile.write(b"ok")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
-        yield f"http://{address}", posted
-
-
-@contextmanager
-def _mail() -> Iterator[tuple[str, list[Any]]]:
-    """A mail server that takes all mails; yields its address and what it has got."""
-    mails: list[Any] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            self.wfile.write(b"220 test\r\n")
-            for line in self.rfile:
-                command = line[:4].upper()
-                if command == b"DATA":
-                    self.wfile.write(b"354 go on\r\n")
-                    mails.append(email.message_from_bytes(self._data(), policy=email_policy))
-                self.wfile.write(b"221 bye\r\n" if command == b"QUIT" else b"250 test\r\n")
-                if command == b"QUIT":
-                    return
-
-        def _data(self) -> bytes:
-            lines = iter(self.rfile.readline, b".\r\n")
-            return b"".join(each.removeprefix(b".") if each.startswith(b"..") else each for each in lines)
-
-    with _serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
-        yield address, mails
-
-
-@contextmanager
-def _serving(server: socketserver.TCPServer) -> Iterator[str]:
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

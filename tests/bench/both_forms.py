@@ -127,8 +127,9 @@ def by_rules(job: Job) -> dict[Culprit, float]:
     """
     run = simulate(replace(job, recorder=EXACT))
     expressions = []
-    for alert, record, by in _NAMED:
-        fired = f'count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}{_SINCE_BEGIN})'
+    for cause, record, by in _NAMED:
+        fires = f'alertname="{Alert.RUN_SLOW}",cause="{cause}",alertstate="firing"'
+        fired = f"count_over_time(ALERTS{{{fires}}}{_SINCE_BEGIN})"
         lost = f"sum_over_time((max by ({by}) (1 - 1 / {record})){_SINCE_BEGIN})"
         expressions.append(f"{lost} and on ({by}) (max by ({by}) ({fired}))")
     with tempfile.TemporaryDirectory() as name:
@@ -138,8 +139,8 @@ def by_rules(job: Job) -> dict[Culprit, float]:
 
 
 _NAMED = (
-    (Alert.STRAGGLER, "rank:rankwatch_straggler:slowdown", "rank"),
-    (Alert.SLOW_STAGE, "stage:rankwatch_slow_stage:slowdown", "stage"),
+    (Cause.SLOW_RANK, "rank:rankwatch_straggler:slowdown", "rank"),
+    (Cause.SLOW_STAGE, "stage:rankwatch_slow_stage:slowdown", "stage"),
 )
 
 

@@ -59,7 +59,9 @@ def measure(seed: int) -> Result:
 def _row(run: str, rank: int, named: DeliveredHang) -> Row:
     limit = _TIMES_TIMEOUT * max(named.timeout_seconds, _CONFIG.stall_floor_seconds)
     rank_named, _ = named_rank(named.alert) or ("nobody", "")
-    right = rank_named == str(rank) and named.alert.name == HANG_FAULTS[run].alert
+    fault = HANG_FAULTS[run]
+    alert = (named.alert.name, named.alert.labels["reason"])
+    right = rank_named == str(rank) and alert == (fault.alert, fault.reason)
     return Row(
         f"{run}: rank {rank}",
         f"{named.seconds:.1f} s, {named.alert.name} rank {rank_named}",

@@ -85,7 +85,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
     ):
         watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
         straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
-        slow = watch.until(Alert.STRAGGLER, straggler_seconds, lambda: watch.seconds > window)
+        slow = watch.until(Alert.RUN_SLOW, straggler_seconds, lambda: watch.seconds > window)
         scraped, series = int(prometheus.value("sum(scrape_samples_scraped)")), prometheus.series()
         with urllib.request.urlopen(f"http://{address}/stall", data=b"", timeout=60):
             pass
@@ -100,7 +100,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
             interval_seconds=config.scrape_interval_seconds,
             slow=slow,
             stalled=stalled,
-            right_ranks_named=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
+            right_ranks_named=slow.named == {Alert.RUN_SLOW: [str(job.slow_rank)]}
             and stalled.named.get(Alert.RUN_STALLED) == [str(job.asleep_rank)],
             scraped=scraped,
             series=series,

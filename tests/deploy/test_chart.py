@@ -6,12 +6,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from rankwatch_alerts import RuleConfig, write_rules
 from support.deploy.chart import CHART, KUBERNETES, MONITORING, NAME, ROOT, helm, template
 
 pytestmark = pytest.mark.process
@@ -35,9 +37,15 @@ def test_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
-def test_generated_files() -> None:
-    """Helm reads no file outside the chart, so it holds copies; they are equal."""
-    sources = [*(ROOT / "alerts/generated").glob("*.rules.yml"), *(ROOT / "dashboards/generated").glob("*")]
+def test_generated_files(tmp_path: Path) -> None:
+    """Helm reads no file outside the chart, so it holds copies; alerts have addresses that values replace."""
+    linked = {
+        "runbook_base_url": "https://runbooks.invalid",
+        "dashboard_base_url": "https://dashboards.invalid",
+    }
+    _, alerts = write_rules(replace(RuleConfig(), **linked), tmp_path)  # type: ignore[arg-type]
+    recording = ROOT / "alerts/generated/recording.rules.yml"
+    sources = [alerts, recording, *(ROOT / "dashboards/generated").glob("*")]
     copies = {path.name: path.read_bytes() for path in (CHART / "files").iterdir()}
     assert copies == {path.name: path.read_bytes() for path in sources}
 

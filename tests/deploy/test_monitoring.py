@@ -40,6 +40,7 @@ ENDPOINT_FIELDS = {
     "metricRelabelings",
 }
 """Fields of the operator's endpoints that we use; it has no schema here, so its reference was read."""
+LINKS = {"runbook_url", "dashboard_url"}
 
 
 def rules(name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -124,12 +125,36 @@ def test_rules(name: str) -> None:
     """Group for group those of the rule files, with fields that the operator knows."""
     values = {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
     found = rules(name, values)
-    assert found["spec"] == yaml.safe_load((RULES / f"{name}.rules.yml").read_text())
+    expected = yaml.safe_load((RULES / f"{name}.rules.yml").read_text())
+    for rule in (rule for group in expected["groups"] for rule in group["rules"] if "alert" in rule):
+        rule["annotations"] = {key: text for key, text in rule["annotations"].items() if key not in LINKS}
+    assert found["spec"] == expected
     assert found["metadata"]["labels"]["release"] == "prometheus"
     allowed = {"record", "alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
     for group in found["spec"]["groups"]:
         assert set(group) <= {"name", "interval", "limit", "rules"}
         assert all(set(rule) <= allowed for rule in group["rules"])
+
+
+@pytest.mark.parametrize(
+    ("values", "links"),
+    [
+        ({}, set()),
+        ({"runbookBaseUrl": "https://wiki.test/rw/"}, {"runbook_url"}),
+        ({"dashboardBaseUrl": "https://grafana.test"}, {"dashboard_url"}),
+    ],
+)
+def test_links(values: dict[str, str], links: set[str]) -> None:
+    """Alerts link to where the values say, and nowhere else."""
+    groups = rules("alerts", {"prometheusRule": {"enabled": True, **values}})["spec"]["groups"]
+    shown = [rule for group in groups for rule in group["rules"]]
+    assert shown
+    for rule in shown:
+        annotations = rule["annotations"]
+        assert LINKS & annotations.keys() == links
+        below = tuple(f"{each.rstrip('/')}/" for each in values.values())
+        assert all(annotations[each].startswith(below) for each in links)
+        assert annotations.get("runbook_url", rule["alert"]).endswith(rule["alert"])
 
 
 def test_rules_of_ones_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,12 @@ def test_manifests_without_helm(tmp_path: Path) -> None:
     copies.mkdir(parents=True)
     (copies / "stale.json").touch()
     done = subprocess.run(
-        ["bash", str(ROOT / ".ci" / "manifests")], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["bash", str(ROOT / ".ci" / "manifests")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith("agent/deploy/kubernetes was not rebuilt, because")

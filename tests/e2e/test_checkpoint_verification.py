@@ -86,7 +86,8 @@ def _raises_alert(directory: Path, agent: AgentProcess, path: str) -> None:
     """A page, by a Prometheus that starts now."""
     config = RuleConfig.for_demo()
     with monitored_system(directory, config, (), more_agents=(agent,)) as system:
-        alert = system.alert("job", Alert.CHECKPOINT_DAMAGED, path=path, file="state.pt", damage="flipped")
+        damage = {"path": path, "file": "state.pt", "damage": "flipped"}
+        alert = system.alert("job", Alert.CHECKPOINT_AT_RISK, reason="damaged", **damage)
         assert complete(alert, config), str(alert)
         assert alert.labels["severity"] == "critical"
         assert f"Checkpoint {path} of run job, step 30, is damaged" in alert.annotations["description"]

@@ -10,23 +10,38 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_rules, recording_rules
+from rankwatch_alerts.checks import template_queries
+from rankwatch_alerts.promql import parse, selectors
 from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.first_acts import first_acts
 from rankwatch_dashboards.preview import Prometheus, draw
-from support.alerts.lint import runbook_queries, template_queries
-from support.alerts.promql import parse, selectors
+from support.alerts.runbooks import runbook_queries
 from support.dashboards.lint import filled_in, targets
 from support.recorded.absent import NOT_RECORDED, reason
 from support.recorded.loaded import Loaded, loaded_prometheus
 from support.recorded.preview import pictures, view
-from support.recorded.runs import CONFIG, CRASHING, FILE, HEALTHY, NODE, RUNS, Recorded
+from support.recorded.runs import (
+    CLUSTER,
+    CONFIG,
+    CRASHING,
+    FILE,
+    GPU_NODE,
+    HEALTHY,
+    LOST_GPU,
+    NODE,
+    RUNS,
+    Recorded,
+)
 from support.servers.prometheus import get_json, require
 
 pytestmark = pytest.mark.process
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 LARGEST_BYTES = 5_000_000
+TABLE, QUIET = "What is wrong now, and the other runs", "without alert"
+_TELLS_APART = ("alertname", "severity", "reason", "run", "rank", "node", "gpu", "device")
+"""Labels of the rows of the table."""
 _LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 _LEGEND_LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 
@@ -46,30 +61,28 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
         yield recording
 
 
-def _firing(loaded: Loaded, run: str) -> list[dict[str, str]]:
-    found = loaded.ask(f'ALERTS{{alertstate="firing", run="{run}"}}')
+def _firing(loaded: Loaded, of: str = "") -> list[dict[str, str]]:
+    found = loaded.ask(f'ALERTS{{alertstate="firing", {of}}}')
     return [each["metric"] for each in found]
 
 
 @pytest.mark.parametrize("each", [each for each in RUNS if each.alert], ids=lambda each: each.run)
 def test_fault_raises_its_alert(each: Recorded, loaded: Loaded) -> None:
     """With the rank and the node that the fault was given."""
-    wanted = {"alertname": str(each.alert), **each.labels}
-    assert any(wanted.items() <= alert.items() for alert in _firing(loaded, each.run)), _firing(
-        loaded, each.run
-    )
+    firing = _firing(loaded)
+    assert any(each.wanted.items() <= alert.items() for alert in firing), firing
 
 
 def test_healthy_run_raises_no_alert(loaded: Loaded) -> None:
     """It ran as long as the others, on the same node."""
     steps = loaded.ask(f'max(rankwatch_steps_total{{run="{HEALTHY}"}})')
     assert float(steps[0]["values"][-1][1]) > 150, "its steps were recorded"
-    assert _firing(loaded, HEALTHY) == []
+    assert _firing(loaded, f'run="{HEALTHY}"') == []
 
 
 def test_rules_are_answered(loaded: Loaded) -> None:
     """Every expression of every rule is a query that Prometheus accepts."""
-    rules = [rule for group in (*recording_groups(CONFIG), *alert_groups(CONFIG)) for rule in group.rules]
+    rules = (*recording_rules(CONFIG), *alert_rules(CONFIG))
     assert len(rules) > 100
     for rule in rules:
         loaded.ask(rule.expression)
@@ -77,7 +90,7 @@ def test_rules_are_answered(loaded: Loaded) -> None:
 
 def test_queries_of_annotations_are_answered(loaded: Loaded) -> None:
     """Alerts ask Prometheus for what their texts and labels say."""
-    rules = [rule for group in alert_groups(CONFIG) for rule in group.rules]
+    rules = alert_rules(CONFIG)
     texts = [text for rule in rules for text in (*rule.annotations.values(), *rule.labels.values())]
     queries = {query for text in texts for query in template_queries(text)}
     assert len(queries) > 10
@@ -93,9 +106,18 @@ def test_queries_of_runbooks_are_answered(loaded: Loaded) -> None:
         loaded.ask(query)
 
 
+@pytest.mark.parametrize("each", [each for each in RUNS if each.alert], ids=lambda each: each.run)
+def test_runbook_answers_for_its_fault(each: Recorded, loaded: Loaded) -> None:
+    """With the labels of the alert. A label that series do not have would answer nothing, as in health."""
+    labels = {"CLUSTER": CLUSTER, "RUN": each.run, "RANK": "0", "NODE": NODE}
+    labels |= {name.upper(): value for name, value in each.labels.items()}
+    page = (RUNBOOKS / f"{each.alert}.md").read_text()
+    assert any(loaded.ask(query) for query in runbook_queries(page, labels))
+
+
 def test_recorded_series_are_of_present_rules(loaded: Loaded) -> None:
     """A rule that was renamed since makes the recording stale: run `make record`."""
-    known = {str(rule.record) for group in recording_groups(CONFIG) for rule in group.rules}
+    known = {rule.record for rule in recording_rules(CONFIG)}
     names = get_json(f"{loaded.url}/api/v1/label/__name__/values")["data"]
     recorded = {name for name in names if ":" in name}
     assert len(recorded) > 30
@@ -138,31 +160,43 @@ def _at_end(loaded: Loaded, uid: str, title: str, letter: str = "A", run: str = 
 
 
 def test_on_call_shows_each_alert_once(loaded: Loaded) -> None:
-    """The straggler fires as a page and as a ticket, and stands there as a page."""
-    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now")
-    (straggler,) = [each for each in rows if each["alertname"] == Alert.STRAGGLER]
+    """The straggler that costs much stands there as a page alone, and below all alerts stand other runs."""
+    rows = _at_end(loaded, ON_CALL_UID, TABLE)
+    (straggler,) = [each for each in rows if each.get("reason") == "slow_rank"]
     assert straggler["severity"] == "critical"
-    assert {each["severity"] for each in rows} == {"critical", "warning"}
+    assert {each["severity"] for each in rows} == {"critical", "warning", QUIET}
+    assert [each["run"] for each in rows if each["severity"] == QUIET] == [HEALTHY]
+    told_apart = {tuple(each.get(name) for name in _TELLS_APART) for each in rows}
+    assert len(told_apart) == len(rows)
 
 
 def test_on_call_says_why(loaded: Loaded) -> None:
-    """Each alert on a run has a cause and blames a rank, and its first act is known."""
-    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now", "B")
+    """Each alert on a run has the cause and the suspect of the run, also what follows from its lost GPU."""
     why = {
-        (each["alertname"], each["run"]): (
-            each.get("cause"),
-            each.get("blamed_rank"),
-            each.get("blamed_node"),
-        )
-        for each in rows
+        (each["alertname"], each["reason"], each["run"]): (each.get("cause", ""), each.get("suspect", ""))
+        for each in _at_end(loaded, ON_CALL_UID, TABLE)
+        if each["severity"] != QUIET and "run" in each
     }
-    assert why[Alert.STRAGGLER, "slow-rank"] == ("slow: compute", "2", "node-a")
-    assert why[Alert.RUN_STALLED, "stalled-rank"] == ("not_enqueued", "1", "node-a")
-    assert why[Alert.GPU_LOST, "lost-gpu"] == (Alert.GPU_LOST, "5", "node-b")
-    assert why[Alert.CHECKPOINT_FAILED, "bad-disk"][0].startswith("OSError: No space left on device")
-    assert (Alert.RUN_STALLED, "lost-gpu") not in why, "the lost GPU explains it"
-    assert why[Alert.LOSS_NON_FINITE, "nan-loss"] == ("first NaN or infinity", "1", "node-a")
-    assert len(rows) == len(_at_end(loaded, ON_CALL_UID, "What is wrong now")), "none stands twice"
+    assert why[Alert.RUN_SLOW, "slow_rank", "slow-rank"] == ("slow: compute", "2 on node-a")
+    assert why[Alert.RUN_STALLED, "rank_known", "stalled-rank"] == ("not_enqueued", "1 on node-a")
+    assert why[Alert.LOSS_DIVERGING, "non_finite", "nan-loss"] == ("first NaN or infinity", "1 on node-a")
+    cause, suspect = why[Alert.CHECKPOINT_AT_RISK, "failed", "bad-disk"]
+    assert cause.startswith("OSError: No space left on device") and suspect == "0 on node-a"
+    for fault in ((Alert.GPU_FAULT, "lost"), (Alert.RUN_STALLED, "rank_unknown")):
+        cause, suspect = why[(*fault, "lost-gpu")]
+        assert cause.startswith(Alert.GPU_FAULT) and suspect == f"{LOST_GPU} on {GPU_NODE}"
+
+
+def test_on_call_names_rank_and_node(loaded: Loaded) -> None:
+    """Of the alert itself; one on a GPU has the rank that works on it."""
+    rows = _at_end(loaded, ON_CALL_UID, TABLE)
+    named = {(each.get("reason"), each.get("rank"), each.get("node")) for each in rows}
+    assert {
+        ("slow_rank", "2", NODE),
+        ("rank_known", "1", NODE),
+        ("failed", "0", NODE),
+        ("lost", str(LOST_GPU), GPU_NODE),
+    } <= named
 
 
 def test_on_call_says_what_to_do_first(loaded: Loaded) -> None:
@@ -172,25 +206,30 @@ def test_on_call_says_what_to_do_first(loaded: Loaded) -> None:
     def act(text: str) -> str:
         return next(act for pattern, act in acts.items() if re.search(pattern.strip("/"), text))
 
-    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now", "B")
-    first = {(each["alertname"], each["run"]): act(each["act"]) for each in rows}
-    assert first[Alert.RUN_STALLED, "stalled-rank"] == "Dump the stack of this rank"
-    assert first[Alert.GPU_LOST, "lost-gpu"] == "Drain the node, restart the run without it"
+    rows = [each for each in _at_end(loaded, ON_CALL_UID, TABLE) if "alertname" in each]
+    first = {(each["reason"], each.get("run")): act(each["act"]) for each in rows}
+    rules = alert_rules(RuleConfig())
+    asked = {(rule.alert, reason): act for rule in rules for reason, act in rule.first_acts.items()}
+    assert first["rank_known", "stalled-rank"] == asked[Alert.RUN_STALLED, "rank_known"]
+    assert first["lost", "lost-gpu"] == asked[Alert.GPU_FAULT, "lost"]
 
 
-def test_on_call_says_when_faults_began(loaded: Loaded) -> None:
-    """Before the alert: a straggler at its first slow steps, a stall at the last progress."""
-    moments = {
-        (each["metric"]["alertname"], each["metric"]["run"]): float(each["values"][-1][1]) / 1000
-        for each in _answers(loaded, ON_CALL_UID, "What is wrong now", "E")
+def test_on_call_says_what_it_costs(loaded: Loaded) -> None:
+    """Beside each alert stand what its run loses and how it does: no ordering by cost without it."""
+    rows = {
+        letter: {
+            (each["metric"].get("reason"), each["metric"].get("run")): float(each["values"][-1][1])
+            for each in _answers(loaded, ON_CALL_UID, TABLE, letter)
+        }
+        for letter in "BCDEF"
     }
-    (straggler,) = loaded.ask(f'ALERTS_FOR_STATE{{alertname="{Alert.STRAGGLER}", severity="critical"}}')
-    began = float(straggler["values"][-1][1])
-    assert began - 30 <= moments[Alert.STRAGGLER, "slow-rank"] < began
-    (progress,) = loaded.ask('run:rankwatch_progress_timestamp_seconds:max{run="stalled-rank"}')
-    assert moments[Alert.RUN_STALLED, "stalled-rank"] == pytest.approx(
-        float(progress["values"][-1][1]), abs=0.01
-    )
+    lost, cost, age, goodput, done = rows.values()
+    stalled, healthy = ("rank_known", "stalled-rank"), (None, HEALTHY)
+    assert lost[stalled] > lost[healthy] and cost[stalled] > cost[healthy]
+    assert goodput[stalled] < goodput[healthy] <= 1.0
+    assert 0.0 < done[stalled] < done[healthy] < 1.0
+    assert all(0.0 <= each < loaded.end - loaded.start for each in age.values())
+    assert age.keys() >= {stalled, ("lost", "lost-gpu"), ("failed", "bad-disk")}
 
 
 def test_on_call_goes_back_before_the_first_nan(loaded: Loaded) -> None:
@@ -234,10 +273,12 @@ def test_lost_time_adds_up(loaded: Loaded) -> None:
 
 
 def test_crash_loop_is_the_verdict(loaded: Loaded) -> None:
-    """Not the failure of its last attempt, which fires longer."""
-    assert Alert.RUN_FAILED in {each["alertname"] for each in _firing(loaded, CRASHING.run)}
-    (verdict,) = _at_end(loaded, RUN_DEBUG_UID, "Verdict", run=CRASHING.run)
-    assert verdict["alertname"] == Alert.RUN_CRASH_LOOPING
+    """Not the failure of its last attempt: that is a ticket, which fires longer and would be below zero."""
+    reasons = {each["reason"] for each in _firing(loaded, f'run="{CRASHING.run}"')}
+    assert reasons == {"failed", "restarts_fail"}
+    (verdict,) = _answers(loaded, RUN_DEBUG_UID, "Verdict", "A", CRASHING.run)
+    assert verdict["metric"]["alertname"] == Alert.RUN_FAILED
+    assert float(verdict["values"][-1][1]) > 0.0
 
 
 @pytest.mark.parametrize("pattern", NOT_RECORDED)

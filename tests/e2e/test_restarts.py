@@ -7,7 +7,6 @@ neighbour whose job crashes again and again, must raise none. Times are compress
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -18,24 +17,26 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
-from support.alerts.agent_means import agent_group
-from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, served
-from support.alerts.rule_test import cases_in
-from support.alerts.scenarios import CASES, STEP_SECONDS, Key, TimeSeries, continued, key_of, scenarios
+from rankwatch_alerts import Alert, alertmanager_config, prometheus_config, write_rules
+from support.alerts.replay import (
+    HEALTHY,
+    SECONDS_A_STEP,
+    Replay,
+    agents_file,
+    healthy,
+    replayable,
+    replayed_rules,
+    sample_head,
+    served,
+)
+from support.alerts.scenarios import Key, key_of
 from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 STEPS = 1500
-LONGEST_LEAD = 50
-"""Steps before an alert fires. Alerts that need a longer history are tested by promtool only."""
-CONFIG = replace(
-    RuleConfig().scaled(SPEED),
-    event_window_seconds=900.0,
-    absence_for_seconds=RuleConfig().absence_for_seconds / SPEED,
-)
-"""Events keep their alerts firing throughout the test. Scaling alone would leave the last time too long."""
+CONFIG = replace(replayed_rules(), event_window_seconds=900.0)
+"""Events keep their alerts firing throughout the test."""
 FLAGS = (
     "--query.lookback-delta=40s",
     "--rules.alert.for-grace-period=80s",
@@ -45,62 +46,19 @@ FLAGS = (
 SHORT_SECONDS, LONG_SECONDS = 2.0, 48.0
 """Outages of 15 s and of 6 min."""
 SECONDS_TO_FIRE, SECONDS_TO_SETTLE = 400.0, 24.0
-HEALTHY, NEIGHBOUR = "healthy", "neighbour"
-ALERTS = frozenset(
-    {
-        Alert.STRAGGLER,
-        Alert.SLOW_STAGE,
-        Alert.JITTER,
-        Alert.RUN_STALLED,
-        Alert.COLLECTIVES_DESYNCHRONISED,
-        Alert.RANK_LOST,
-        Alert.NODE_LOST,
-        Alert.LOSS_DIVERGING,
-        Alert.TELEMETRY_ABSENT,
-        Alert.COLLECTOR_FAILING,
-    }
-)
-"""Alerts on states that last. Two cores evaluate no more than these every two seconds."""
-REPLAYED_ELSEWHERE = ("up", "scrape_duration_seconds")
-"""Prometheus makes these itself."""
-
-_SUCCESS = "rankwatch_collector_last_success_timestamp_seconds"
-"""Of the healthy run it would be old: collectors run more often than the steps of a replay."""
-
+NEIGHBOUR = "neighbour"
+LASTING = {
+    Alert.RUN_SLOW: "slow_rank|slow_stage|jitter",
+    Alert.RUN_STALLED: ".+",
+    Alert.RUN_FAILED: "ranks_lost|killed_while_waiting|waited",
+    Alert.NODE_LOST: ".+",
+    Alert.LOSS_DIVERGING: "trend",
+    Alert.TELEMETRY_ABSENT: "(?!rankwatch_step|rules_failing).+",
+    Alert.TELEMETRY_INCOMPLETE: "collector",
+}
+"""Alerts on states that last, and patterns of their reasons or causes. Two cores evaluate no more than these
+every two seconds."""
 Active = frozenset[tuple[Key, str]]
-
-
-def _chosen() -> dict[Key, tuple[str, list[TimeSeries]]]:
-    """The scenarios that can be replayed, each in a cluster of its own, all firing at the same step."""
-    found = {}
-    for number, (key, scenario) in enumerate(scenarios(STEPS).items()):
-        if key[0] not in ALERTS or key[2].startswith("rankwatch_step"):
-            continue
-        made_here = any(each.name in REPLAYED_ELSEWHERE for each in scenario.series)
-        replayed = scenario.fires <= LONGEST_LEAD and scenario.step_seconds == STEP_SECONDS
-        if not replayed or made_here or "cluster" not in scenario.labels:
-            continue
-        cluster = f"c{number}"
-        series = [each._replace(labels={**each.labels, "cluster": cluster}) for each in scenario.series]
-        found[key] = (cluster, series)
-    return found
-
-
-def _agents(directory: Path) -> Path:
-    """What agents make of the series of their ranks: a replay has only these."""
-    path = directory / "agents.json"
-    path.write_text(json.dumps({"groups": [agent_group(CONFIG)]}))
-    return path
-
-
-def _healthy() -> list[TimeSeries]:
-    case, *_ = cases_in(CASES / "healthy.yml")["tests"]
-    series = (continued(each, 20, STEPS) for each in case["input_series"])
-    return [
-        each._replace(labels={**each.labels, "cluster": HEALTHY})
-        for each in series
-        if each.name.startswith("rankwatch_") and each.name != _SUCCESS
-    ]
 
 
 def _crash_loop(step: int, began: float) -> str:
@@ -163,15 +121,17 @@ class Watch:
 def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
     """No true alert is resolved at any moment, and no false one is raised."""
     require("prometheus", "prometheus-alertmanager")
-    chosen = _chosen()
+    chosen = replayable(LASTING, STEPS)
     expected = frozenset((key, cluster) for key, (cluster, _) in chosen.items())
-    replay = Replay([*_healthy(), *(each for _, series in chosen.values() for each in series)], _crash_loop)
+    replay = Replay(
+        [*healthy(STEPS), *(each for _, series in chosen.values() for each in series)], _crash_loop
+    )
     with ExitStack() as stack:
         am = stack.enter_context(alertmanager(alertmanager_config(CONFIG), tmp_path))
         target = stack.enter_context(served(replay))
         config: Any = prometheus_config(
             CONFIG,
-            rule_files=[_agents(tmp_path), *write_rules(CONFIG, tmp_path)],
+            rule_files=[agents_file(CONFIG, tmp_path), *write_rules(CONFIG, tmp_path)],
             agent_targets=[target],
             alertmanager_targets=[am.removeprefix("http://")],
         )

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from rankwatch_alerts import RuleConfig
+from rankwatch_alerts import Alert, RuleConfig
 from rankwatch_alerts.sharding import AGENTS_FILE, write_sharded
 from support.agent.process import agent_process
-from support.servers.prometheus import poll, prometheus_at, query, require, reserved_port
+from support.servers.prometheus import get_json, poll, prometheus_at, query, require, reserved_port
 from support.training.ranks import rank
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -44,7 +44,7 @@ class Servers(NamedTuple):
 def test_each_run_in_one_shard(tmp_path: Path) -> None:
     """Each shard has one run whole, the fleet server has machines and classes, and Grafana's server sees all.
 
-    Clocks alert on the fleet server, and name the run there: a fault of a machine is told once, with its run.
+    Clocks alert on the fleet server, once for a node, and the text names its run.
     """
     config = replace(
         RuleConfig.for_demo(),
@@ -57,13 +57,16 @@ def test_each_run_in_one_shard(tmp_path: Path) -> None:
             _await(url, "rankwatch_rank_info", "run", {own})
             _await(url, "rankwatch_agent_info", "node", {"node-0", "node-1"})
             assert not _labels(url, "rankwatch_host_load1", "node")
-        _await(servers.fleet, "run:rankwatch_steps:rate", "run", set(RUNS))
+        _await(servers.fleet, "run_state:rankwatch_goodput_ranks:mean", "run", set(RUNS))
+        _await(servers.query, "run:rankwatch_steps:rate", "run", set(RUNS))
         assert not _labels(servers.fleet, "rankwatch_step_seconds_total", "run")
         _await(servers.fleet, "rankwatch_host_load1", "node", {"node-0", "node-1"})
         poll(lambda: _classes(servers.fleet) > 0, DEADLINE_SECONDS, "rank seconds of the class of runs")
-        clocks = 'ALERTS{alertname="RankwatchClockWrong", alertstate="firing", run!=""}'
-        _await(servers.query, clocks, "run", set(RUNS))
-        assert not any(_labels(url, clocks, "run") for url in servers.shards)
+        name, reason = Alert.HOST_FAULT, "clock"
+        clocks = f'ALERTS{{alertname="{name}", reason="{reason}", alertstate="firing"}}'
+        _await(servers.query, clocks, "node", {"node-0", "node-1"})
+        assert not any(_labels(url, clocks, "node") for url in servers.shards)
+        poll(lambda: _runs_in_texts(servers.fleet) == set(RUNS), DEADLINE_SECONDS, "runs in texts")
         _await(servers.query, "rankwatch_step_seconds_total", "run", set(RUNS))
         _await(servers.query, "run:rankwatch_step_seconds:mean", "run", set(RUNS))
 
@@ -74,6 +77,13 @@ def _await(url: str, expression: str, label: str, expected: set[str]) -> None:
 
 def _labels(url: str, expression: str, label: str) -> set[str]:
     return {each["metric"][label] for each in query(url, f"group by ({label}) ({expression})")}
+
+
+def _runs_in_texts(url: str) -> set[str]:
+    """Runs that the alerts on clocks speak of."""
+    alerts = get_json(f"{url}/api/v1/alerts")["data"]["alerts"]
+    texts = [each["annotations"]["description"] for each in alerts if each["labels"]["reason"] == "clock"]
+    return {run for run in RUNS if any(run in text for text in texts)}
 
 
 def _classes(url: str) -> float:

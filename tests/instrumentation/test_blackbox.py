@@ -52,6 +52,13 @@ def test_header(tmp_path: Path) -> None:
     assert header.wall(header.started_monotonic + 1.0) == header.started_wall + 1.0
 
 
+@pytest.mark.parametrize(("written", "read"), [("#team", "#team"), ("{{ .x }}", ""), ("a@b.c, d@e.f", "")])
+def test_contact_of_a_box(written: str, read: str, tmp_path: Path) -> None:
+    """A reader checks it again: a box is written by whoever trains, and the contact is mailed to."""
+    writer = Writer(tmp_path, Identity(run="r"), phases=(), contact=written)
+    assert Reader(writer.path).header.contact == read
+
+
 def test_poll(tmp_path: Path) -> None:
     """Polls return every record once and in order, also around the end of the ring."""
     writer = make(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from rankwatch.errors import IdentityError
 from rankwatch.identification import Given, identify
-from rankwatch.identity import Identity, safe_run
+from rankwatch.identity import Identity, as_contact, safe_run
 
 
 def find(env: dict[str, str], **given: object) -> Identity:
@@ -135,3 +135,21 @@ def test_environment_that_is_no_number() -> None:
 def test_run_of_one() -> None:
     """Two processes of one script on one node are two runs."""
     assert str(os.getpid()) in find({}).run
+
+
+@pytest.mark.parametrize("text", ["#my-team", "#ml.ops_2", "me@example.com", "a.b+c@x-y.example.org"])
+def test_contact(text: str) -> None:
+    assert as_contact(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "#", "#Team", "#a b", "team", "@here", "me@example", "me@example.com,you@example.com",
+        "Me <me@example.com>", "me@example.com\n", "{{ .x }}@example.com", "me@exämple.com",
+        "-oProxy@example.com", f"#{'x' * 64}", f"{'x' * 53}@example.com",
+    ],
+)  # fmt: skip
+def test_wrong_contact(text: str) -> None:
+    """It becomes a label and the address of a mail: one plain address or channel, or nothing."""
+    assert as_contact(text) == ""

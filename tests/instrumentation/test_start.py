@@ -168,25 +168,30 @@ def test_world_size_too_large_for_the_header(tmp_path: Path, world: int) -> None
     assert done.stderr.count("rankwatch records nothing") == 1
 
 
-def _declared(directory: Path) -> tuple[str, float | None]:
+def _declared(directory: Path) -> tuple[str, str, float | None]:
     (path,) = directory.glob("r/0.blackbox")
     reader = Reader(path)
     try:
-        return reader.header.run_class, reader.header.checkpoint_interval_seconds
+        return reader.header.run_class, reader.header.contact, reader.header.checkpoint_interval_seconds
     finally:
         reader.close()
 
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
-    """The header holds the class of the run and the checkpoint interval, for the alerts."""
-    done = loop(tmp_path, RANKWATCH_RUN_CLASS="big runs", RANKWATCH_CHECKPOINT_INTERVAL_SECONDS="1800")
+    """The header holds the class of the run, its contact and the checkpoint interval, for the alerts."""
+    done = loop(
+        tmp_path,
+        RANKWATCH_RUN_CLASS="big runs",
+        RANKWATCH_CONTACT="me@example.com",
+        RANKWATCH_CHECKPOINT_INTERVAL_SECONDS="1800",
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert _declared(tmp_path) == ("big_runs", 1800.0)
+    assert _declared(tmp_path) == ("big_runs", "me@example.com", 1800.0)
 
 
 def test_nothing_declared(tmp_path: Path) -> None:
     loop(tmp_path)
-    assert _declared(tmp_path) == ("", None)
+    assert _declared(tmp_path) == ("", "", None)
 
 
 @pytest.mark.parametrize("text", ["often", "-1", "nan", "inf"])
@@ -195,7 +200,15 @@ def test_wrong_checkpoint_interval(tmp_path: Path, text: str) -> None:
     done = loop(tmp_path, RANKWATCH_CHECKPOINT_INTERVAL_SECONDS=text)
     assert (done.returncode, done.stdout) == (0, "Run\n")
     assert done.stderr.count("RANKWATCH_CHECKPOINT_INTERVAL_SECONDS is") == 1
-    assert _declared(tmp_path) == ("", None)
+    assert _declared(tmp_path) == ("", "", None)
+
+
+def test_wrong_contact(tmp_path: Path) -> None:
+    """It is ignored with one line, and the run is recorded."""
+    done = loop(tmp_path, RANKWATCH_CONTACT="me@example.com, you@example.com")
+    assert (done.returncode, done.stdout) == (0, "Run\n")
+    assert done.stderr.count("RANKWATCH_CONTACT is") == 1
+    assert _declared(tmp_path) == ("", "", None)
 
 
 def test_wrong_checkpoint_interval_in_code(tmp_path: Path) -> None:

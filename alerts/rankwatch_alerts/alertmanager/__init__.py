@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rankwatch_alerts.alertmanager.inhibition import inhibit_rules
 from rankwatch_alerts.alertmanager.receivers import receivers
 from rankwatch_alerts.alertmanager.routes import route, time_intervals
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import TICKET, in_alertmanager
+from rankwatch_alerts.label_names import in_routes
 
-__all__ = ["TEMPLATES", "TEMPLATES_FILE", "alertmanager_config"]
+__all__ = ["TEMPLATES", "TEMPLATES_FILE", "alertmanager_config", "fragments"]
 
 TEMPLATES = Path(__file__).with_name("rankwatch.tmpl")
 """Texts of notifications."""
@@ -17,16 +21,26 @@ TEMPLATES_FILE = TEMPLATES.name
 """Name of their copy beside the configuration."""
 
 
+def fragments(config: RuleConfig, webhook_url: str | None = None) -> dict[str, list[Any]]:
+    """What is added to each list of a configuration, by the key of the list; `routes` is that below `route`.
+    Labels have the names that the settings give."""
+    ours: Mapping[str, list[Any]] = {
+        "templates": [TEMPLATES_FILE],
+        "routes": [route(config)],
+        "inhibit_rules": list(inhibit_rules()),
+        "time_intervals": time_intervals(config),
+        "receivers": receivers(config, webhook_url),
+    }
+    return {key: in_routes(each, config.label_names) for key, each in ours.items()}
+
+
 def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
     """The configuration as Alertmanager reads it; the texts of its receivers lie beside it (TEMPLATES_FILE).
 
     Receivers deliver to what the settings name for them, or nothing. With `webhook_url` pages and tickets are
-    posted there instead.
+    posted there instead. Alerts of other rules are tickets.
     """
-    return {
-        "templates": [TEMPLATES_FILE],
-        "route": route(config),
-        "inhibit_rules": inhibit_rules(),
-        "time_intervals": time_intervals(config),
-        "receivers": receivers(config, webhook_url),
-    }
+    ours = fragments(config, webhook_url)
+    root = {"receiver": in_alertmanager(TICKET), "group_by": ["alertname"], "routes": ours.pop("routes")}
+    templates = ours.pop("templates")
+    return {"templates": templates, "route": root, **ours}

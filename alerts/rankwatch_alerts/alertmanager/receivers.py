@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import DEAD_MAN, NULL, PAGE, destination, receiver_names
+from collections.abc import Iterator
 
-_DETAILS = ("who", "cause", "cost", "since", "runbook", "dashboard", "alerts")
-"""What a page of PagerDuty lists, each by the template of that name; shown in alphabetical order."""
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import (
+    CONTACT_EMAIL,
+    CONTACT_SLACK,
+    DEAD_MAN,
+    NULL,
+    PAGE,
+    allowed_contacts,
+    destination,
+    in_alertmanager,
+    receiver_names,
+)
+
+_DETAILS = ("who", "cause", "cost", "since")
+"""What a page of PagerDuty lists of its first alert, each by the template of that name."""
+_CONTACT = "{{ .CommonLabels.contact }}"
 
 
 def receivers(config: RuleConfig, webhook_url: str | None) -> list[dict[str, object]]:
@@ -14,10 +27,12 @@ def receivers(config: RuleConfig, webhook_url: str | None) -> list[dict[str, obj
     found: list[dict[str, object]] = []
     for name in receiver_names(config.owners):
         posted = {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]}
-        found.append({"name": name, **(posted if webhook_url else _of(config, name))})
+        found.append({"name": in_alertmanager(name), **(posted if webhook_url else _of(config, name))})
     url = config.dead_man_url
     called = {"webhook_configs": [{"url": url, "send_resolved": False}]} if url else {}
-    return [*found, {"name": NULL}, {"name": DEAD_MAN, **called}]
+    found.extend(_contacts(config))
+    found.append({"name": in_alertmanager(NULL)})
+    return [*found, {"name": in_alertmanager(DEAD_MAN), **called}]
 
 
 def _of(config: RuleConfig, receiver: str) -> dict[str, object]:
@@ -32,6 +47,14 @@ def _of(config: RuleConfig, receiver: str) -> dict[str, object]:
         "webhook_configs": [{"url": url, "send_resolved": True}] if url else [],
     }
     return {kind: configs for kind, configs in wanted.items() if configs}
+
+
+def _contacts(config: RuleConfig) -> Iterator[dict[str, object]]:
+    email, slack = allowed_contacts(config)
+    if email:
+        yield {"name": in_alertmanager(CONTACT_EMAIL), "email_configs": [_email(config, _CONTACT)]}
+    if slack:
+        yield {"name": in_alertmanager(CONTACT_SLACK), "slack_configs": [_slack(config, _CONTACT)]}
 
 
 def _slack(config: RuleConfig, channel: str) -> dict[str, object]:
@@ -62,8 +85,9 @@ def _pagerduty(config: RuleConfig, receiver: str, key_file: str) -> dict[str, ob
         "client_url": _text("first.dashboard"),
         "description": _text("title"),
         "details": {
-            **{each: _text(f"first.{each}") for each in _DETAILS[:-1]},
-            "alerts": _text("text"),
+            **{each: _detail(f"first.{each}") for each in _DETAILS},
+            **{each: _text(f"first.{each}") for each in ("runbook", "dashboard")},
+            "alerts": _detail("text"),
             # The defaults of Alertmanager, which repeat all labels of all alerts.
             **dict.fromkeys(("firing", "num_firing", "num_resolved", "resolved"), ""),
         },
@@ -91,3 +115,9 @@ def _email(config: RuleConfig, address: str) -> dict[str, object]:
 
 def _text(template: str) -> str:
     return f'{{{{ template "rankwatch.{template}" . }}}}'
+
+
+def _detail(template: str) -> str:
+    """Newer versions of Alertmanager read a detail as YAML, and `who: rank 5` as a map. No YAML begins with a
+    tab, so that the text stays a text; it is no part of what people see."""
+    return "\t" + _text(template)

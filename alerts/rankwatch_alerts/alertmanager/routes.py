@@ -1,57 +1,91 @@
-"""Routes by severity, owner and class; when tickets are delivered."""
+"""Routes by severity and owner, all below one matcher of the product; when tickets are delivered."""
 
 from __future__ import annotations
 
-from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import DEAD_MAN, NULL, PAGE, TICKET, alerts_by_owner
-from rankwatch_alerts.rules import NO_PAGE, PAGE_LABEL, Alert, duration
+from collections.abc import Iterator
 
-TICKET_HOURS = "ticket-hours"
+from rankwatch_alerts.alertmanager.inhibition import PRODUCT
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import (
+    CONTACT_EMAIL,
+    CONTACT_SLACK,
+    DEAD_MAN,
+    NULL,
+    PAGE,
+    TICKET,
+    all_owners,
+    allowed_contacts,
+    in_alertmanager,
+)
+from rankwatch_alerts.rules import duration
+
+TICKET_HOURS = in_alertmanager("ticket-hours")
 """Name of the time interval in which tickets are delivered."""
 
 
 def route(config: RuleConfig) -> dict[str, object]:
     """Pages to the receiver of the owner at once, tickets in working hours, context to nobody.
 
-    The class of a run decides in the rule: `page_least_ranks` gives a critical alert the label `page`, and
-    `page="no"` makes it a ticket. An alert that the rules do not know goes to `page` or `ticket`.
+    Only alerts with the label of the product enter, so it can stand first among the routes of others.
     """
-    alerts = alerts_by_owner(config.owners)
-    owners = {owner: f'alertname=~"{"|".join(names)}"' for owner, names in alerts.items()}
     return {
-        "receiver": TICKET,
+        "matchers": [PRODUCT],
+        "receiver": in_alertmanager(TICKET),
         "group_by": ["cluster", "run"],
         "group_wait": duration(config.group_wait_seconds),
         "group_interval": duration(config.group_interval_seconds),
         "repeat_interval": duration(config.repeat_interval_seconds),
         "routes": [
             {
-                "receiver": DEAD_MAN,
-                "matchers": [f'alertname="{Alert.WATCHDOG}"'],
+                "receiver": in_alertmanager(DEAD_MAN),
+                "matchers": ['alertname="RankwatchWatchdog"'],
                 "group_wait": "0s",
                 "group_interval": duration(config.page_group_interval_seconds),
                 "repeat_interval": duration(config.page_group_interval_seconds),
             },
-            {"receiver": NULL, "matchers": ['severity="info"']},
+            {"receiver": in_alertmanager(NULL), "matchers": ['severity="info"']},
+            *_contacts(config),
             {
-                "receiver": PAGE,
-                "matchers": ['severity="critical"', f'{PAGE_LABEL}!="{NO_PAGE}"'],
+                "receiver": in_alertmanager(PAGE),
+                "matchers": ['severity="critical"'],
                 # Not behind the open group of another alert of the run.
                 "group_by": ["alertname", "cluster", "run"],
                 "group_interval": duration(config.page_group_interval_seconds),
-                "routes": [{"receiver": f"{PAGE}-{owner}", "matchers": [of]} for owner, of in owners.items()],
+                "routes": _by_owner(config, PAGE, {}),
             },
+            # An unknown severity is a ticket rather than lost.
             {
-                # An unknown severity is a ticket rather than lost.
-                "receiver": TICKET,
-                **_in_hours(config),
-                "routes": [
-                    {"receiver": f"{TICKET}-{owner}", "matchers": [of], **_in_hours(config)}
-                    for owner, of in owners.items()
-                ],
+                "receiver": in_alertmanager(TICKET),
+                **_tickets(config),
+                "routes": _by_owner(config, TICKET, _tickets(config)),
             },
         ],
     }
+
+
+def _by_owner(config: RuleConfig, kind: str, more: dict[str, object]) -> list[dict[str, object]]:
+    return [
+        {"receiver": in_alertmanager(f"{kind}-{owner}"), "matchers": [f'owner="{owner}"'], **more}
+        for owner in all_owners(config.owners)
+    ]
+
+
+def _contacts(config: RuleConfig) -> Iterator[dict[str, object]]:
+    """The contact of a run hears of it beside the owner, if it is one that the settings allow."""
+    for receiver, pattern in zip((CONTACT_EMAIL, CONTACT_SLACK), allowed_contacts(config), strict=True):
+        if pattern:
+            yield {
+                "receiver": in_alertmanager(receiver),
+                "matchers": ['severity=~"critical|warning"', f'contact=~"{pattern}"'],
+                "group_by": ["cluster", "run", "contact"],
+                "repeat_interval": duration(config.ticket_repeat_interval_seconds),
+                "continue": True,
+            }
+
+
+def _tickets(config: RuleConfig) -> dict[str, object]:
+    hours = {"active_time_intervals": [TICKET_HOURS]} if config.ticket_hours else {}
+    return {"repeat_interval": duration(config.ticket_repeat_interval_seconds), **hours}
 
 
 def time_intervals(config: RuleConfig) -> list[dict[str, object]]:
@@ -65,7 +99,3 @@ def time_intervals(config: RuleConfig) -> list[dict[str, object]]:
         "location": config.ticket_time_zone,
     }
     return [{"name": TICKET_HOURS, "time_intervals": [hours]}]
-
-
-def _in_hours(config: RuleConfig) -> dict[str, object]:
-    return {"active_time_intervals": [TICKET_HOURS]} if config.ticket_hours else {}

@@ -20,7 +20,6 @@ from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
 from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
 from rankwatch_alerts.label_names import wrong_names
 from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
-from rankwatch_alerts.rules import ALERT_NAMES, Severity
 from rankwatch_alerts.scaling import scaled_times
 from rankwatch_alerts.servers import SERVER_SETTINGS, Servers
 
@@ -51,22 +50,22 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
     not scraped for a while, is no recovery. The same for all, so that no alert outlives the one that explains
     it."""
     page_least_ranks: Mapping[str, float] = field(
-        default_factory=lambda: {"default": 8.0, "production": 1.0, "development": math.inf}
+        default_factory=lambda: {"default": math.inf, "production": 1.0}
     )
     """Fewest ranks with which a run pages, by its class (`RANKWATCH_RUN_CLASS`); alerts of a smaller run are
-    tickets. `default` is for all other classes, and for runs without one."""
-    runbook_base_url: str = "https://runbooks.example.com/rankwatch"
-    """Where runbooks/ is published; `/<AlertName>` is appended."""
-    dashboard_base_url: str = "https://grafana.example.com"
-    """Root URL of Grafana; `/d/<uid>` is appended."""
+    tickets. `default` is for all other classes, and for runs without one: they never page."""
+    runbook_base_url: str = ""
+    """Where runbooks/ is published; `/<AlertName>` is appended. Empty for no links."""
+    dashboard_base_url: str = ""
+    """Root URL of Grafana; `/d/<uid>` is appended. Empty for no links."""
     prometheus_url: str = "http://localhost:9090"
     """Where Grafana finds Prometheus: the data source in the folder of `rankwatch generate`."""
+    rules_directory: str = ""
+    """Folder with files of rules of one's own: copies of those in `alerts/rules` (installed:
+    `rankwatch_alerts/rules`), changed, and further ones. Empty for those that are shipped."""
     label_names: Mapping[str, str] = field(default_factory=dict)
     """Other names of labels, by those of rankwatch: `{cluster = "k8s_cluster", node = "hostname"}` where a
     relabelling of Prometheus gives them. Rules, routes, dashboards and runbooks take them."""
-    severities: Mapping[str, str] = field(default_factory=dict)
-    """Severity of an alert, by its name, where it is not `critical`, `warning` or `info` as shipped. Not for
-    alerts that have rules of several severities: their thresholds decide."""
 
     group_wait_seconds: float = 30.0
     """Time Alertmanager waits for further alerts of a run before it notifies."""
@@ -88,19 +87,16 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
                 self._check_classes(name, math.inf, "numbers above 0")
             elif name.endswith("_objectives"):
                 self._check_classes(name, 1, "shares above 0 and below 1")
-            elif name == "runs_expected":
-                self._check_classes(name, math.inf, "numbers of at least 2")
             elif name == "label_names":
                 expected = "labels of rankwatch, each with a new name that no other label has"
                 expect(self, name, not wrong_names(value), expected)
-            elif name == "severities":
-                known = set(value) <= set(ALERT_NAMES) and set(value.values()) <= set(map(str, Severity))
-                expect(self, name, known, "names of alerts, each with critical, warning or info")
             elif name == "mfu_dtype":
                 expect(self, name, value in DTYPES, f"one of {', '.join(DTYPES)}")
+            elif name == "rules_directory":
+                expect(self, name, not value or Path(value).is_dir(), "an existing folder")
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
-                expect(self, name, is_url(value), expected)
+                expect(self, name, is_url(value) or (not value and name in _OPTIONAL_URLS), expected)
             else:
                 expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
         self.check_delivery()
@@ -119,6 +115,12 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
         self._expect_longer("cause_for_seconds", "step_window_seconds")
         self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
         self._expect_shorter("straggler_min_history_seconds", "straggler_history_seconds")
+
+    @property
+    def fresh_seconds(self) -> float:
+        """How old the last sample of a series that counts as present may be: `missed_seconds`, and at least
+        four scrapes."""
+        return max(self.missed_seconds, 4 * self.scrape_interval_seconds)
 
     def _check_classes(self, name: str, limit: float, numbers: str) -> None:
         """Limit itself only counts as a value where it is infinite."""
@@ -175,6 +177,8 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
 
 
 _SHARES = (
+    "agents_missing_share",
+    "lasting_share",
     *("straggler_least_residual", "straggler_most_spread"),
     *("straggler_wait_ratio", "straggler_gpu_difference"),
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
@@ -189,6 +193,7 @@ _SHARES = (
         "repeated_share",
     ),
 )
+_OPTIONAL_URLS = ("runbook_base_url", "dashboard_base_url")
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 

@@ -20,8 +20,9 @@ class Life:
     """Most ranks named in one stall: two nodes of 8. With more, the alert names no ranks."""
 
     node_silent_seconds: float = 45.0
-    """How long nothing of a node must be seen to count as silent: longer than an agent takes to restart."""
-    node_memory_seconds: float = 21600.0
+    """How long nothing of a node must be seen to count as silent: longer than an agent takes to restart, and
+    three scrapes if that is longer."""
+    node_memory_seconds: float = 3600.0
     """How long a node is remembered of which nothing is seen any more, if its run is not started again."""
     node_lost_most_named: int = 16
     """Most lost nodes of a run with an alert each. With more, or with most nodes of the run lost, one alert
@@ -32,6 +33,8 @@ class Life:
     confirm_seconds: float = 30.0
     """`for` of alerts on facts: two evaluations, so that a single bad scrape raises nothing."""
 
+    ended_shown_seconds: float = 300.0
+    """How long after the end of a run its lost ranks are told of: it may have been cancelled."""
     run_failed_for_seconds: float = 180.0
     """How long a run that failed must stand: launchers and schedulers start most of them again."""
     crash_loop_attempts: float = 3.0

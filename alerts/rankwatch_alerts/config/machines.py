@@ -62,6 +62,9 @@ class Machines:
     """How long telemetry must stay absent."""
     agent_down_for_seconds: float = 180.0
     """How long an agent must be down. Longer than it takes to restart, so that a roll-out raises nothing."""
+    agents_missing_share: float = 0.5
+    """Share of the agents of a cluster that do not answer from which the way to them is the cause: one page,
+    not one ticket for each."""
     collector_overdue_intervals: float = 5.0
     """Intervals without success after which a collector counts as failing."""
     collector_for_seconds: float = 300.0

@@ -17,6 +17,9 @@ class Work:
     """How far the smoothed loss must be above its trend, in robust standard deviations."""
     loss_for_seconds: float = 300.0
     """How long a loss must diverge; spikes that recover are normal."""
+    loss_non_finite_times: float = 3.0
+    """How often within `event_window_seconds` it may be NaN or infinite, and recover, before a ticket is
+    raised: overflow skips single steps in mixed precision."""
     loss_improvement: float = 0.005
     """Part by which the loss must become lower within `plateau_steps`, a setting of the agent."""
     data_skew: float = 0.25

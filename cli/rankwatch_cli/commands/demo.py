@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FAILED_STATUS = 1
 _EXTRAS = {"agent": "prometheus_client", "alerts": "yaml", "trainer": "torch"}
 """Extra -> a module that it brings."""
-_FIRST = ("alertname", "severity", "run", "rank", "node", "cause", "phase", "slowdown", "runbook_url")
+_FIRST = ("alertname", "severity", "run", "rank", "node", "cause", "phase", "slowdown")
 """Labels and annotations that somebody who was woken reads first."""
 
 
@@ -107,6 +107,7 @@ def _report(outcome: Outcome) -> str:
         first = [name for name in _FIRST if name in shown]
         for name in [*first, *sorted(shown.keys() - set(first))]:
             lines += textwrap.wrap(f"  {name:<13} {shown[name]}", 110, subsequent_indent=" " * 16)
+        lines += ["", f"What to do: rankwatch runbook {outcome.alert.name}"]
     elif outcome.verdict is not None:
         lines += ["", "The straggler as `rankwatch diagnose run` names it (no Prometheus, no alert):"]
         lines += [f"  rank          {outcome.named_rank}"]
@@ -123,7 +124,10 @@ def _comparison(outcome: Outcome) -> str:
     if outcome.named_rank != injected:
         return f"WRONG: rank {injected} was slowed down, rank {outcome.named_rank} was named"
     if outcome.false_alarms:
-        names = ", ".join(alert.name for alert in outcome.false_alarms)
+        names = ", ".join(
+            f"{alert.name} {alert.labels.get('cause') or alert.labels.get('reason', '')}".rstrip()
+            for alert in outcome.false_alarms
+        )
         return f"RIGHT rank {injected}, but with false alarms: {names}"
     return f"RIGHT: rank {injected} was slowed down and named {outcome.detection_seconds:.0f} s later"
 

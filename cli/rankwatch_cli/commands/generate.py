@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankwatch.errors import SettingError
 from rankwatch.settings import SentenceParser, field_help, to_toml
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules, write_sharded
-from rankwatch_alerts.generation import write_alertmanager
+from rankwatch_alerts.alertmanager import fragments
+from rankwatch_alerts.alertmanager.merging import merged
+from rankwatch_alerts.generation import write_alertmanager, write_texts
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
@@ -22,7 +27,18 @@ _SKELETON = """\
 
 Written once by `rankwatch generate`, because {file} has this alert and no page did. It is yours: edit it.
 
-## Meaning
+## Do now
+
+1. Who suffers?
+   ```sh
+   curl -sG $CURL_AUTH "$PROMETHEUS/api/v1/query" --data-urlencode 'query={one_line}' | jq .data.result
+   ```
+2. What ends the damage first?
+3. After how many minutes to stop, and whom to call?
+
+[What these lines need](README.md#before-you-begin).
+
+## What it means
 
 {summary}
 
@@ -30,31 +46,15 @@ Written once by `rankwatch generate`, because {file} has this alert and no page 
 {expression}
 ```
 
-## Impact
+Impact: what does a user of the cluster lose while this goes on, and how fast?
 
-What does a user of the cluster lose while this goes on, and how fast?
+## Causes by evidence
 
-## First five minutes
-
-```sh
-curl -sG "$PROMETHEUS/api/v1/query" --data-urlencode 'query={one_line}' | jq -c '.data.result[]'
-```
-
-## Causes told apart by evidence
-
-Each cause with the output that proves it.
-
-## Mitigation
-
-What ends the damage first, and what repairs it.
+Each cause with the output that proves it, and what repairs it.
 
 ## Verify
 
-The query above is empty, and stays empty for as long as `for`.
-
-## When to stop and escalate
-
-After how many minutes, and to whom.
+The query above is empty, and stays empty for as long as `for`. Escalate to whom?
 """
 
 
@@ -65,8 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     if given.print_config:
         print(to_toml(config), end="")
         return 0
+    if given.output is None and given.merge_into is None:
+        raise UserError("--output DIR is needed, the folder to write to, or --merge-into FILE")
+    if given.merge_into is not None:
+        _merge_into(config, given.merge_into)
     if given.output is None:
-        raise UserError("--output DIR is needed: the folder to write to")
+        return 0
     try:
         written = Counter(path.relative_to(given.output).parts[0] for path in _write(config, given))
     except OSError as error:
@@ -81,11 +85,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
+    from rankwatch_alerts.checks import refuse_wrong
     from rankwatch_dashboards import write_dashboards
     from rankwatch_dashboards.forms import write_forms
     from rankwatch_dashboards.slis import slis_reference
 
     folder: Path = given.output
+    refuse_wrong(config)
     own = dict(_own_alerts(given.own_rules))
     seen_as = given.mounted_at or folder.resolve()
     rules = write_rules(config, folder / "prometheus")
@@ -106,6 +112,26 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
     for name, (title, lines) in pages.items():
         yield _text(folder / "reference" / f"{name}.md", "\n".join((f"# {title}", "", *lines)) + "\n")
     yield _text(folder / "rankwatch.toml", to_toml(config))
+
+
+def _merge_into(config: RuleConfig, file: Path) -> None:
+    """Put our parts into a configuration of Alertmanager, and the texts beside it, or change nothing."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        result = merged(text, fragments(config))
+        texts = write_texts(config, file.parent)
+        written = file.with_name(f".{file.name}.rankwatch")
+        written.write_text(result.text, encoding="utf-8")
+        shutil.copymode(file, written)
+        written.replace(file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"could not merge into {file}: {why}") from None
+    except SettingError as error:
+        raise UserError(str(error).replace("could not merge", f"could not merge into {file}", 1)) from None
+    print(file, texts, sep="\n")
+    if result.comments_lost:
+        print(f"the comments of {file} are lost: it had lists in brackets, and is new", file=sys.stderr)
 
 
 def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, object]]:
@@ -132,7 +158,10 @@ def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, o
 
 def _runbooks(config: RuleConfig, folder: Path, own: Mapping[str, tuple[Path, Any]]) -> Iterator[Path]:
     """A copy of each page, and a page to fill in for each own alert that has none yet."""
-    for alert, page in shipped_pages().items():
+    pages = shipped_pages()
+    readme = next(iter(pages.values())).with_name("README.md")
+    yield _text(folder / readme.name, text_of(readme))
+    for alert, page in pages.items():
         yield _text(folder / f"{alert}.md", in_runbook(text_of(page), config.label_names))
     for alert, (file, rule) in own.items():
         path = folder / f"{alert}.md"
@@ -186,7 +215,7 @@ def _parser() -> SentenceParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML file of objectives, thresholds, windows, selectors, names of labels, severities and "
+        help="TOML file of objectives, thresholds, windows, names of labels, changes of single alerts and "
         "addresses (default: all as shipped)",
     )
     parser.add_argument(
@@ -203,6 +232,13 @@ def _parser() -> SentenceParser:
         type=Path,
         metavar="PATH",
         help="where Grafana sees the folder (default: where it is written)",
+    )
+    parser.add_argument(
+        "--merge-into",
+        type=Path,
+        metavar="FILE",
+        help="configuration of an Alertmanager: add route, receivers, inhibitions and time intervals of "
+        "ours, or renew them, and leave all else as it is; needs no --output",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force as TOML, and write nothing"

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch.conventions import METRICS, RECORDED_SERIES
+from rankwatch.conventions import METRICS
 from rankwatch.settings import SentenceParser, field_help, flag_name
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
 
@@ -37,9 +37,12 @@ def _metrics() -> Iterator[str]:
         yield f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.help} |"
     yield from ("", "## Written by the recording rules", "", "| series | labels | meaning |")
     yield "| --- | --- | --- |"
-    for recorded in RECORDED_SERIES:
+    # Only here: the agent is of use without the rules.
+    from rankwatch_alerts import RuleConfig, recording_rules
+
+    for recorded in recording_rules(RuleConfig()):
         labels = ", ".join(f"`{label}`" for label in recorded.labels)
-        yield f"| `{recorded.name}` | {labels} | {recorded.help} |"
+        yield f"| `{recorded.record}` | {labels} | {recorded.help} |"
 
 
 def _settings() -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.conventions import environment
 from rankwatch.errors import UsageError
+from rankwatch.identity import as_contact
 from rankwatch.settings import SentenceParser, printable
 from rankwatch.variables import MOST_PROFILES, is_disabled, unix_time
 from rankwatch_agent.runtime.errors import UserError
@@ -61,6 +62,9 @@ def _parser() -> SentenceParser:
     )
     parser.add_argument("--run", metavar="NAME", help="name of the run (default: as the launcher names it)")
     parser.add_argument("--run-class", metavar="CLASS", help="class of the run, such as production")
+    parser.add_argument(
+        "--contact", metavar="CONTACT", help="who is told of the run: #channel, or name@example.com"
+    )
     parser.add_argument("--target-steps", metavar="N", type=int, help="number of steps the run is to reach")
     parser.add_argument(
         "--deadline",
@@ -109,6 +113,9 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
     for option, value in (("run", given.run), ("run-class", given.run_class)):
         if value is not None and not value.strip():
             raise UserError(f"--{option} is empty, expected a name")
+    if given.contact is not None and not as_contact(given.contact):
+        expected = "expected #channel or name@example.com, at most 64 characters"
+        raise UserError(f"--contact is {given.contact!r:.100}, {expected}")
     if given.target_steps is not None and given.target_steps < 1:
         raise UserError(f"--target-steps is {given.target_steps}, expected a number above 0")
     if given.profile_on_slow is not None and not 1 <= given.profile_on_slow <= MOST_PROFILES:
@@ -129,6 +136,7 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
     for variable, value in (
         (environment.RUN, given.run),
         (environment.RUN_CLASS, given.run_class),
+        (environment.CONTACT, given.contact),
         (environment.TARGET_STEPS, given.target_steps),
         (environment.DEADLINE, given.deadline),
         (environment.FLOPS_PER_TOKEN, given.flops_per_token),

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 def shipped_pages() -> dict[str, Path]:
     """Alert -> its page. Raises UserError where no page is installed."""
     for folder in _FOLDERS:
-        found = {path.stem: path for path in sorted(folder.glob("*.md"))}
+        found = {path.stem: path for path in sorted(folder.glob(f"{_PREFIX}*.md"))}
         if found:
             return found
     raise UserError("the runbooks are not installed")
@@ -247,11 +247,12 @@ def _described(alert: FiringAlert) -> Iterator[str]:
 
 
 def _filled(line: str, alert: FiringAlert) -> str:
-    """Values are quoted for the shell; what the alert does not name stays as an example."""
+    """Values are quoted for the shell; what the alert does not name stays as an example, but for the cluster:
+    series of a cluster without a name have no such label."""
 
     def value(found: re.Match[str]) -> str:
         given = alert.value_of(found[1])
-        return f"{found[1]}={shlex.quote(given)}" if given else found[0]
+        return f"{found[1]}={shlex.quote(given)}" if given or found[1] == "CLUSTER" else found[0]
 
     return _ASSIGNMENT.sub(value, line)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwatch.conventions import Cause
+from rankwatch_alerts import Alert as AlertName
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts
 from rankwatch_cli.demo.receiver import Alert, Receiver
 from rankwatch_cli.demo.workspace import DemoError, Workspace
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
-STRAGGLER = "RankwatchStraggler"
 HEALTHY_SECONDS = 12.0
 """Time without a fault before the injection: longer than the rules' window at the demo's scale."""
 _RETRY_SECONDS = 10.0
@@ -162,7 +162,7 @@ class Demo:
         named: list[int] = []
         while time.monotonic() - self._began < self._options.deadline_seconds:
             alert = self._wait_a_second(addresses, "one rank slow")
-            if alert is not None and alert.name == STRAGGLER:
+            if alert is not None and _names_a_slow_rank(alert):
                 return self._outcome(rank, injected, alert)
             if alert is not None:
                 self._false_alarms.append(alert)
@@ -229,6 +229,10 @@ class Demo:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
+
+
+def _names_a_slow_rank(alert: Alert) -> bool:
+    return alert.name == AlertName.RUN_SLOW and alert.labels.get("cause") == Cause.SLOW_RANK
 
 
 def _straggler(addresses: Addresses) -> Verdict | None:

@@ -42,7 +42,10 @@ _MOST_NODES = 500
 _MOST_OF_A_COUNTER = 20
 _SOURCE = "Prometheus"
 _SEVERITY = {each.value: each for each in Severity}
-_UNNAMED = frozenset({"alertname", "severity", "cluster", "run", "rank", "node", "alertstate", "instance"})
+_UNNAMED = frozenset(
+    {"alertname", "severity", "cluster", "run", "rank", "node", "alertstate", "instance"}
+    | {"product", "owner", "contact"}
+)
 
 
 def review_prometheus(

@@ -13,7 +13,7 @@ from rankwatch.conventions import LOSS, TOKENS
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 SKEW = 0.25
-"""Share by which the loss of a rank with other data differs: that of RankwatchDataSkew."""
+"""Share by which the loss of a rank with other data differs, as in RankwatchLossDiverging, `data_skew`."""
 _LEAST_RANKS = 3
 _STEPS = 200
 _LEAST_STEPS = 50

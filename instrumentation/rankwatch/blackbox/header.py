@@ -10,7 +10,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import END_OF_TIME
 from rankwatch.blackbox.records import Header
 from rankwatch.errors import BlackBoxError, IdentityError
-from rankwatch.identity import Identity
+from rankwatch.identity import Identity, as_contact
 
 GUARD_RECORDS = 64
 """Slots in front of the writer that a reader does not trust. They may be overwritten while they are read."""
@@ -66,6 +66,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
     run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     attempt, traceparent, most_attempts = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
     deadline, process_started, requeues, restarts = layout.PLAN.unpack_from(raw, layout.PLAN_OFFSET)
+    (contact,) = layout.CONTACT.unpack_from(raw, layout.CONTACT_OFFSET)
     (nvrx_job,) = layout.LAUNCHER.unpack_from(raw, layout.LAUNCHER_OFFSET)
     target = fixed.target_steps
     return Header(
@@ -75,6 +76,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
         started_wall=fixed.wall,
         target_steps=int(target) if 0 < target < 1e15 else None,
         run_class=_printable(run_class),
+        contact=as_contact(_printable(contact)),
         checkpoint_interval_seconds=interval if 0.0 < interval < END_OF_TIME else None,
         capacity=fixed.capacity,
         traceparent=as_traceparent(_printable(traceparent)),

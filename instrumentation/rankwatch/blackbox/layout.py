@@ -70,6 +70,10 @@ LAUNCHER_OFFSET = 2816
 LAUNCHER = struct.Struct("<128s")
 """In the header, at LAUNCHER_OFFSET: the job by which NVRx's launcher reports its restart cycles (NUL-padded
 UTF-8). Empty below other launchers, and in boxes older than this field."""
+CONTACT_OFFSET = 3072
+CONTACT = struct.Struct("<64s")
+"""In the header, at CONTACT_OFFSET: channel or mail address of the run (NUL-padded ASCII). Empty where it
+declares none, and in boxes older than this field."""
 
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16

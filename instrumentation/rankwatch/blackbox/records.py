@@ -23,6 +23,8 @@ class Header:
     target_steps: int | None
     run_class: str = ""
     """Class of the run in printable ASCII; empty where it declares none."""
+    contact: str = ""
+    """Channel or mail address of the run; empty where it declares none."""
     checkpoint_interval_seconds: float | None = None
     """Longest time between two checkpoints that the run intends."""
     capacity: int

@@ -48,6 +48,7 @@ class Writer:
         phases: Iterable[str],
         target_steps: int | None = None,
         run_class: str = "",
+        contact: str = "",
         checkpoint_interval_seconds: float = 0.0,
         traceparent: str = "",
         deadline: float = 0.0,
@@ -63,6 +64,7 @@ class Writer:
         self._started = (time.monotonic(), time.time())
         self._capacity, self._target_steps = capacity, target_steps
         self._declared = (run_class, checkpoint_interval_seconds)
+        self._contact = contact
         self._traceparent = traceparent
         self._nvrx_job = nvrx_job
         self._plan = (deadline, own_start() or 0.0, *started_before)
@@ -255,7 +257,8 @@ class Writer:
         head = (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
         head = head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
         head = head.ljust(layout.PLAN_OFFSET, b"\0") + layout.PLAN.pack(*self._plan)
-        return head.ljust(layout.LAUNCHER_OFFSET, b"\0") + layout.LAUNCHER.pack(self._nvrx_job.encode())
+        head = head.ljust(layout.LAUNCHER_OFFSET, b"\0") + layout.LAUNCHER.pack(self._nvrx_job.encode())
+        return head.ljust(layout.CONTACT_OFFSET, b"\0") + layout.CONTACT.pack(self._contact.encode())
 
 
 def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:

@@ -6,11 +6,10 @@ fails on any that does not come from here. Importing it costs nothing: no depend
 
 from rankwatch.conventions import environment
 from rankwatch.conventions.capabilities import Capability, Unseen
-from rankwatch.conventions.declaration import Kind, Metric, RecordedSeries
+from rankwatch.conventions.declaration import Kind, Metric
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
-from rankwatch.conventions.recorded import RECORDED_SERIES
 from rankwatch.conventions.vocabulary import (
     CHECKPOINT,
     CHECKPOINT_OPERATIONS,
@@ -42,8 +41,6 @@ __all__ = [
     "Metric",
     "METRICS",
     "metric",
-    "RecordedSeries",
-    "RECORDED_SERIES",
     "Cause",
     "SlowPhase",
     "PHASES",

@@ -1,4 +1,4 @@
-"""How metrics and recorded series are declared: type, unit, labels and help, each written once."""
+"""How metrics are declared: type, unit, labels and help, each written once."""
 
 from __future__ import annotations
 
@@ -32,16 +32,6 @@ class Metric:
     help: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedSeries:
-    """One recorded series: the only place its name, labels and help are written."""
-
-    name: str
-    labels: tuple[str, ...]
-    """All labels, of agents and of Prometheus itself; `cluster` is empty where the agents are told none."""
-    help: str
-
-
 def counter(name: str, unit: str, labels: tuple[Label, ...], text: str) -> Metric:
     """A metric that only grows."""
     return Metric(name=name, kind=Kind.COUNTER, unit=unit, labels=labels, help=text)
@@ -55,8 +45,3 @@ def gauge(name: str, unit: str, labels: tuple[Label, ...], text: str) -> Metric:
 def info(name: str, labels: tuple[Label, ...], text: str) -> Metric:
     """A metric that is always 1."""
     return Metric(name=name, kind=Kind.INFO, unit="1", labels=labels, help=text)
-
-
-def recorded(name: str, labels: tuple[str, ...], text: str) -> RecordedSeries:
-    """The declaration of a recorded series."""
-    return RecordedSeries(name=name, labels=labels, help=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.declaration import Metric, RecordedSeries, counter, gauge, recorded
+from rankwatch.conventions.declaration import Metric, counter, gauge
 from rankwatch.conventions.labels import Label
 
 _RANK = (Label.RUN, Label.RANK)
@@ -35,37 +35,5 @@ REPLICAS: tuple[Metric, ...] = (
         "seconds",
         _RANK,
         "Time that they took: on the GPU, else on the training thread.",
-    ),
-)
-RECORDED_REPLICAS: tuple[RecordedSeries, ...] = (
-    recorded(
-        "rank:rankwatch_fingerprint_compared:max",
-        (*_DIFFERING, Label.LEVEL, Label.RANK, Label.NODE),
-        "Fingerprint of each rank that shows the newest step, where at least half of the ranks show it.",
-    ),
-    recorded(
-        "rank:rankwatch_replica_differs:step",
-        (*_DIFFERING, Label.RANK, Label.NODE),
-        "Step at which the parameters of this rank differ from those of the majority of its replicas.",
-    ),
-    recorded(
-        "rank:rankwatch_gradient_norm_deviation:ratio",
-        (*_DIFFERING, Label.LEVEL, Label.RANK, Label.NODE),
-        "Part by which the gradient norm of a rank differs from the median of its replicas, at one step.",
-    ),
-    recorded(
-        "rank:rankwatch_gradient_norm_differs:step",
-        (*_DIFFERING, Label.RANK, Label.NODE),
-        "Step at which the gradient norm of this rank differs from that of the majority of its replicas.",
-    ),
-    recorded(
-        "run:rankwatch_replicas_differ:step",
-        _DIFFERING,
-        "Step at which replicas differ and no majority tells which one is wrong.",
-    ),
-    recorded(
-        "run:rankwatch_replicas_equal:step",
-        _DIFFERING,
-        "Newest step at which all replicas that were compared were equal.",
     ),
 )

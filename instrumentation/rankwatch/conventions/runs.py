@@ -10,9 +10,10 @@ _RANK = (Label.RUN, Label.RANK)
 RUNS = (
     info(
         "rankwatch_run_info",
-        (Label.RUN, Label.RUN_NAME, Label.RUN_CLASS, Label.OWNER, Label.TRACKER_URL),
-        "Name of the run's script or job, its class, the user id that owns its black boxes, and the page of "
-        "its experiment tracker, where rank 0 is on this node and uses one; always 1.",
+        (Label.RUN, Label.RUN_NAME, Label.RUN_CLASS, Label.OWNER, Label.CONTACT, Label.TRACKER_URL),
+        "Name of the run's script or job, its class, the user id that owns its black boxes, the contact it "
+        "declares, and the page of its experiment tracker, where rank 0 is on this node and uses one; "
+        "always 1.",
     ),
     gauge("rankwatch_run_attempt", "1", (Label.RUN,), "Number of the present attempt of the run, from 0."),
     gauge("rankwatch_run_world_size", "1", (Label.RUN,), "Ranks that the run has on all nodes together."),

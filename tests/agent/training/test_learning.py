@@ -309,5 +309,5 @@ def test_plateau() -> None:
 
 
 def test_threshold_of_the_plateau() -> None:
-    """The command judges as RankwatchLossPlateau does with its defaults."""
+    """The command judges as the board of learning does with the defaults."""
     assert RuleConfig().loss_improvement == PLATEAU_IMPROVEMENT

@@ -117,8 +117,8 @@ def test_two_users_one_name(node_directory: Path) -> None:
         (f"job-uid{BOB}", "1", "lost"): 1,
     }
     assert values(collection, "rankwatch_run_info") == {
-        ("job", "python", "", str(ALICE), ""): 1,
-        (f"job-uid{BOB}", "", "", str(BOB), ""): 1,
+        ("job", "python", "", str(ALICE), "", ""): 1,
+        (f"job-uid{BOB}", "", "", str(BOB), "", ""): 1,
     }
     assert faults(collection) == {BoxFault.FOREIGN_OWNER: 1}
 

@@ -299,7 +299,12 @@ def test_rank_gpu(tmp_path: Path) -> None:
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
     """What a run declares of itself is exported. Without a class its label is empty."""
-    before = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_CHECKPOINT_INTERVAL_SECONDS='60')"
+    declared = {
+        "RANKWATCH_RUN_CLASS": "production",
+        "RANKWATCH_CONTACT": "#pretraining",
+        "RANKWATCH_CHECKPOINT_INTERVAL_SECONDS": "60",
+    }
+    before = f"os.environ.update({declared})"
     with (
         rank(tmp_path, "ready()", number=1, world=4, before=before),
         rank(tmp_path, "ready()", run="plain", world=2),
@@ -307,8 +312,8 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
         collection = RanksCollector(directory=tmp_path).collect()
     owner = str(os.geteuid())
     assert values(collection, "rankwatch_run_info") == {
-        ("job", "python", "production", owner, ""): 1,
-        ("plain", "python", "", owner, ""): 1,
+        ("job", "python", "production", owner, "#pretraining", ""): 1,
+        ("plain", "python", "", owner, "", ""): 1,
     }
     assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
     assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}

@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config
+from rankwatch_alerts.promql import parse, selectors
 from rankwatch_cli.main import main
-from support.alerts.promql import parse, selectors
 from support.dashboards.lint import filled_in, targets
 from support.servers.prometheus import alertmanager, get_json, poll, post_json, prometheus, require
 
 SETTINGS = """\
 label_names = {cluster = "k8s_cluster", node = "hostname"}
-severities = {RankwatchRunBehindPlan = "critical"}
+overrides = {RankwatchRunLate = {severity = "critical"}, RankwatchRunSlow = {labels = {tier = "2"}}}
 success_objectives = {default = 0.9, nightly = 0.75}
 owners = {RankwatchLossDiverging = "science"}
 checkpoint_age_budget_seconds = 7200
@@ -61,14 +61,11 @@ def test_settings_reach_everything(folder: Path) -> None:
     """Rules, routes, runbooks and reference come out of the same file."""
     rules = yaml.safe_load((folder / "prometheus" / "alerts.rules.yml").read_text())
     alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
-    assert alerts["RankwatchRunBehindPlan"]["labels"]["severity"] == "critical"
-    assert (
-        alerts["RankwatchStraggler"]["annotations"]["runbook_url"]
-        == "https://wiki.test/rw/RankwatchStraggler"
-    )
+    assert alerts["RankwatchRunLate"]["labels"]["severity"] == "critical"
+    assert alerts["RankwatchRunSlow"]["annotations"]["runbook_url"] == "https://wiki.test/rw/RankwatchRunSlow"
     assert "7200" in (folder / "prometheus" / "recording.rules.yml").read_text()
     receivers = yaml.safe_load((folder / "alertmanager" / "alertmanager.yml").read_text())["receivers"]
-    assert "page-science" in {each["name"] for each in receivers}
+    assert "rankwatch-page-science" in {each["name"] for each in receivers}
     assert {path.stem for path in (folder / "runbooks").glob("*.md")} >= set(ALERT_NAMES)
     assert "nightly 0.75" in (folder / "reference" / "slis.md").read_text()
     assert "| [RankwatchLossDiverging](" in (folder / "reference" / "alerts.md").read_text()
@@ -136,8 +133,15 @@ def test_alertmanager(folder: Path, tmp_path: Path) -> None:
     file = folder / "alertmanager" / "alertmanager.yml"
     subprocess.run(["amtool", "check-config", str(file)], check=True, stdout=subprocess.DEVNULL)
     of_run = {"k8s_cluster": "eu1", "run": "llama"}
-    stall = {"alertname": "RankwatchRunStalled", "severity": "critical", "reason": "rank_known", **of_run}
-    slow = {"alertname": "RankwatchStraggler", "severity": "warning", "rank": "5", **of_run}
+    ours = {"product": "rankwatch", "owner": "platform"}
+    stall = {
+        "alertname": "RankwatchRunStalled",
+        "severity": "critical",
+        "reason": "rank_known",
+        **ours,
+        **of_run,
+    }
+    slow = {"alertname": "RankwatchRunSlow", "severity": "warning", "cause": "slow_rank", **ours, **of_run}
     other = {**slow, "k8s_cluster": "us2"}
     with alertmanager(yaml.safe_load(file.read_text()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", [{"labels": each} for each in (stall, slow, other)])
@@ -151,12 +155,62 @@ def test_alertmanager(folder: Path, tmp_path: Path) -> None:
         # Alertmanager may call an alert active before it has read the one that holds it back.
         expected = {
             ("RankwatchRunStalled", "eu1"): "active",
-            ("RankwatchStraggler", "eu1"): "suppressed",
-            ("RankwatchStraggler", "us2"): "active",
+            ("RankwatchRunSlow", "eu1"): "suppressed",
+            ("RankwatchRunSlow", "us2"): "active",
         }
         poll(lambda: states() == expected, 30, "three alerts, one of them held back")
         groups = get_json(f"{url}/api/v2/alerts/groups")
         assert all("k8s_cluster" in each["labels"] for each in groups)
+
+
+THEIRS = "# ours\nroute:\n  receiver: all\nreceivers:\n- name: all\n"
+
+
+def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a file of others, in place, with its mode; a second time changes nothing."""
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(THEIRS)
+    file.chmod(0o640)
+    assert main(["generate", "--merge-into", str(file)]) == 0
+    once = file.read_text()
+    assert main(["generate", "--merge-into", str(file)]) == 0
+    assert file.read_text() == once
+    assert once.startswith("# ours\n") and "rankwatch-page-platform" in once
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["alertmanager.yml", "rankwatch.tmpl"]
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [str(file), str(tmp_path / "rankwatch.tmpl")] * 2
+    assert printed.err == ""
+
+
+def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so."""
+    file = tmp_path / "alertmanager.yml"
+    file.write_text("# ours\nroute: {receiver: all}\nreceivers: [{name: all}]\n")
+    assert main(["generate", "--merge-into", str(file)]) == 0
+    assert capsys.readouterr().err.startswith(f"the comments of {file} are lost")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (f"{THEIRS}- name: rankwatch-page\n", "the file has a receiver rankwatch-page of its own"),
+        ("groups: []\n", "the file is no configuration of Alertmanager"),
+        ("", "the file is no configuration of Alertmanager"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_merge_refused(
+    text: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, status 2, and the folder is as it was."""
+    file = tmp_path / "alertmanager.yml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["generate", "--merge-into", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"rankwatch generate: could not merge into {file}: {sentence}\n"
+    assert [each.read_text() for each in tmp_path.iterdir()] == [text] * (text is not None)
 
 
 def test_grafana_finds_the_dashboards(folder: Path) -> None:
@@ -203,13 +257,13 @@ def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("", "", "/dev/null/x", "could not write /dev/null/x"),
         ("thresholds = 1", "", "out", "could not use key 'thresholds'"),
         ('label_names = {cluster = "run"}', "", "out", "expected labels of rankwatch, each with a new name"),
-        ('severities = {RankwatchRunFailed = "page"}', "", "out", "each with critical, warning or info"),
         (
-            'severities = {RankwatchGpuLost = "info"}',
+            'overrides = {RankwatchRunFailed = {severity = "page"}}',
             "",
             "out",
-            "no alert that has rules of several severities",
+            "a severity of critical, warning",
         ),
+        ('rules_directory = "/nowhere"', "", "out", "expected an existing folder"),
         ("success_objectives = {default = 1.5}", "", "out", "shares above 0 and below 1"),
         ("", "groups: [1", "out", "it is no rule file of Prometheus"),
         ("", "groups: [{rules: [{alert: ../../x, expr: up}]}]", "out", 'a page after the alert "../../x"'),

@@ -44,10 +44,12 @@ def _history(end: float) -> Iterator[str]:
         add("rankwatch_gpu_xid_errors_total", 'node="n1",gpu="3",xid="79"', minute, float(minute > 110))
         add("rankwatch_gpu_xid_errors_total", 'node="n9",gpu="0",xid="13"', minute, float(minute > 50))
         if 30 <= minute < 60:
-            slow = 'alertname="RankwatchStraggler",alertstate="firing",severity="warning",run="r"'
-            add("ALERTS", f'{slow},rank="1",node="n1"', minute, 1)
+            slow = 'alertname="RankwatchRunSlow",cause="slow_rank",product="rankwatch",owner="platform"'
+            of_rank = 'alertstate="firing",severity="warning",run="r",rank="1",node="n1"'
+            add("ALERTS", f"{slow},{of_rank}", minute, 1)
         if minute > 111:
-            lost = 'alertname="RankwatchGpuLost",alertstate="firing",severity="critical",node="n1",gpu="3"'
+            lost = 'alertname="RankwatchGpuFault",reason="lost",alertstate="firing",severity="critical",'
+            lost += 'node="n1",gpu="3"'
             add("ALERTS", lost, minute, 1)
     ended = 'run="r",node="n0",attempt="0",outcome="failed",kind="exception"'
     add("rankwatch_run_attempt_end_timestamp_seconds", ended, LASTED, end)
@@ -73,14 +75,14 @@ def test_from_prometheus(url: str, tmp_path: Path, capsys: pytest.CaptureFixture
     rows = [line for line in text.splitlines() if line.startswith("| 20")]
     assert [each.split("|")[2].strip() for each in rows] == [
         "attempt 1 starts with 2 ranks",
-        "RankwatchStraggler",
+        "RankwatchRunSlow (cause slow_rank)",
         "1 XID errors of a GPU (gpu 3, xid 79)",
-        "RankwatchGpuLost (gpu 3)",
+        "RankwatchGpuFault (gpu 3, reason lost)",
         "attempt 1 ends: failed: exception",
     ]
     assert "rank 1 on n1" in rows[1]
     assert ", for 3" in rows[1]  # 30 minutes and what Prometheus looks back
-    assert "The first alert of the worst severity was RankwatchGpuLost" in text
+    assert "The first alert of the worst severity was RankwatchGpuFault" in text
     assert "| straggler | 0.8 | 20.0% |" in text
     assert "| 1 | n1 | 85.7% | 14.3% |" in text
     assert "xid 13" not in text

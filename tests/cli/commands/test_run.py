@@ -51,12 +51,14 @@ def test_command() -> None:
 
 def test_all_options(tmp_path: Path) -> None:
     options = [
-        "--run-class", "production", "--checkpoint-interval-seconds", "60", "--directory", str(tmp_path),
+        "--run-class", "production", "--contact", "me@example.com",
+        "--checkpoint-interval-seconds", "60", "--directory", str(tmp_path),
         "--no-summary", "--no-collectives", "--no-flight-recorder", "--no-nccl-timing",
     ]  # fmt: skip
     shown = run(*options, sys.executable, "-c", SHOW).stdout
     for name, value in {
-        "RUN_CLASS": "production", "CHECKPOINT_INTERVAL_SECONDS": "60.0", "DIR": str(tmp_path),
+        "RUN_CLASS": "production", "CONTACT": "me@example.com",
+        "CHECKPOINT_INTERVAL_SECONDS": "60.0", "DIR": str(tmp_path),
         "SUMMARY": "0", "COLLECTIVES": "0", "FLIGHT_RECORDER": "0", "NCCL_TIMING": "0",
     }.items():  # fmt: skip
         assert f"('RANKWATCH_{name}', {value!r})" in shown
@@ -100,6 +102,7 @@ def test_no_such_command(command: Sequence[str], status: int, message: str, tmp_
         (["--checkpoint-interval-seconds", "nan", "true"], "--checkpoint-interval-seconds is nan"),
         (["--profile-on-slow", "11", "true"], "--profile-on-slow is 11, expected 1 to 10 traces"),
         (["--run", " ", "true"], "--run is empty, expected a name"),
+        (["--contact", "my team", "true"], "--contact is 'my team', expected #channel or name@example.com"),
     ],
 )
 def test_mistakes(arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

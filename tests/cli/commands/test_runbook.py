@@ -26,7 +26,7 @@ from support.servers.prometheus import alertmanager, poll, post_json, reserved_p
 NODE = "gpu-17; touch $(pwned) 'x'"
 ALERT: dict[str, Any] = {
     "labels": {
-        "alertname": "RankwatchStraggler",
+        "alertname": "RankwatchRunSlow",
         "cluster": "eu1",
         "run": "llama",
         "rank": "5",
@@ -41,7 +41,7 @@ ALERT: dict[str, Any] = {
 def _exports(text: str) -> dict[str, str]:
     """The variables as a shell takes them from the printed lines."""
     lines = [line.strip() for line in text.splitlines() if re.match(r" +export ", line)]
-    names = ("PROMETHEUS", "RUN", "RANK", "NODE", "FS_PATH")
+    names = ("PROMETHEUS", "CLUSTER", "RUN", "RANK", "NODE", "FS_PATH")
     shown = "\n".join(f'printf "%s=%s\\0" {name} "${name}"' for name in names)
     path = {"PATH": os.environ["PATH"]}
     done = subprocess.run(
@@ -58,13 +58,13 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["RankwatchStraggler", "straggler", "RANKWATCHSTRAGGLER"])
+@pytest.mark.parametrize("name", ["RankwatchRunSlow", "runslow", "RANKWATCHRUNSLOW"])
 def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Plain text: no fences, commands indented, examples where no alert is given."""
     assert main(["runbook", name]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("RankwatchStraggler\n==================\n")
-    assert "\nMeaning\n-------\n" in text
+    assert text.startswith("RankwatchRunSlow\n================\n")
+    assert "\nWhat it means\n-------------\n" in text
     assert "```" not in text
     assert "](" not in text
     assert _exports(text)["RUN"] == "my-run"
@@ -87,11 +87,12 @@ def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert main(["runbook", "--alert", "-"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(
-        "FIRING since 2026-11-23T09:30:00Z: RankwatchStraggler\n  cluster=eu1  run=llama  rank=5"
+        "FIRING since 2026-11-23T09:30:00Z: RankwatchRunSlow\n  cluster=eu1  run=llama  rank=5"
     )
     assert "Rank 5 is?[2J slow." in text
     assert _exports(text) == {
         "PROMETHEUS": "http://prometheus.test:9090/prom",
+        "CLUSTER": "eu1",
         "RUN": "llama",
         "RANK": "5",
         "NODE": NODE,
@@ -101,16 +102,16 @@ def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 def test_output_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     """It stands behind a bar, so that nobody takes it for a command."""
-    assert main(["runbook", "checkpointfailed"]) == 0
+    assert main(["runbook", "runfailed"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r"    \|  +{\"metric\":", line) for line in lines)
-    assert any(re.match(r"     +curl ", line) for line in lines)
-    assert not any(line.startswith("    |") and "curl" in line for line in lines)
+    assert any(line.startswith("    | FAILED: ended by") for line in lines)
+    assert any(re.match(r"     +ask ", line) for line in lines)
+    assert not any(line.startswith("    |") and "ask " in line for line in lines)
 
 
 def test_picture(capsys: pytest.CaptureFixture[str]) -> None:
     """A terminal shows none, so what it shows stands there in words."""
-    assert main(["runbook", "straggler"]) == 0
+    assert main(["runbook", "runslow"]) == 0
     text = capsys.readouterr().out
     assert "What you see" in text
     assert "![" not in text and ".png" not in text
@@ -120,16 +121,25 @@ def test_picture(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.process
 def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell has a PATH of its own, so the label `path` has another name there."""
-    labels = {"alertname": "RankwatchCheckpointDiskFilling", "path": "/my checkpoints"}
+    labels = {"alertname": "RankwatchCheckpointAtRisk", "path": "/my checkpoints"}
     assert main(["runbook", "--alert", json.dumps({"labels": labels})]) == 0
     assert _exports(capsys.readouterr().out)["FS_PATH"] == "/my checkpoints"
+
+
+@pytest.mark.process
+def test_alert_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its series have no such label, so the example would hide them all."""
+    labels = {"alertname": "RankwatchRunSlow", "run": "llama"}
+    assert main(["runbook", "--alert", json.dumps({"labels": labels})]) == 0
+    exports = _exports(capsys.readouterr().out)
+    assert (exports["CLUSTER"], exports["RUN"], exports["NODE"]) == ("", "llama", "my-node")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["Stragler"], "there is no runbook 'Stragler': did you mean RankwatchStraggler"),
-        (["nvlink"], "did you mean RankwatchNvlinkDown or RankwatchNvlinkErrors?"),
+        (["RunSlw"], "there is no runbook 'RunSlw': did you mean RankwatchRunSlow"),
+        (["link"], "did you mean RankwatchLinkDown or RankwatchLinkErrors?"),
         (["xyzzy"], "there is no runbook 'xyzzy': `rankwatch runbook` lists them"),
         (["--alert", "{"], "--alert is no JSON"),
         (["--alert", "[" * 100_000], "--alert is no JSON"),
@@ -140,17 +150,17 @@ def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
         (["--alert", '{"labels": {"alertname": "DiskFull"}}'], "there is no runbook 'DiskFull'"),
         (["--alert", '{"labels": {"alertname": "\\u001b[2J"}}'], "there is no runbook '?[2J'"),
         (["x" * 100_000], f"there is no runbook '{'x' * 80}'"),
-        (["jitter", "--alert", json.dumps(ALERT)], "--alert holds no alert 'jitter', but RankwatchStraggler"),
+        (["runlate", "--alert", json.dumps(ALERT)], "--alert holds no alert 'runlate', but RankwatchRunSlow"),
         (
-            ["jitter", "--alert", json.dumps([{"labels": {"alertname": f"A{n}"}} for n in range(9)])],
+            ["runlate", "--alert", json.dumps([{"labels": {"alertname": f"A{n}"}} for n in range(9)])],
             "but A0, A1, A2, A3, A4 and 4 more",
         ),
         (["--alertmanager", "http://127.0.0.1:1"], "--alertmanager needs the name of an alert"),
-        (["straggler", "--alertmanager", "alertmanager:9093"], "--alertmanager is no URL such as"),
-        (["straggler", "--alertmanager", "http://[::1"], "--alertmanager is no URL such as"),
-        (["straggler", "--alertmanager", "http://me:secret@host"], "--alertmanager is no URL such as"),
-        (["straggler", "--alertmanager", "http://\x1b[2J"], "--alertmanager is no URL such as"),
-        (["straggler", "--alert", "{}", "--alertmanager", "http://x"], "not allowed with"),
+        (["runslow", "--alertmanager", "alertmanager:9093"], "--alertmanager is no URL such as"),
+        (["runslow", "--alertmanager", "http://[::1"], "--alertmanager is no URL such as"),
+        (["runslow", "--alertmanager", "http://me:secret@host"], "--alertmanager is no URL such as"),
+        (["runslow", "--alertmanager", "http://\x1b[2J"], "--alertmanager is no URL such as"),
+        (["runslow", "--alert", "{}", "--alertmanager", "http://x"], "not allowed with"),
     ],
 )
 def test_wrong_input(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +178,7 @@ def test_wrong_input(arguments: list[str], sentence: str, capsys: pytest.Capture
 def test_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     """A port where nobody listens."""
     with reserved_port() as port:
-        assert main(["runbook", "straggler", "--alertmanager", f"http://127.0.0.1:{port}"]) == 2
+        assert main(["runbook", "runslow", "--alertmanager", f"http://127.0.0.1:{port}"]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"rankwatch runbook: could not reach http://127.0.0.1:{port}: ")
     assert printed.err.count("\n") == 1
@@ -176,7 +186,7 @@ def test_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
 
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
 ESCAPES = {
-    "labels": {"alertname": "RankwatchStraggler", "run": "\x1b[2J", "\x07": {"x": [1]}, "rank": 5},
+    "labels": {"alertname": "RankwatchRunSlow", "run": "\x1b[2J", "\x07": {"x": [1]}, "rank": 5},
     "annotations": {"description": "\x1b]0;title\x07"},
     "startsAt": "\x1b[2J",
     "generatorURL": "http://[::1",
@@ -239,7 +249,7 @@ def _server(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
 def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever it answers: one sentence without an escape, and exit status 2."""
     with _server(answer) as url:
-        assert main(["runbook", "straggler", "--alertmanager", url]) == 2
+        assert main(["runbook", "runslow", "--alertmanager", url]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert sentence in printed.err
@@ -251,20 +261,20 @@ def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixt
 def test_slow_server(start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that sends a byte now and then costs no more than the timeout."""
     with _server(start, *[b"1"] * 100, pause=0.02) as url:
-        assert main(["runbook", "straggler", "--alertmanager", url, "--timeout-seconds", "0.2"]) == 2
+        assert main(["runbook", "runslow", "--alertmanager", url, "--timeout-seconds", "0.2"]) == 2
     assert "no answer within 0.2 s" in capsys.readouterr().err
 
 
 def test_hostile_alerts(capsys: pytest.CaptureFixture[str]) -> None:
     """No escape reaches the terminal, a few alerts stand for many, and those of other names are left out."""
-    other = {"labels": {"alertname": "RankwatchJitter"}}
+    other = {"labels": {"alertname": "RankwatchRunLate"}}
     with _server(OK + json.dumps([ESCAPES] * 30 + [other]).encode()) as url:
-        assert main(["runbook", "straggler", "--alertmanager", url]) == 0
+        assert main(["runbook", "runslow", "--alertmanager", url]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("FIRING since ?[2J: RankwatchStraggler\n  run=?[2J  ?={'x': [1]}  rank=5\n")
+    assert text.startswith("FIRING since ?[2J: RankwatchRunSlow\n  run=?[2J  ?={'x': [1]}  rank=5\n")
     assert "30 alerts fire. The first 20 are shown. The commands are for the first one." in text
     assert text.count("FIRING") == 20
-    assert "RankwatchJitter" not in text
+    assert "RankwatchRunLate" not in text
     assert text.replace("\n", "").isprintable()
 
 
@@ -285,14 +295,14 @@ def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         post_json(f"{url}/api/v2/alerts", [other, ALERT, stall])
 
         def printed() -> str | None:
-            assert main(["runbook", "straggler", "--alertmanager", f"{url}/"]) == 0
+            assert main(["runbook", "runslow", "--alertmanager", f"{url}/"]) == 0
             text = capsys.readouterr().out
             return text if "2 alerts fire" in text else None
 
         text = poll(printed, 60, "both alerts")
-        assert main(["runbook", "jitter", "--alertmanager", url]) == 0
-        assert capsys.readouterr().out.startswith("No alert RankwatchJitter fires at this Alertmanager.\n\n")
-        assert main(["runbook", "jitter", "--alertmanager", f"{url}/metrics"]) == 2
+        assert main(["runbook", "runlate", "--alertmanager", url]) == 0
+        assert capsys.readouterr().out.startswith("No alert RankwatchRunLate fires at this Alertmanager.\n\n")
+        assert main(["runbook", "runlate", "--alertmanager", f"{url}/metrics"]) == 2
         assert "could not ask" in capsys.readouterr().err
     assert text.index("rank=5") < text.index("rank=6") < text.index("2 alerts fire. The commands")
     assert "RankwatchRunStalled\n  cluster" not in text
@@ -302,6 +312,6 @@ def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.process
 def test_without_a_terminal() -> None:
     """Also below a pipe that closes early, as of `head`."""
-    command = f"{shlex.quote(sys.executable)} -m rankwatch_cli runbook straggler | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m rankwatch_cli runbook runslow | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("RankwatchStraggler\n", "")
+    assert (done.stdout, done.stderr) == ("RankwatchRunSlow\n", "")

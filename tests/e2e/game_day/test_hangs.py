@@ -17,6 +17,7 @@ from support.e2e.game_day import GameDay
 from support.e2e.hangs import (
     HANG_FAULTS,
     RANKS,
+    HangFault,
     alert_naming_a_rank,
     faulty_ranks,
     hang_alerts,
@@ -35,9 +36,7 @@ SEED = 20
 STOPPED = "stopped"
 """A run that hangs without a fault of the trainer: one of its processes is stopped."""
 STOPPED_RANK = 2
-NEEDS_RECORDER = frozenset(
-    run for run, fault in HANG_FAULTS.items() if fault.alert == Alert.COLLECTIVES_DESYNCHRONISED
-)
+NEEDS_RECORDER = frozenset(run for run, fault in HANG_FAULTS.items() if fault.reason == "mismatch_known")
 """Runs whose ranks wait in different collectives, which only gloo's flight recorder shows."""
 
 
@@ -48,13 +47,14 @@ class HungJobs(NamedTuple):
     faulty: dict[str, int]
     named: dict[str, DeliveredAlert]
 
-    def check(self, run: str, name: Alert) -> None:
+    def check(self, run: str, fault: HangFault) -> None:
         """The alert of the run is this one, and names the rank at fault and its node."""
         if run in NEEDS_RECORDER and not serves_gloo_recorder():
             pytest.skip(NO_GLOO_RECORDER)
         assert run in self.named, hang_alerts(self.system, run)
         alert, rank = self.named[run], str(self.faulty[run])
-        assert (alert.name, named_rank(alert)) == (name, (rank, NODE))
+        found = (alert.name, alert.labels["reason"], named_rank(alert))
+        assert found == (fault.alert, fault.reason, (rank, NODE))
 
 
 def play(day: GameDay) -> HungJobs:
@@ -81,7 +81,7 @@ def jobs(game_day: GameDay) -> Iterator[HungJobs]:
 @pytest.mark.parametrize("run", HANG_FAULTS)
 def test_rank_at_fault_is_named(run: str, jobs: HungJobs) -> None:
     """The alert for this kind of hang names the rank and its node."""
-    jobs.check(run, HANG_FAULTS[run].alert)
+    jobs.check(run, HANG_FAULTS[run])
     text = jobs.named[run].annotations["description"]
     assert f"rank {jobs.faulty[run]} " in text.lower()
     assert "not known" not in text
@@ -92,11 +92,13 @@ def test_stopped_rank(jobs: HungJobs) -> None:
 
     All ranks wait in the same collective, so only its missing answers show which one it is.
     """
-    jobs.check(STOPPED, Alert.RUN_STALLED)
+    jobs.check(STOPPED, HangFault("", Alert.RUN_STALLED, "rank_known"))
 
 
 def test_no_other_rank_is_named(jobs: HungJobs) -> None:
     """No waiting rank is named, and no second alert comes for the same hang."""
     for run in jobs.named.keys() & HANG_FAULTS.keys():
-        named = {(each.name, named_rank(each)) for each in hang_alerts(jobs.system, run)}
-        assert named == {(HANG_FAULTS[run].alert, (str(jobs.faulty[run]), NODE))}
+        found = hang_alerts(jobs.system, run)
+        named = {(each.name, each.labels["reason"], named_rank(each)) for each in found}
+        fault, rank = HANG_FAULTS[run], str(jobs.faulty[run])
+        assert named == {(fault.alert, fault.reason, (rank, NODE))}

@@ -58,7 +58,7 @@ def play(day: GameDay) -> Flipped:
     )
     equal = 'run:rankwatch_replicas_equal:step{run="equal"} >= 100'
     poll(lambda: query(system.prometheus_url, equal), SECONDS_TO_ALERT, "equal replicas at step 100")
-    system.alert("flipped", Alert.REPLICAS_DISAGREE)
+    system.alert("flipped", Alert.REPLICAS_DISAGREE, reason="rank_known")
     answers = {asked: query(system.prometheus_url, asked) for asked in (TOO_LATE, TOO_EARLY, DEVIATION)}
     system.end()
     return Flipped(system, boxes, answers)

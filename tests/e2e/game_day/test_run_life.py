@@ -15,7 +15,7 @@ import pytest
 
 from rankwatch_alerts import Alert
 from support.e2e.game_day import CONFIG, GameDay
-from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, told
 from support.servers.prometheus import poll, query
 from support.training.ranks import go_on
 
@@ -56,18 +56,18 @@ ATTEMPTS = 4
 """The first one made progress."""
 RECLAIMED = tuple(f"reclaimed-{number}" for number in range(4))
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
-    ("fails-once", Alert.RUN_FAILED, {"rank": "0", "node": NODE, "kind": "exception"}),
-    ("loops", Alert.RUN_CRASH_LOOPING, {}),
-    ("slow-start", Alert.STARTUP_SLOW, {}),
-    ("late", Alert.RUN_BEHIND_PLAN, {}),
-    ("stands", Alert.RUN_STALLED, {}),
-    ("slows", Alert.STEP_TIME_REGRESSED, {"reason": "own_past"}),
-    ("", Alert.BLACK_BOXES_LEFT_OUT, {"node": NODE, "reason": "truncated"}),
-    ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "critical"}),
-    ("", Alert.SUCCESS_BUDGET, {"run_class": "production", "severity": "warning"}),
-    ("", Alert.REQUEUE_RATE, {"run_class": "production"}),
-    ("", Alert.PREEMPTION_STORM, {"run_class": "spot"}),
-    ("", Alert.GOODPUT_BUDGET, {"run_class": "experiment", "severity": "critical"}),
+    ("fails-once", Alert.RUN_FAILED, {"reason": "failed", "rank": "0", "node": NODE, "kind": "exception"}),
+    ("loops", Alert.RUN_FAILED, {"reason": "restarts_fail"}),
+    ("slow-start", Alert.RUN_LATE, {"reason": "startup"}),
+    ("late", Alert.RUN_LATE, {"reason": "behind_plan"}),
+    ("stands", Alert.RUN_STALLED, {"reason": "rank_unknown"}),
+    ("slows", Alert.RUN_SLOW, {"cause": "own_past"}),
+    ("", Alert.TELEMETRY_INCOMPLETE, {"reason": "black_boxes", "node": NODE}),
+    ("", Alert.SUCCESS_BUDGET, {"reason": "day", "run_class": "production", "severity": "critical"}),
+    ("", Alert.SUCCESS_BUDGET, {"reason": "period", "run_class": "production", "severity": "warning"}),
+    ("", Alert.SUCCESS_BUDGET, {"reason": "restarts", "run_class": "production"}),
+    ("", Alert.SUCCESS_BUDGET, {"reason": "preemptions", "run_class": "spot"}),
+    ("", Alert.GOODPUT_BUDGET, {"reason": "fast", "run_class": "experiment", "severity": "warning"}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
@@ -124,7 +124,7 @@ def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
 @pytest.mark.parametrize(
     ("run", "name", "labels"),
     EXPECTED,
-    ids=["-".join((name, labels.get("severity", ""))) for _, name, labels in EXPECTED],
+    ids=["-".join((name, labels.get("reason") or labels["cause"])) for _, name, labels in EXPECTED],
 )
 def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
@@ -135,12 +135,13 @@ def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredS
 
 def test_message_of_the_failure(system: MonitoredSystem) -> None:
     """The text says what the trainer said last."""
-    alert = system.alert("fails-once", Alert.RUN_FAILED)
+    alert = system.alert("fails-once", Alert.RUN_FAILED, reason="failed")
     assert "(IndexError): shard 7 holds 0 sequences" in alert.annotations["description"]
 
 
 def test_no_other_alert(system: MonitoredSystem) -> None:
     """A run that only starts also stands still, and the first failures of a loop are not yet known as one."""
-    delivered = {(each.labels.get("run", ""), each.name) for each in system.delivered()}
-    also = {("slow-start", str(Alert.RUN_STALLED)), ("loops", str(Alert.RUN_FAILED))}
-    assert delivered <= {(run, str(name)) for run, name, _ in EXPECTED} | also
+    delivered = {told(each) for each in system.delivered()}
+    expected = {(run, str(name), more.get("reason") or more["cause"]) for run, name, more in EXPECTED}
+    stalls = {("slow-start", str(Alert.RUN_STALLED), each) for each in ("rank_known", "rank_unknown")}
+    assert delivered <= expected | stalls | {("loops", str(Alert.RUN_FAILED), "failed")}

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_alerts import Alert
+from rankwatch_alerts.rules import PRODUCT
 from support.e2e.game_day import CONFIG, GameDay
-from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, told
 from support.paths import SUPPORT
 from support.servers.netns import namespace_with_loopback
 from support.servers.prometheus import poll, query
@@ -46,13 +47,19 @@ LARGER_MODEL = ("--width", "64")
 SLOW_BITS_PER_SECOND = 20_000_000
 """These gradients take a quarter of a second at this rate."""
 EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
-    UNEQUAL: (Alert.UNEQUAL_BATCHES, {}),
-    JITTERY: (Alert.JITTER, {}),
-    SLOW_DATA: (Alert.SLOW_DATA_LOADING, {}),
-    SLOW_STAGE: (Alert.SLOW_STAGE, {"stage": str(HEAVY_STAGE)}),
-    SLOW_NETWORK: (Alert.NETWORK_DEGRADED, {"group": "default_pg", "operation": "all_reduce"}),
+    UNEQUAL: (Alert.RUN_SLOW, {"cause": "unequal_batches", "owner": "training"}),
+    JITTERY: (Alert.RUN_SLOW, {"cause": "jitter", "owner": "platform"}),
+    SLOW_DATA: (Alert.RUN_SLOW, {"cause": "data_loading", "owner": "training"}),
+    SLOW_STAGE: (
+        Alert.RUN_SLOW,
+        {"cause": "slow_stage", "owner": "training", "stage": str(HEAVY_STAGE)},
+    ),
+    SLOW_NETWORK: (
+        Alert.RUN_SLOW,
+        {"cause": "network", "owner": "platform", "group": "default_pg", "operation": "all_reduce"},
+    ),
 }
-"""By run: its only alert, and the labels beside `run` and `severity`."""
+"""By run: its only alert, and the labels beside those that all have."""
 
 
 class Slowdowns(NamedTuple):
@@ -109,8 +116,8 @@ def test_alert(run: str, slowdowns: Slowdowns) -> None:
         pytest.skip(slowdowns.no_limit)
     name, labels = EXPECTED[run]
     alert = slowdowns.system.alert(run, name, **labels)
-    of_rule = {"alertname": str(name), "severity": "warning", "cluster": CLUSTER}
-    assert alert.labels == {"run": run, **of_rule, **labels}
+    of_all = {"alertname": str(name), "severity": "warning", "cluster": CLUSTER, "product": PRODUCT}
+    assert alert.labels == {"run": run, **of_all, **labels}
     assert complete(alert, CONFIG), str(alert)
     assert f"un {run}" in alert.annotations["description"]
     assert f"var-run={run}" in alert.annotations["dashboard_url"]
@@ -121,7 +128,7 @@ def test_alert(run: str, slowdowns: Slowdowns) -> None:
 
 def test_no_other_alert(slowdowns: Slowdowns) -> None:
     """No run raises a second alert or names a rank, and the healthy run raises none."""
-    expected = {(run, str(name)) for run, (name, _) in EXPECTED.items()}
+    expected = {(run, str(name), labels["cause"]) for run, (name, labels) in EXPECTED.items()}
     delivered = slowdowns.system.delivered()
-    assert not [each for each in delivered if (each.labels.get("run", ""), each.name) not in expected]
+    assert not [each for each in delivered if told(each) not in expected]
     assert not [each for each in delivered if "rank" in each.labels]

@@ -1,22 +1,20 @@
-"""A run that wastes its GPUs: they are used little, its loss is flat, its budget is too small, and in the end
-they idle. Another one runs where the table has no price.
+"""A run that wastes its GPUs: they are used little, its budget is too small, and in the end they idle.
 
+Its loss is flat, and another run has GPUs without a price: boards show that, and no alert.
 A cluster of the game day. The driver is the tests' own, because the machine has no GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import pytest
 
 from rankwatch_alerts import Alert
 from support.e2e.game_day import CONFIG, GameDay
-from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete
+from support.e2e.monitored_system import MonitoredSystem, complete, told
 from support.gpu.node import gpu_node
 from support.gpu.nvml import FakeDriver, build_library
-from support.servers.prometheus import get_json, poll
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -41,22 +39,15 @@ TRAINS = 'print("ready", flush=True)\nsteps(10**6, forward=0.5)\n'
 
 
 BEFORE: tuple[tuple[Alert, dict[str, str], str], ...] = (
-    (Alert.UTILISATION_LOW, {"reason": "gpu"}, "Its GPUs were busy for 34% of the time"),
-    (Alert.UTILISATION_LOW, {"reason": "mfu"}, "of the peak of its GPUs in bf16"),
-    (Alert.LOSS_PLATEAU, {}, "has become lower by at most 0.0000 of itself"),
-    (Alert.FORECAST_OVER_BUDGET, {"currency": "EUR"}, "of its budget in EUR (list) at its last step"),
+    (Alert.GPUS_WASTED, {"reason": "utilisation"}, "Its GPUs were busy for 34% of the time"),
+    (Alert.GPUS_WASTED, {"reason": "mfu"}, "of the peak of its GPUs in bf16"),
+    (Alert.OVER_BUDGET, {"currency": "EUR"}, "of its budget in EUR (list) at its last step"),
 )
 """Alerts of the run before its GPUs idle, further labels, and a part of the text."""
+IDLE: tuple[Alert, dict[str, str]] = (Alert.GPUS_WASTED, {"reason": "idle"})
 
 
-class Wasteful(NamedTuple):
-    """The system, and the alert on the price that Prometheus raised and nobody was notified of."""
-
-    system: MonitoredSystem
-    no_price: dict[str, Any]
-
-
-def play(day: GameDay) -> Wasteful:
+def play(day: GameDay) -> MonitoredSystem:
     """The run trains at a third of what the GPUs could do, until they do nothing."""
     prices = day.directory / "prices.toml"
     prices.write_text(PRICES)
@@ -65,7 +56,7 @@ def play(day: GameDay) -> Wasteful:
     directory = system.directory / NODE
     directory.mkdir()
     driver = FakeDriver(directory, build_library(directory))
-    flags = ("--cluster", CLUSTER, "--node", NODE, "--plateau-steps", "16", *priced)
+    flags = ("--cluster", CLUSTER, "--node", NODE, *priced)
     flags += ("--step-window-seconds", f"{CONFIG.step_window_seconds:g}")
     node = gpu_node(directory, driver, *flags, interval=1.0, collectors="ranks,cost,gpu")
     day.watch(system, system.stack.enter_context(node).agent)
@@ -74,12 +65,11 @@ def play(day: GameDay) -> Wasteful:
     for number, gpu in zip(range(RANKS), driver.node["gpus"], strict=False):
         here = {"number": number, "world": RANKS, "gpu": gpu["uuid"]}
         system.rank(NODE, TRAINS, run=RUN, before=OF_THE_RUN, **here)
-    no_price = poll(lambda: _no_price(system), SECONDS_TO_ALERT, f"alert {Alert.PRICE_UNKNOWN}")
     for name, labels, _ in BEFORE:
         system.alert(RUN, name, **labels)
     _use(driver, 1)
-    system.end_when_seen([(RUN, Alert.GPUS_IDLE, {})])
-    return Wasteful(system, no_price)
+    system.end_when_seen([(RUN, *IDLE)])
+    return system
 
 
 def _use(driver: FakeDriver, percent: int) -> None:
@@ -88,37 +78,27 @@ def _use(driver: FakeDriver, percent: int) -> None:
         driver.set(index, "utilization.gpu", percent)
 
 
-def _no_price(system: MonitoredSystem) -> dict[str, Any] | None:
-    wanted = {"alertname": str(Alert.PRICE_UNKNOWN), "run": UNPRICED, "gpu_model": "cpu", "severity": "info"}
-    alerts = get_json(f"{system.prometheus_url}/api/v1/alerts")["data"]["alerts"]
-    firing = (each for each in alerts if each["state"] == "firing")
-    return next((each for each in firing if wanted.items() <= each["labels"].items()), None)
-
-
 @pytest.fixture(scope="module")
-def wasteful(game_day: GameDay) -> Iterator[Wasteful]:
-    with game_day.shown(play) as wasteful:
-        yield wasteful
+def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
+    with game_day.shown(play) as system:
+        yield system
 
 
-@pytest.mark.parametrize(("name", "labels", "text"), BEFORE, ids=["gpu", "mfu", "plateau", "budget"])
-def test_waste(name: Alert, labels: dict[str, str], text: str, wasteful: Wasteful) -> None:
+@pytest.mark.parametrize(("name", "labels", "text"), BEFORE, ids=["utilisation", "mfu", "budget"])
+def test_waste(name: Alert, labels: dict[str, str], text: str, system: MonitoredSystem) -> None:
     """Each measure has a ticket of its own."""
-    alert = wasteful.system.alert(RUN, name, **labels)
+    alert = system.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert text in alert.annotations["description"]
 
 
-def test_no_price(wasteful: Wasteful) -> None:
-    """It is context: it fires, and nobody is notified."""
-    text = wasteful.no_price["annotations"]["description"]
-    assert f"no valid price for cpu, which run {UNPRICED} uses" in text
-
-
-def test_idle(wasteful: Wasteful) -> None:
-    """GPUs that do nothing have another alert."""
-    alert = wasteful.system.alert(RUN, Alert.GPUS_IDLE)
+def test_idle(system: MonitoredSystem) -> None:
+    """GPUs that do nothing have another reason; a flat loss, and GPUs without a price, have no alert."""
+    name, labels = IDLE
+    alert = system.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert f"its {RANKS} GPUs by 1%" in alert.annotations["description"]
-    expected = {*(name for name, *_ in BEFORE), Alert.GPUS_IDLE}
-    assert {each.name for each in wasteful.system.delivered()} == expected
+    expected = {
+        (RUN, str(name), more.get("reason", "")) for name, more in (*(each[:2] for each in BEFORE), IDLE)
+    }
+    assert {told(each) for each in system.delivered()} == expected

@@ -11,8 +11,9 @@ from typing import Any
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch.conventions.vocabulary import STEP_PHASES
 from rankwatch_alerts import RuleConfig
-from rankwatch_alerts.rules import RANK, duration
+from rankwatch_alerts.rules import duration
 
+RANK = "cluster, run, rank, node"
 AGENT_GROUP = "agent"
 _STEPS = "agent:steps:rate"
 _LOCAL = "rankwatch_recent_step_local_seconds"

@@ -113,32 +113,32 @@ def asked_by(case: Mapping[str, Any]) -> Iterator[str]:
 def without_keeping(groups: Iterable[Group]) -> list[Group]:
     """The same, but an alert ends with its condition, so that a case shows when that is. `test_gaps.py` shows
     that alerts keep firing."""
+    return without(groups, "keep_firing_for")
+
+
+def without(groups: Iterable[Group], field: str) -> list[Group]:
+    """The same, with no rule that has this field."""
     return [
         {
             **group,
             "rules": [
-                {name: value for name, value in rule.items() if name != "keep_firing_for"}
-                for rule in group["rules"]
+                {name: value for name, value in rule.items() if name != field} for rule in group["rules"]
             ],
         }
         for group in groups
     ]
 
 
-def run_promtool(
+def write_cases(
     cases: Iterable[Mapping[str, Any]],
     groups: Sequence[Group],
     interval: str,
     directory: Path,
     *,
     every_rule: bool = False,
-) -> subprocess.CompletedProcess[str]:
-    """`promtool test rules` on cases of this interval of evaluation, each with the rules that it needs,
-    or with every rule.
-
-    Files are written to an existing directory. Standard error is part of the output.
-    """
-    require("promtool")
+) -> list[Path]:
+    """Cases of this interval of evaluation as files in an existing directory, each with the rules that it
+    needs, or with every rule."""
     paths = []
     for number, case in enumerate(cases):
         rules, path = directory / f"rules-{number}.json", directory / f"case-{number}.json"
@@ -152,9 +152,31 @@ def run_promtool(
             "tests": [case],
         }
         path.write_text(json.dumps(document))
-        paths.append(str(path))
+        paths.append(path)
+    return paths
+
+
+def run_promtool(
+    cases: Iterable[Mapping[str, Any]],
+    groups: Sequence[Group],
+    interval: str,
+    directory: Path,
+    *,
+    every_rule: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """`promtool test rules` on cases. Standard error is part of the output."""
+    require("promtool")
+    paths = write_cases(cases, groups, interval, directory, every_rule=every_rule)
     return subprocess.run(
-        ["nice", "-n", "5", "promtool", "test", "rules", *paths],  # live jobs of other tests go first
+        [
+            "nice",
+            "-n",
+            "5",
+            "promtool",
+            "test",
+            "rules",
+            *map(str, paths),
+        ],  # live jobs of other tests go first
         env={**os.environ, **_COLLECT_SELDOM},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

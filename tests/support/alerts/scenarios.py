@@ -7,6 +7,7 @@ what a test does to the series: a gap, an agent that restarts, another address.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -21,8 +22,8 @@ STALE = "stale"
 """A sample that says that the series has ended, as Prometheus writes it after a failed scrape."""
 
 Sample = float | str | None
-Key = tuple[str, str, str]
-"""Alert, severity, and label `reason`."""
+Key = tuple[str, str]
+"""Alert, and what tells its rules apart: label `reason` or `cause`."""
 
 _NUMBER = r"(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN)"
 _TOKEN = re.compile(rf"(?P<start>[-+]?{_NUMBER})(?P<slope>[-+]{_NUMBER})?(?:x(?P<times>\d+))?")
@@ -63,7 +64,7 @@ class Scenario(NamedTuple):
 
 def key_of(alert: str, labels: Mapping[str, str]) -> Key:
     """What tells rules apart that raise the same alert."""
-    return alert, labels["severity"], labels.get("reason", "")
+    return alert, labels.get("reason") or labels.get("cause", "")
 
 
 @cache
@@ -96,7 +97,7 @@ def continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries
     """A series of a case as it is declared up to step `fires`, and as it goes on from there."""
     name, _, rest = declared["series"].partition("{")
     labels = {label: one or other for label, one, other in _SERIES.findall(rest)}
-    samples = [*_samples(declared["values"])][: fires + 1]
+    samples = [*samples_in(declared["values"])][: fires + 1]
     samples += [None] * (fires + 1 - len(samples))
     last, before = samples[fires], samples[fires - 1]
     moves = isinstance(last, float) and isinstance(before, float) and last - before == last - before
@@ -106,7 +107,7 @@ def continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries
     return TimeSeries(name, labels, tuple(samples))
 
 
-def _samples(text: str) -> Iterator[Sample]:
+def samples_in(text: str) -> Iterator[Sample]:
     """The notation of promtool: `1+2x3`, `4x3`, `_x2`, `_`, `stale`."""
     for token in str(text).split():
         if token == STALE:
@@ -119,6 +120,23 @@ def _samples(text: str) -> Iterator[Sample]:
             start, slope = float(found["start"]), float(found["slope"] or 0)
             for step in range(int(found["times"] or 0) + 1):
                 yield start + slope * step if slope else start
+
+
+def seldom(series: TimeSeries, every: int) -> TimeSeries:
+    """The series with one sample in so many steps. One that ends between two samples ends at the second."""
+    kept = list(series.samples[::every])
+    for at, each in enumerate(series.samples):
+        if each == STALE and (later := -(-at // every)) < len(kept) and kept[later] is None:
+            kept[later] = STALE
+    return series._replace(samples=tuple(kept))
+
+
+def written(series: TimeSeries) -> dict[str, str]:
+    """The series as promtool reads it."""
+    inner = ", ".join(f"{label}={json.dumps(value)}" for label, value in series.labels.items())
+    values = " ".join("_" if each is None else str(each) for each in series.samples)
+    values = values.replace("nan", "NaN").replace("inf", "Inf")
+    return {"series": f"{series.name}{{{inner}}}", "values": values}
 
 
 def without(series: TimeSeries, first: int, steps: int) -> TimeSeries:

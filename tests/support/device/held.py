@@ -11,7 +11,6 @@ from pathlib import Path
 from rankwatch.conventions import Cause, Kind
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_alerts.rules import Alert
 from support.alerts.rule_test import Sample, ask
 from support.device.jobs import CAUSES, LEAST_SLOWDOWN, PHASES, UNEVEN, Result, residual_complaints
 from support.diagnosis.both_forms import (
@@ -82,7 +81,7 @@ class Judged:
     def named(self, age: str) -> set[int]:
         """Ranks that an alert names while the run is `young` or `old`."""
         alerts = [each.labels for each in self._samples[age]]
-        return {int(each["rank"]) for each in alerts if each["alertname"] == Alert.STRAGGLER}
+        return {int(each["rank"]) for each in alerts if each.get("cause") == Cause.SLOW_RANK}
 
     def by_rank(self, name: str) -> dict[int, float]:
         """`residuals` or `slowdowns`."""

@@ -22,14 +22,15 @@ SCRAPE_SECONDS = 30.0
 _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
 """The rules of everybody but for twice the interval, which many have, and which makes half the work."""
 FIRING = 'ALERTS{alertstate="firing"}'
-_NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
+_NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.RUN_SLOW}",cause="{Cause.SLOW_RANK}"}}'
 PHASES_OF_NAMED = (
     f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.phase_share:g}"
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:residual"
-_GROUPS = ("rankwatch-causes", "rankwatch-steps", "rankwatch-performance")
-RULES = [each for each in groups_of(_CONFIG) if each["name"] in _GROUPS]
+_GROUPS = ("rankwatch-telemetry-server", "rankwatch-runs-severity", "rankwatch-slow")
+"""Names of groups begin so."""
+RULES = [each for each in groups_of(_CONFIG) if each["name"].startswith(_GROUPS)]
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 
 
@@ -82,12 +83,9 @@ def samples_of_alerts(
 
 def outcome_of_alerts(firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]) -> Outcome:
     """Fails where alerts report several causes, or phases of slow ranks, at once."""
-    alerts = [rule for group in RULES for rule in group["rules"] if "alert" in rule]
-    causes_of = [(rule["alert"], rule["annotations"].get("cause")) for rule in alerts]
-    cause_of = {alert: Cause(cause) for alert, cause in causes_of if cause}  # slower steps alone name none
-    firing = [each for each in firing if each["alertname"] in cause_of]
-    named = {int(each["rank"]) for each in firing if each["alertname"] == Alert.STRAGGLER}
-    causes = {cause_of[each["alertname"]] for each in firing}
+    firing = [each for each in firing if each.get("cause") in set(Cause)]  # slower steps alone name none
+    named = {int(each["rank"]) for each in firing if each["cause"] == Cause.SLOW_RANK}
+    causes = {Cause(each["cause"]) for each in firing}
     grown = {SlowPhase(each["phase"]) for each in phases if int(each["rank"]) in named}
     assert len(causes) <= 1 and len(grown) <= 1, f"several causes at once: {firing}, {phases}"
     return Outcome(

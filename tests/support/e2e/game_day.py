@@ -45,11 +45,15 @@ CONFIG = replace(
     disk_free_share=0.999,
     step_regression=10.0,
     jitter_ranks=4,
+    event_window_seconds=45.0,
+    runbook_base_url="https://runbooks.test",
+    dashboard_base_url="https://grafana.test",
 )
 """As in the demo, but with shorter times: a tiny model recovers from a blow-up in seconds, and a run that
 does not start must be slow before it stands still. Windows and period of goodput are in the same proportions
 as in production. No disk on which this runs is so empty. When further jobs start on the same cores, all
-steps become slower, indeed, and short steps are late now on one rank, now on another."""
+steps become slower, indeed, and short steps are late now on one rank, now on another. Events are remembered
+for longer than alerts wait for a telemetry that is absent, as in production."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
 

@@ -25,25 +25,28 @@ _LOOK_BACK = "[10m]"
 _IN_TEXT = re.compile(r"[Rr]ank (\d+) \(node ([^,)]+)\)\.")
 
 
+RANKS_LOST = ("ranks_lost", "killed_while_waiting", "waited")
+"""Reasons of a failed run whose ranks were killed."""
+
+
 class HangFault(NamedTuple):
     """A way to hang, and the alert that must name the rank."""
 
     fault: str
     """Name of the trainer's fault."""
     alert: Alert
+    reason: str
+    """Its label."""
 
 
 HANG_FAULTS: dict[str, HangFault] = {
-    "asleep": HangFault("stall", Alert.RUN_STALLED),
-    "killed": HangFault("kill", Alert.RANK_LOST),
-    "skips-a-collective": HangFault("skip-collective", Alert.COLLECTIVES_DESYNCHRONISED),
-    "calls-another-collective": HangFault("mismatched-collective", Alert.COLLECTIVES_DESYNCHRONISED),
-    "stuck-in-data": HangFault("stuck-data", Alert.RUN_STALLED),
+    "asleep": HangFault("stall", Alert.RUN_STALLED, "rank_known"),
+    "killed": HangFault("kill", Alert.RUN_FAILED, "ranks_lost"),
+    "skips-a-collective": HangFault("skip-collective", Alert.RUN_STALLED, "mismatch_known"),
+    "calls-another-collective": HangFault("mismatched-collective", Alert.RUN_STALLED, "mismatch_known"),
+    "stuck-in-data": HangFault("stuck-data", Alert.RUN_STALLED, "rank_known"),
 }
 """By name of the run."""
-
-HANG_ALERTS = frozenset(each.alert for each in HANG_FAULTS.values())
-"""The alerts that may name a rank in a hang."""
 
 
 class DeliveredHang(NamedTuple):
@@ -116,7 +119,10 @@ def named_rank(alert: DeliveredAlert) -> tuple[str, str] | None:
 
 def hang_alerts(system: MonitoredSystem, run: str) -> list[DeliveredAlert]:
     """Every hang alert of this run delivered so far."""
-    return [each for each in system.delivered() if each.labels.get("run") == run and each.name in HANG_ALERTS]
+    of_run = (each for each in system.delivered() if each.labels.get("run") == run)
+    return [
+        each for each in of_run if each.name == Alert.RUN_STALLED or each.labels.get("reason") in RANKS_LOST
+    ]
 
 
 def _value(system: MonitoredSystem, expression: str) -> float:

@@ -146,7 +146,10 @@ class MonitoredSystem:
 
     def alert(self, run: str, name: str, **labels: str) -> Alert:
         """Wait for the alert with these labels. An empty `run` stands for an alert without one."""
-        wanted = {"alertname": name, **({"run": run} if run else {}), **labels}
+        return self.delivers({"alertname": name, **({"run": run} if run else {}), **labels})
+
+    def delivers(self, wanted: Mapping[str, str]) -> Alert:
+        """Wait for an alert that has these labels."""
 
         def find() -> Alert | None:
             return next((each for each in self.delivered() if wanted.items() <= each.labels.items()), None)
@@ -171,13 +174,22 @@ class MonitoredSystem:
         return float(found[0]["value"][1]) if found else 0.0
 
 
+def told(alert: Alert) -> tuple[str, str, str]:
+    """Run, name, and reason or cause of an alert; empty where it has none."""
+    labels = alert.labels
+    return labels.get("run", ""), alert.name, labels.get("reason") or labels.get("cause", "")
+
+
 def complete(alert: Alert, config: RuleConfig) -> bool:
     """True if every annotation has a value, and no template was expanded to nothing."""
     texts = alert.annotations
     empty = ("no value", "  ", "not known", "unknown")
+    runbook, board = config.runbook_base_url, config.dashboard_base_url
     return (
-        {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
-        and texts["runbook_url"] == f"{config.runbook_base_url}/{alert.name}"
+        {"summary", "description"} <= texts.keys()
+        and texts.get("runbook_url", "") == (runbook and f"{runbook}/{alert.name}")
+        and texts.get("dashboard_url", "").startswith(board and f"{board}/d/")
+        and ("dashboard_url" in texts) == bool(board)
         and not any(each in text for text in texts.values() for each in empty)
         and all(text.strip() for text in texts.values())
     )

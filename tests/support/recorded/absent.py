@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from rankwatch_dashboards.firing import SILENCES, named
-
 NOT_RECORDED = {
     "rank:rankwatch_checkpoint_write_skew_seconds:max": "one rank writes each checkpoint",
     "run:rankwatch_checkpoint_write_seconds:median": "one rank writes each checkpoint",
@@ -29,7 +27,6 @@ NOT_RECORDED = {
 }
 """By name or pattern of the series."""
 NOTHING_FOUND = {
-    f"{named(SILENCES)}}} and": "no telemetry is absent, of which a table shows the alerts",
     "rankwatch_run_info": "no run has an experiment tracker",
     "rankwatch_checkpoint_save_pending_since_timestamp_seconds": "the trainer waits for its saves",
     "rankwatch_scalar": "no run scales its loss",

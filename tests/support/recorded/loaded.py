@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.recorded.runs import INTERVAL_SECONDS, first_moment, last_moment, read
+from support.recorded.runs import GPU_NODE, GPU_RUN, INTERVAL_SECONDS, first_moment, last_moment, read
 from support.servers.prometheus import backfill, get_json, prometheus
 
 _FLAGS = ("--storage.tsdb.retention.time=100y", "--query.lookback-delta=1s")
@@ -31,11 +31,16 @@ class Loaded(NamedTuple):
         return series
 
 
+def _is_of(line: str, runs: Collection[str]) -> bool:
+    """True for series of these runs, and for alerts on the node of which one has all GPUs."""
+    of_node = line.startswith("ALERTS") and f'node="{GPU_NODE}"' in line
+    return any(f'run="{run}"' in line for run in runs) or (of_node and GPU_RUN.run in runs)
+
+
 @contextmanager
 def loaded_prometheus(directory: Path, without: Collection[str] = ()) -> Iterator[Loaded]:
     """Prometheus on the recording, scraping nothing. `without`: runs that it shall not know."""
-    hidden = [f'run="{run}"' for run in without]
-    lines = [line for line in read() if not any(each in line for each in hidden)]
+    lines = [line for line in read() if not _is_of(line, without)]
     backfill(lines, directory)
     with prometheus({"global": {}}, directory, _FLAGS) as url:
         yield Loaded(url, first_moment(lines), last_moment(lines))

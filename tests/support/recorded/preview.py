@@ -30,7 +30,8 @@ def view(recording: Loaded, board: Mapping[str, Any], each: Recorded) -> View:
     names = {variable["name"] for variable in board["templating"]["list"]}
     end = recording.end
     if each.alert and "run" in names:
-        firing = f'ALERTS{{alertstate="firing", alertname="{each.alert}", run="{each.run}"}}'
+        wanted = ", ".join(f'{name}="{value}"' for name, value in each.wanted.items())
+        firing = f'ALERTS{{alertstate="firing", {wanted}}}'
         end = max(float(moment) for one in recording.ask(firing) for moment, _ in one["values"])
     node = {"node": each.labels["node"]} if board["uid"] in _SHOWN else {}
     return View(

@@ -108,8 +108,8 @@ def _play(system: MonitoredSystem, gpus: GpuNode) -> None:
     gpus.driver.lose(LOST_GPU)
     for each in RUNS:
         if each.alert:
-            system.alert(each.run, each.alert, **each.labels)
-            print(f"{each.run}: {each.alert} {dict(each.labels)}", flush=True)
+            system.delivers(each.wanted)
+            print(f"{each.run}: {each.wanted}", flush=True)
     time.sleep(_SECONDS_AFTER_ALERTS)
 
 
@@ -168,6 +168,7 @@ def main() -> int:
                 directory, CONFIG, (NODE,), agent_flags=(*flags, *verified), more_agents=(gpus.agent,)
             ) as system,
         ):
+            system.cluster = CLUSTER
             _play(system, gpus)
             series = _series(system.prometheus_url)
     lines = list(to_openmetrics(series))

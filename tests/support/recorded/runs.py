@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_alerts import HARDWARE_ALERTS, Alert, RuleConfig
 
 FILE = Path(__file__).with_name("runs.openmetrics.xz")
 """All series of the recorded runs: what agents export, what rules record, and the alerts. `record.py` beside
@@ -42,44 +42,57 @@ class Recorded(NamedTuple):
     alert: Alert | None = None
     """The alert that the faults must raise."""
     labels: Mapping[str, str] = {}
-    """Labels that it must have beside `run`."""
+    """Labels that it must have beside its name, and `run` if it is of a run."""
     run_class: str = "production"
 
+    @property
+    def wanted(self) -> dict[str, str]:
+        """Labels of the alert. One on hardware names the part, not the run that uses it."""
+        of_run = {} if self.alert in HARDWARE_ALERTS else {"run": self.run}
+        return {"alertname": str(self.alert), **of_run, **self.labels}
 
-GPU_RUN = Recorded("lost-gpu", 0, (), Alert.GPU_LOST, {"rank": f"{LOST_GPU}", "node": GPU_NODE})
+
+GPU_RUN = Recorded("lost-gpu", 0, (), Alert.GPU_FAULT, {"reason": "lost", "node": GPU_NODE})
 """A rank on each GPU of the other node, of which one falls off the bus."""
-CRASHING = Recorded("crash-loop", 0, (), Alert.RUN_CRASH_LOOPING, run_class="experiment")
+CRASHING = Recorded("crash-loop", 0, (), Alert.RUN_FAILED, {"reason": "restarts_fail"}, "experiment")
 RUNS = (
     Recorded(HEALTHY, 4),
     Recorded(
         "slow-rank",
         4,
         ("straggler:rank=2,factor=1.8,from=200",),
-        Alert.STRAGGLER,
-        {"rank": "2", "node": NODE},
+        Alert.RUN_SLOW,
+        {"cause": "slow_rank", "rank": "2", "node": NODE},
     ),
     Recorded(
         "stalled-rank",
         2,
         ("stall:rank=1,from=200",),
         Alert.RUN_STALLED,
-        {"rank": "1", "node": NODE},
+        {"reason": "rank_known", "rank": "1", "node": NODE},
     ),
-    Recorded("nan-loss", 2, ("loss-nan:rank=1,from=200",), Alert.LOSS_NON_FINITE, run_class="experiment"),
+    Recorded(
+        "nan-loss",
+        2,
+        ("loss-nan:rank=1,from=200",),
+        Alert.LOSS_DIVERGING,
+        {"reason": "non_finite"},
+        "experiment",
+    ),
     Recorded(
         "foreign-data",
         3,
         ("foreign-data:rank=1",),
-        Alert.DATA_SKEW,
-        {"rank": "1", "node": NODE},
+        Alert.LOSS_DIVERGING,
+        {"reason": "data_skew", "rank": "1", "node": NODE},
         "fine-tuning",
     ),
     Recorded(
         "bad-disk",
         1,
         ("checkpoint-write-failure:from=195",),
-        Alert.CHECKPOINT_FAILED,
-        {"operation": "save", "rank": "0", "node": NODE},
+        Alert.CHECKPOINT_AT_RISK,
+        {"reason": "failed", "operation": "save", "rank": "0", "node": NODE},
     ),
     GPU_RUN,
     CRASHING,

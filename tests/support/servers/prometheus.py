@@ -148,14 +148,21 @@ def _server(command: list[str], log: Path) -> Iterator[str]:
 
 @contextmanager
 def _listening(command: list[str], port: int, log: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    with _running([*command, f"--web.listen-address=127.0.0.1:{port}"], log) as process:
-        poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
+    with server([*command, f"--web.listen-address=127.0.0.1:{port}"], port, log) as url:
         yield url
 
 
 @contextmanager
-def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def server(command: Sequence[str], port: int, log: Path, ready: str = "/-/ready") -> Iterator[str]:
+    """A server that listens on this loopback port; yields its URL once it says that it is ready."""
+    url = f"http://127.0.0.1:{port}"
+    with _running(command, log) as process:
+        poll(lambda: _ready(url + ready, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
+        yield url
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -173,7 +180,7 @@ def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
     if process.poll() is not None:
         pytest.fail(f"server ended with status {process.returncode}: {log.read_text()[-2000:]}")
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=1):
+        with urllib.request.urlopen(url, timeout=1):
             return True
     except (urllib.error.URLError, OSError):
         return False

@@ -193,3 +193,26 @@ httpGet:
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{- /* The alerts of the chart, with links only where a value says where their pages are. */ -}}
+{{- define "rankwatch-agent.alerts" -}}
+{{- $values := .Values.prometheusRule -}}
+{{- $runbooks := list "https://runbooks.invalid" $values.runbookBaseUrl -}}
+{{- $dashboards := list "https://dashboards.invalid" $values.dashboardBaseUrl -}}
+{{- $links := dict "runbook_url" $runbooks "dashboard_url" $dashboards -}}
+{{- $file := .Files.Get "files/alerts.rules.yml" | fromYaml -}}
+{{- range $file.groups -}}
+{{- range $rule := .rules -}}
+{{- range $name, $urls := $links -}}
+{{- if last $urls -}}
+{{- with get $rule.annotations $name -}}
+{{- $_ := set $rule.annotations $name (replace (first $urls) (trimSuffix "/" (last $urls)) .) -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := unset $rule.annotations $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $file -}}
+{{- end }}

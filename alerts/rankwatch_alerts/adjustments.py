@@ -1,0 +1,164 @@
+"""What users change in rules without editing them: owners, labels, severities, waits, and what is off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rankwatch.settings import expect
+
+ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        f"Rankwatch{name}": tuple(reasons.split())
+        for name, reasons in {
+            "RunStalled": "rank_known rank_unknown mismatch_known mismatch_unknown",
+            "NodeLost": "node network",
+            "RunFailed": "failed ranks_lost killed_while_waiting waited restarts_fail",
+            "RunSlow": "slow_rank slow_stage unequal_batches data_loading network jitter own_past last_run",
+            "RunLate": "startup behind_plan",
+            "LossDiverging": "non_finite trend loss_scale norm data_skew",
+            "ReplicasDisagree": "rank_known gradient_norm rank_unknown",
+            "CheckpointAtRisk": "damaged resume_failed disk_full failed stale disk_filling "
+            "resumed_from_older",
+            "CheckpointSlow": "own_past blocking one_writer overlap",
+            "SuccessBudget": "day period restarts preemptions",
+            "GoodputBudget": "fast slow",
+            "GpusWasted": "idle utilisation mfu",
+            "OverBudget": "",
+            "GpuFault": "lost driver_unresponsive ecc_uncorrected xid needs_reset nvlink_down missing",
+            "GpuDegraded": "throttled power_brake pcie nvlink_errors sram_ecc_threshold row_remap_failed "
+            "row_remap_exhausted retired_pages",
+            "LinkDown": "rdma nic flapping",
+            "LinkErrors": "rdma nic marked resent tcp",
+            "HostFault": "clock clock_differs oom_kill",
+            "TelemetryAbsent": "agents_missing prometheus_down rules_failing run_vanished agent_down "
+            "collector_state node_unseen",
+            "TelemetryIncomplete": "collector records_missed black_boxes",
+            "Watchdog": "",
+        }.items()
+    }
+)
+"""Alert -> its reasons: values of its label `reason`, or `cause` of a slow run."""
+REASONS = ("reason", "cause")
+"""Labels that tell the rules of one alert apart."""
+SEVERITIES = ("critical", "warning", "info")
+FIXED_LABELS = frozenset({"alertname", "product", "owner", "severity", *REASONS, "cluster", "run"})
+"""Labels by which routes and inhibitions work."""
+
+
+class _Option(NamedTuple):
+    expected: str
+    valid: Callable[[object], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjustments:
+    """Settings that change rules by name: `RankwatchRunSlow`, or `RankwatchRunSlow/jitter` for one reason."""
+
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """Who acts on an alert, by its name, where it is not `platform` or `training` as shipped. Each owner has
+    the receivers `page-OWNER` and `ticket-OWNER`, which fall back on `page` and `ticket`."""
+    extra_labels: Mapping[str, str] = field(default_factory=dict)
+    """Further labels of every alert: `{team = "ml-platform"}` where routes of yours ask for them."""
+    disabled_alerts: tuple[str, ...] = ()
+    """Alerts that are left out, by name, or by name and reason: `["RankwatchGpusWasted/mfu"]`."""
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Changes of an alert, by name, or by name and reason, which wins: `severity`, `for_seconds`, `labels`,
+    such as `{RankwatchRunLate = {severity = "critical", for_seconds = 600, labels = {tier = "2"}}}`. A
+    severity here wins over the one that the run's class decides."""
+
+    def check_adjustments(self) -> None:
+        """Raise FieldError for an alert that does not exist, or a label that must stay."""
+        known = set(self.owners) <= set(ALERTS) and all(map(_OWNER.fullmatch, self.owners.values()))
+        expect(self, "owners", known, "names of alerts, each with an owner of small letters, digits and _")
+        expect(self, "extra_labels", _labels(self.extra_labels), _FREE_LABELS)
+        named = "names of alerts, or of an alert and one of its reasons, such as RankwatchRunSlow/jitter"
+        expect(self, "disabled_alerts", all(map(_exists, self.disabled_alerts)), named)
+        expect(self, "overrides", all(map(_exists, self.overrides)), named)
+        for name, changes in self.overrides.items():
+            for option, value in changes.items():
+                expected, valid = _OPTIONS.get(
+                    option, _Option(f"some of {', '.join(_OPTIONS)}", lambda _: False)
+                )
+                expect(self, "overrides", valid(value), f"for {name} {expected}")
+
+
+def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterator[dict[str, Any]]:
+    """The alerting rules of `alerts/rules`, as the settings want them; those that are off are left out."""
+    for rule in rules:
+        names = _names(rule)
+        if not set(names) & set(config.disabled_alerts):
+            yield _adjusted(rule, config, names)
+
+
+def links(alert: str, dashboard: str, *, runbooks: str, dashboards: str) -> dict[str, str]:
+    """Annotations that link to the runbook and to a dashboard (its uid and variables), below base URLs.
+
+    None where a base URL is empty: a link that leads nowhere costs time at night.
+    """
+    found = {
+        "runbook_url": runbooks and f"{runbooks.rstrip('/')}/{alert}",
+        "dashboard_url": dashboards and f"{dashboards.rstrip('/')}/d/{dashboard}",
+    }
+    return {name: url for name, url in found.items() if url}
+
+
+def not_applied(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> list[str]:
+    """Names in the settings that no rule has: a reason that the expression gives, and no static label."""
+    named = {name for rule in rules for name in _names(rule)}
+    return [each for each in (*config.disabled_alerts, *config.overrides) if each not in named]
+
+
+def _names(rule: Mapping[str, Any]) -> tuple[str, str]:
+    labels = rule.get("labels", {})
+    reason = next((labels[each] for each in REASONS if each in labels), "")
+    return rule["alert"], f"{rule['alert']}/{reason}"
+
+
+def _adjusted(rule: Mapping[str, Any], config: Adjustments, names: tuple[str, str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    labels = {**rule.get("labels", {}), **config.extra_labels}
+    for each in names:
+        given = config.overrides.get(each, {})
+        labels |= given.get("labels", {})
+        changes |= given
+    if owner := config.owners.get(names[0]):
+        labels["owner"] = owner
+    if "severity" in changes:
+        labels["severity"] = changes["severity"]
+    waits = {"for": changes["for_seconds"]} if "for_seconds" in changes else {}
+    return {**rule, **waits, "labels": labels}
+
+
+def _exists(name: str) -> bool:
+    alert, slash, reason = name.partition("/")
+    reasons = ALERTS.get(alert)
+    return reasons is not None and (not slash or reason in reasons)
+
+
+def _labels(given: object) -> bool:
+    return isinstance(given, Mapping) and all(
+        _LABEL.fullmatch(name) and name not in FIXED_LABELS and isinstance(text, str) and _plain(text)
+        for name, text in given.items()
+    )
+
+
+def _plain(text: str) -> bool:
+    return bool(text) and text.isprintable() and "{{" not in text
+
+
+def _waits(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= 31_536_000
+
+
+_OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_FREE_LABELS = f"labels of printable text, none of {', '.join(sorted(FIXED_LABELS))}"
+_OPTIONS = {
+    "severity": _Option(f"a severity of {', '.join(SEVERITIES)}", lambda value: value in SEVERITIES),
+    "for_seconds": _Option("for_seconds from 0 to a year", _waits),
+    "labels": _Option(_FREE_LABELS, _labels),
+}

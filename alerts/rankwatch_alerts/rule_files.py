@@ -1,0 +1,309 @@
+"""The rules as files: PromQL as it runs, with `${...}` where a setting or a text that is looked up stands.
+
+`${stall_floor_seconds}` is a setting as a number (`60`), `${stall_floor}` the same as a duration (`1m`), and
+`${2 * stall_floor}` is arithmetic on it. In annotations a name may also be one below `lookups:` of a file: a
+query that Prometheus makes when the alert fires, with `"$run"` for a label of the alert. A rule with
+`by_class` is joined with `or` for each class of a setting by class: `${run_class}` is a regular expression,
+`${value}` its value. An annotation may be a map, with a text for each value of the label that `by` names.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from rankwatch.errors import SettingError
+from rankwatch_alerts.adjustments import adjusted, links, not_applied
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts.rules import (
+    PRODUCT,
+    RUN_DEBUG_UID,
+    AlertRule,
+    RecordingRule,
+    RuleGroup,
+    duration,
+    shipped_rules,
+)
+
+RULE_FILES = (
+    *("telemetry", "runs", "hardware", "stalls", "slow", "learning"),
+    *("goodput", "checkpoints", "objectives"),
+)
+"""Files of rules, each behind those whose series it reads."""
+
+Document = Mapping[str, Any]
+
+
+class RuleFileError(SettingError):
+    """A file of rules that cannot be rendered: names the rule and what is wrong with it."""
+
+
+@cache
+def rule_documents(directory: str = "") -> Mapping[str, Document]:
+    """The files of rules and what they share, by name without suffix. Needs PyYAML.
+
+    A directory of the user's own may hold some of them, which take the place of those that are shipped, and
+    further ones. Raises RuleFileError for what is no YAML or no file of rules.
+    """
+    # Only here, so that a missing extra is named by the command, and not by an ImportError.
+    import yaml
+
+    files = {name: shipped_rules() / f"{name}.yaml" for name in (*RULE_FILES, "lookups", "slis")}
+    if directory:
+        files |= {file.stem: file for file in sorted(Path(directory).glob("*.yaml"))}
+    found = {}
+    for name, file in files.items():
+        try:
+            found[name] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RuleFileError(f"could not read {file}: {' '.join(str(error).split())}") from error
+        if not isinstance(found[name], dict):
+            raise RuleFileError(f"could not read {file}: it is no file of rules")
+    return found
+
+
+def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
+    """Groups of recording rules. Raises RuleFileError."""
+    return tuple(_groups(config, "record"))
+
+
+def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
+    """Groups of alerting rules. Raises RuleFileError, also for a setting that changes no rule."""
+    documents = rule_documents(config.rules_directory).values()
+    groups = [group for document in documents for group in document.get("groups", ())]
+    rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    for name in not_applied(rules, config):
+        raise RuleFileError(f"disabled_alerts or overrides: no rule has the name and reason {name}")
+    return tuple(_groups(config, "alert"))
+
+
+def recording_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """All recording rules. Raises RuleFileError."""
+    rules = (rule for group in recording_groups(config) for rule in group.rules)
+    return tuple(each for each in rules if isinstance(each, RecordingRule))
+
+
+def alert_rules(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """All alerting rules. Raises RuleFileError."""
+    rules = (rule for group in alert_groups(config) for rule in group.rules)
+    return tuple(each for each in rules if isinstance(each, AlertRule))
+
+
+def _groups(config: RuleConfig, kind: str) -> Iterator[RuleGroup]:
+    renderer = _Renderer(config)
+    render = renderer.recording if kind == "record" else renderer.alerting
+    wanted = partial(adjusted, config=config) if kind == "alert" else tuple
+    for name, document in rule_documents(config.rules_directory).items():
+        try:
+            for group in document.get("groups", ()):
+                if kind in group["rules"][0]:
+                    yield RuleGroup(
+                        name=group["name"],
+                        interval_seconds=renderer.seconds(group["interval"]),
+                        rules=tuple(render(each) for each in wanted(group["rules"])),
+                        of_fleet=group.get("server", document.get("server")) == "fleet",
+                    )
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise RuleFileError(f"could not read the rules of {name}.yaml: {error!r}") from error
+
+
+class _Renderer:
+    """Writes rules out with the settings of one configuration."""
+
+    def __init__(self, config: RuleConfig) -> None:
+        derived = {name for name in dir(type(config)) if isinstance(getattr(type(config), name), property)}
+        self._values = {**vars(config), **{name: getattr(config, name) for name in derived}}
+        files = rule_documents(config.rules_directory).values()
+        self._lookups = {name: each for file in files for name, each in file.get("lookups", {}).items()}
+        self._written: dict[str, str] = {}
+        self._links = partial(links, runbooks=config.runbook_base_url, dashboards=config.dashboard_base_url)
+
+    def recording(self, rule: Document) -> RecordingRule:
+        """A recording rule."""
+        with _named(rule["record"]):
+            return RecordingRule(
+                record=rule["record"],
+                expression=self._expression(rule),
+                labels=tuple(rule["labels"]),
+                help=rule["help"],
+            )
+
+    def alerting(self, rule: Document) -> AlertRule:
+        """An alerting rule."""
+        labels = rule["labels"]
+        with _named(f"{rule['alert']} {labels.get('reason') or labels.get('cause', '')}".rstrip()):
+            described = rule["annotations"]["description"]
+            if isinstance(described, str):
+                described = {labels.get("reason") or labels.get("cause", ""): described}
+            first_acts = {reason: _FIRST_ACT.search(text) for reason, text in described.items()}
+            texts = {name: self._text_of(rule, text) for name, text in rule["annotations"].items()}
+            board = rule.get("dashboard", _BOARD_OF_RUN)
+            return AlertRule(
+                alert=rule["alert"],
+                expression=self._expression(rule),
+                for_seconds=self.seconds(rule.get("for", 0)),
+                keep_firing_seconds=self.seconds(rule.get("keep_firing_for", "${keep_firing}")),
+                labels={**labels, "product": PRODUCT},
+                dashboard=board.partition("?")[0],
+                first_acts={
+                    reason: found[1][0].upper() + found[1][1:]
+                    for reason, found in first_acts.items()
+                    if found
+                },
+                annotations={**texts, **self._links(rule["alert"], _opened_on(board))},
+            )
+
+    def seconds(self, text: str | float) -> float:
+        """The time of `${name}`, or a number of seconds."""
+        if isinstance(text, int | float):
+            return text
+        found = _PLACE.fullmatch(text)
+        if not found:
+            raise RuleFileError(f"{text} is neither a setting nor a number of seconds")
+        return float(_evaluated(found[1], self._values)[0])
+
+    def _expression(self, rule: Document) -> str:
+        expression: str = rule["expr"]
+        if "by_class" not in rule:
+            return fill(expression, self._values)
+        by_class: Mapping[str, float] = self._values[rule["by_class"]]
+        classes = {_quoted(each): value for each, value in by_class.items() if each != DEFAULT_CLASS}
+        return "\nor\n".join(
+            fill(expression.rstrip(), {**self._values, "run_class": run_class, "value": value})
+            for run_class, value in {**classes, ".*": by_class[DEFAULT_CLASS]}.items()
+        )
+
+    def _text_of(self, rule: Document, text: str | Mapping[str, str]) -> str:
+        """An annotation, of which there may be one for each value of the label that `by` names."""
+        if isinstance(text, str):
+            return _FIRST_ACT.sub(r"\1", self._annotation(text))
+        label = rule["by"]
+        branches = (
+            f'{{{{ {"else " if number else ""}if eq $labels.{label} "{value}" }}}}{self._text_of(rule, each)}'
+            for number, (value, each) in enumerate(text.items())
+        )
+        return "".join(branches) + "{{ end }}"
+
+    def _annotation(self, text: str) -> str:
+        """With settings and what is looked up written out."""
+        return _PLACE.sub(lambda found: self._looked_up(found[1]), text)
+
+    def _looked_up(self, name: str) -> str:
+        if name not in self._written:
+            known = name in self._lookups
+            self._written[name] = self._lookup(self._lookups[name]) if known else _text(name, self._values)
+        return self._written[name]
+
+    def _lookup(self, lookup: Document) -> str:
+        """A template that queries when the alert fires. People read it: its query must bound a list."""
+        query = fill(lookup["query"], self._values).replace("%", "%%")
+        labels = "".join(f" $labels.{each}" for each in _OF_ALERT.findall(query))
+        by = f' | sortByLabel "{lookup["by"]}"' if "by" in lookup else ""
+        if "list" in lookup:
+            item = self._annotation(lookup["list"])
+            shown = (
+                f"{{{{ range $index, $series := . }}}}{{{{ if $index }}}}, {{{{ end }}}}{item}{{{{ end }}}}"
+            )
+        else:
+            shown = _SHOWN.get(lookup["show"]) or self._annotation(lookup["show"])
+        return (
+            f"{{{{ with printf `{_OF_ALERT.sub('%q', query)}`{labels} | query{by} }}}}{shown}"
+            f"{{{{ else }}}}{self._annotation(lookup['none'])}{{{{ end }}}}"
+        )
+
+
+@contextmanager
+def _named(rule: str) -> Iterator[None]:
+    """What is wrong says in which rule."""
+    try:
+        yield
+    except KeyError as error:
+        raise RuleFileError(f"could not render {rule}: {error.args[0]} is missing") from error
+    except RuleFileError as error:
+        raise RuleFileError(f"could not render {rule}: {error}") from error
+
+
+_FIRST_ACT = re.compile(r"\[\[(.+?)\]\]")
+"""What to do first, marked in a description: "[[Check the disk]], and keep the last checkpoint."."""
+_BOARD_OF_RUN = f"{RUN_DEBUG_UID}?cluster&run"
+_OF_ALERT = re.compile(r'"\$(\w+)"')
+_SHOWN = {
+    name: f"{{{{ . | first | value | {how} }}}}"
+    for name, how in {
+        "number": 'printf "%.0f"',
+        "tenths": 'printf "%.1f"',
+        "ratio": 'printf "%.2f"',
+        "percent": "humanizePercentage",
+        "duration": "humanizeDuration",
+        "time": "humanizeTimestamp",
+    }.items()
+}
+"""How one number is shown."""
+
+
+def _opened_on(board: str) -> str:
+    """A board whose variables have the values of the alert's labels, from `uid?label&label`."""
+    uid, _, labels = board.partition("?")
+    chosen = "&".join(f"var-{each}={{{{ $labels.{each} | urlquery }}}}" for each in labels.split("&") if each)
+    return f"{uid}?{chosen}" if chosen else uid
+
+
+def _quoted(run_class: str) -> str:
+    """A class as a regular expression in a string of PromQL."""
+    return re.sub(r"[.+]", r"[\g<0>]", run_class)
+
+
+_PLACE = re.compile(r"\$\{([^}]*)\}")
+_OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+
+
+def fill(text: str, values: Mapping[str, Any]) -> str:
+    """The text with its `${...}` written out. Raises RuleFileError for a name that no setting has."""
+    return _PLACE.sub(lambda found: _text(found[1], values), text)
+
+
+def _text(source: str, values: Mapping[str, Any]) -> str:
+    value, is_duration = _evaluated(source, values)
+    if is_duration:
+        return duration(value)
+    return f"{value:.10g}".replace("inf", "+Inf") if isinstance(value, int | float) else str(value)
+
+
+def _evaluated(source: str, values: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The value, and whether it is a duration: a name without its `_seconds` makes it one."""
+    is_duration = False
+
+    def value(node: ast.expr) -> Any:
+        nonlocal is_duration
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return number
+            case ast.Name(id=name) if name in values:
+                return values[name]
+            case ast.Name(id=name) if f"{name}_seconds" in values:
+                is_duration = True
+                return values[f"{name}_seconds"]
+            case ast.Call(func=ast.Name(id="max"), args=[_, _, *_] as several):
+                return max(map(value, several))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+            case _:
+                raise RuleFileError(f"${{{source}}} is no setting or sum of settings")
+
+    try:
+        return value(ast.parse(source.strip(), mode="eval").body), is_duration
+    except SyntaxError as error:
+        raise RuleFileError(f"${{{source}}} is no setting or sum of settings") from error

@@ -1,0 +1,134 @@
+"""What settings change in rules, on rules as a rule file has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.errors import SettingError
+from rankwatch_alerts import RuleConfig, alert_groups, load_config
+from rankwatch_alerts.adjustments import adjusted, links, not_applied
+
+
+def _rule(alert: str, **labels: str) -> dict[str, Any]:
+    fixed = {"product": "rankwatch", "owner": "training", **labels}
+    return {"alert": alert, "expr": "up == 0", "for": "1m", "labels": fixed, "annotations": {"summary": "s"}}
+
+
+JITTER, NETWORK = (
+    _rule("RankwatchRunSlow", cause=each, severity="warning") for each in ("jitter", "network")
+)
+STALLED = _rule("RankwatchRunStalled", reason="rank_known")
+RULES = (JITTER, NETWORK, STALLED)
+
+
+def _settings(text: str, folder: Path) -> RuleConfig:
+    file = folder / "rules.toml"
+    file.write_text(text)
+    return load_config(file)
+
+
+def test_nothing_set() -> None:
+    """The rules are what they were."""
+    assert list(adjusted(RULES, RuleConfig())) == list(RULES)
+
+
+def test_labels(tmp_path: Path) -> None:
+    """On every alert; the labels by which routes and inhibitions work stay."""
+    config = _settings('extra_labels = {team = "ml"}\nowners = {RankwatchRunSlow = "hpc"}\n', tmp_path)
+    jitter, _, stalled = adjusted(RULES, config)
+    assert jitter["labels"] == {**JITTER["labels"], "team": "ml", "owner": "hpc"}
+    assert stalled["labels"] == {**STALLED["labels"], "team": "ml"}
+    assert "team" not in JITTER["labels"]
+
+
+def test_disabled(tmp_path: Path) -> None:
+    """A whole alert, or one reason of it."""
+    one = _settings('disabled_alerts = ["RankwatchRunSlow/jitter"]\n', tmp_path)
+    assert list(adjusted(RULES, one)) == [NETWORK, STALLED]
+    whole = _settings('disabled_alerts = ["RankwatchRunSlow"]\n', tmp_path)
+    assert list(adjusted(RULES, whole)) == [STALLED]
+
+
+def test_overrides(tmp_path: Path) -> None:
+    """What names the reason wins over what names the alert; a severity wins over that of the expression."""
+    config = _settings(
+        "[overrides.RankwatchRunSlow]\nseverity = 'critical'\nlabels = {tier = '1', a = 'b'}\n"
+        "[overrides.'RankwatchRunSlow/jitter']\nfor_seconds = 90\nlabels = {tier = '2'}\n"
+        "[overrides.RankwatchRunStalled]\nseverity = 'warning'\nfor_seconds = 0.5\n",
+        tmp_path,
+    )
+    jitter, network, stalled = adjusted(RULES, config)
+    assert jitter["labels"] == {**JITTER["labels"], "severity": "critical", "tier": "2", "a": "b"}
+    assert (jitter["for"], network["for"], stalled["for"]) == (90, "1m", 0.5)
+    assert network["labels"] == {**NETWORK["labels"], "severity": "critical", "tier": "1", "a": "b"}
+    assert stalled["labels"]["severity"] == "warning"
+    assert {**stalled, "labels": 0, "for": 0} == {**STALLED, "labels": 0, "for": 0}
+
+
+def test_not_applied(tmp_path: Path) -> None:
+    """A name that no rule has as a static label is told, rather than nothing being done in silence."""
+    config = _settings('disabled_alerts = ["RankwatchRunSlow/jitter", "RankwatchLinkDown/nic"]\n', tmp_path)
+    assert not_applied(RULES, config) == ["RankwatchLinkDown/nic"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "disabled_alerts = ['RankwatchNoSuch']",
+            "names of alerts, or of an alert and one",
+        ),
+        ("disabled_alerts = ['RankwatchRunSlow/tired']", "names of alerts, or of an alert and one"),
+        ("disabled_alerts = ['RankwatchRunSlow/']", "names of alerts, or of an alert and one"),
+        ("overrides = {RankwatchRunSlo = {severity = 'warning'}}", "names of alerts, or of an alert and one"),
+        (
+            "overrides = {RankwatchRunSlow = {severity = 'page'}}",
+            "for RankwatchRunSlow a severity of",
+        ),
+        ("overrides = {RankwatchRunSlow = {for = '5m'}}", "some of severity, for_seconds, labels"),
+        ("overrides = {RankwatchRunSlow = {for_seconds = -1}}", "for_seconds from 0 to a year"),
+        ("overrides = {RankwatchRunSlow = {for_seconds = '5m'}}", "for_seconds from 0 to a year"),
+        ("overrides = {RankwatchRunSlow = {labels = {owner = 'me'}}}", "labels of printable text, none of"),
+        ("overrides = {RankwatchRunSlow = 'off'}", "a table of tables"),
+        ("extra_labels = {product = 'mine'}", "labels of printable text, none of"),
+        ("extra_labels = {'a-b' = 'c'}", "labels of printable text, none of"),
+        ("extra_labels = {a = '{{ $labels.run }}'}", "labels of printable text, none of"),
+        ("extra_labels = {__a = 'b'}", "labels of printable text, none of"),
+    ],
+)
+def test_wrong_settings(line: str, sentence: str, tmp_path: Path) -> None:
+    """One sentence, before any rule is written."""
+    with pytest.raises(SettingError) as caught:
+        _settings(f"{line}\n", tmp_path)
+    assert sentence in str(caught.value)
+
+
+def test_links() -> None:
+    """Where a base URL is set, and only there."""
+    wiki, grafana = "https://wiki.test/rw/", "https://grafana.test"
+    runbook = {"runbook_url": "https://wiki.test/rw/RankwatchRunSlow"}
+    dashboard = {"dashboard_url": "https://grafana.test/d/uid?var-run=r"}
+    for given, expected in (
+        ((wiki, grafana), runbook | dashboard),
+        ((wiki, ""), runbook),
+        (("", grafana), dashboard),
+        (("", ""), {}),
+    ):
+        runbooks, dashboards = given
+        found = links("RankwatchRunSlow", "uid?var-run=r", runbooks=runbooks, dashboards=dashboards)
+        assert found == expected
+
+
+def test_no_links_in_rules() -> None:
+    """Without base URLs no alert has a link."""
+    config = RuleConfig(runbook_base_url="", dashboard_base_url="")
+    named = {
+        key
+        for group in alert_groups(config)
+        for rule in group.as_dict()["rules"]
+        for key in rule["annotations"]
+    }
+    assert "summary" in named and not named & {"runbook_url", "dashboard_url"}

@@ -1,0 +1,169 @@
+"""Ours in an Alertmanager of others: their routes, receivers and comments stay, byte for byte."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rankwatch.errors import SettingError
+from rankwatch_alerts import RuleConfig
+from rankwatch_alerts.alertmanager import fragments
+from rankwatch_alerts.alertmanager.merging import merged
+from rankwatch_alerts.generation import write_texts
+from support.servers.prometheus import require
+
+OURS = fragments(RuleConfig())
+THEIRS = """\
+# Alertmanager of the platform team. Ask in #sre before you change it.
+global:
+  resolve_timeout: 5m
+
+templates: ['/etc/alertmanager/*.tmpl']
+route:
+  receiver: default   # who has no route
+  group_by: [alertname, namespace]
+  routes:
+    # The watchdog of the cluster.
+    - matchers: [alertname="Watchdog"]
+      receiver: watchdog
+    - matchers: [severity="info"]
+      receiver: chat
+    - matchers:
+        - severity="critical"
+      receiver: pager
+      continue: true
+receivers:
+- name: default
+- name: watchdog   # dead man
+- name: chat
+- name: pager
+inhibit_rules:
+  - source_matchers: [severity="critical"]
+    target_matchers: [severity="warning"]
+    equal: [namespace, alertname]
+"""
+BARE = "receivers:\n- name: all\nroute:\n  receiver: all"
+FORMS = {
+    "theirs": THEIRS.replace("['/etc/alertmanager/*.tmpl']", "\n- /etc/alertmanager/*.tmpl"),
+    "a comment that is not ours": THEIRS.replace("templates: ['/etc/alertmanager/*.tmpl']", "# rankwatch?"),
+    "no lists": BARE,
+    "no routes before a comment": "route:\n  # everything\n  receiver: all\nreceivers:\n  - name: all\n",
+    "indented": "route:\n    routes:\n    - receiver: all\n    receiver: all\nreceivers:\n    - name: all\n",
+    "nothing": f"inhibit_rules:\ntemplates: # none\n{BARE}\ntime_intervals:\n",
+    "windows of theirs": f"{BARE}\ntime_intervals:\n- name: nights\n  time_intervals: []\n",
+}
+
+
+def _ours_removed(text: str) -> str:
+    """Without the lines between our marks."""
+    kept, inside = [], False
+    for line in text.splitlines(keepends=True):
+        inside = inside or line.lstrip().startswith("# begin rankwatch")
+        if not inside:
+            kept.append(line)
+        inside = inside and line.strip() != "# end rankwatch"
+    return "".join(kept)
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
+def test_theirs_stays(text: str) -> None:
+    """Every byte of theirs is there, ours stand first, and a second merge changes nothing."""
+    result, lost = merged(text, OURS)
+    assert not lost
+    assert _ours_removed(result).rstrip("\n") == text.rstrip("\n")
+    assert merged(result, OURS).text == result
+    document, before = yaml.safe_load(result), yaml.safe_load(text)
+    for key in ("receivers", "inhibit_rules", "time_intervals", "templates"):
+        assert document[key] == [*OURS[key], *(before.get(key) or ())]
+    assert document["route"]["routes"] == [*OURS["routes"], *before["route"].get("routes", ())]
+    assert {**document["route"], "routes": 0} == {**before["route"], "routes": 0}
+
+
+def test_new_settings() -> None:
+    """A merge with other settings replaces what the one before wrote, also what is no longer wanted."""
+    text = FORMS["theirs"]
+    other = fragments(RuleConfig(owners={"RankwatchRunSlow": "hpc"}, ticket_hours=""))
+    again = merged(merged(text, OURS).text, other).text
+    assert again == merged(text, other).text
+    assert "rankwatch-page-hpc" in again and "rankwatch-ticket-hours" not in again
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        THEIRS.replace("routes:", "routes: [{receiver: chat}]\n  unknown:"),
+        '{"route": {"receiver": "all"}, "receivers": [{"name": "all"}]}',
+        "route: {receiver: all}\nreceivers: [{name: all}]\n",
+    ],
+)
+def test_braces(text: str) -> None:
+    """Lists in brackets cannot be added to by lines: the file is written anew, and the caller can say so."""
+    result, lost = merged(text, OURS)
+    assert lost
+    assert merged(result, OURS) == (result, False)
+    before = yaml.safe_load(text)
+    assert yaml.safe_load(result)["receivers"] == [*OURS["receivers"], *before["receivers"]]
+
+
+def test_templates_in_brackets() -> None:
+    """The common form: one word more in the line, once."""
+    result, lost = merged(THEIRS, OURS)
+    assert not lost
+    assert "templates: [rankwatch.tmpl, '/etc/alertmanager/*.tmpl']\n" in result
+    assert _ours_removed(result).replace("rankwatch.tmpl, ", "") == THEIRS
+    assert merged(result, OURS).text == result
+
+
+def test_empty_brackets() -> None:
+    result, lost = merged(f"inhibit_rules: []  # none yet\n{BARE}\n", OURS)
+    assert not lost and "inhibit_rules:  # none yet\n" in result
+    assert yaml.safe_load(result)["inhibit_rules"] == OURS["inhibit_rules"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (BARE.replace("name: all", "name: rankwatch-page"), "has a receiver rankwatch-page of its own"),
+        (f"{BARE}\nmute_time_intervals:\n- name: rankwatch-ticket-hours\n", "a time interval rankwatch-tick"),
+        ("route: [", "the file is no YAML"),
+        ("groups: []\n", "the file is no configuration of Alertmanager"),
+        ("", "the file is no configuration of Alertmanager"),
+    ],
+)  # fmt: skip
+def test_refused(text: str, sentence: str) -> None:
+    with pytest.raises(SettingError, match=sentence) as caught:
+        merged(text, OURS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["severity=info"],
+        ["severity=critical"],
+        ["severity=critical", "alertname=KubeNodeNotReady", "cluster=c", "run=r"],
+        ["alertname=Watchdog", "severity=none"],
+        ["severity=warning", "owner=platform"],
+    ],
+)
+def test_their_alerts(labels: list[str], tmp_path: Path) -> None:
+    """They go where they went; ours go to ours alone, before a route of theirs that would take them."""
+    require("amtool")
+    text = THEIRS.replace("/etc/alertmanager/", "")
+    before, after = tmp_path / "before.yml", tmp_path / "after.yml"
+    write_texts(RuleConfig(), tmp_path)
+    before.write_text(text)
+    after.write_text(merged(text, OURS).text)
+    assert _receivers(after, labels) == _receivers(before, labels)
+    (ours,) = _receivers(after, [*labels, "product=rankwatch"]).split(",")
+    assert ours.startswith("rankwatch-")
+
+
+def _receivers(config: Path, labels: list[str]) -> str:
+    subprocess.run(["amtool", "check-config", str(config)], check=True, stdout=subprocess.DEVNULL)
+    test = ["amtool", "config", "routes", "test", f"--config.file={config}", *labels]
+    return subprocess.run(test, check=True, capture_output=True, text=True).stdout.strip()
