@@ -49,8 +49,9 @@ class Pace:
     """Least share of the step that a cause without a rank takes. More than a straggler's: there is no node
     to replace, and every run waits for a few percent of its time."""
     lasting_share: float = 0.75
-    """Share of the evaluations within that time, or `straggler_for_seconds`, in which a cause must be proved.
-    The rest may be missed scrapes and restarts of agents; noise is proved in fewer."""
+    """Share of the evaluations within that time, or `straggler_for_seconds`, in which a cause must be proved;
+    those that saw nothing of its run do not count. The rest may be missed scrapes and restarts of agents;
+    noise is proved in fewer."""
     cause_for_seconds: float = 600.0
     """Persistence of causes without a rank. Longer than `step_window_seconds`, as a straggler's."""
     stage_ratio: float = 1.15
