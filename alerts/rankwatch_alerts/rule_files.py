@@ -208,6 +208,8 @@ class _Renderer:
         by = f' | sortByLabel "{lookup["by"]}"' if "by" in lookup else ""
         if "list" in lookup:
             item = self._annotation(lookup["list"])
+            if not by and "$series.Value" not in item:
+                raise RuleFileError(f"a list that shows no value needs `by`: {item}")
             shown = (
                 f"{{{{ range $index, $series := . }}}}{{{{ if $index }}}}, {{{{ end }}}}{item}{{{{ end }}}}"
             )
