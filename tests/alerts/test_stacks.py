@@ -170,8 +170,9 @@ def _lasting_case(scenario: Scenario, seconds: int, *, every: int) -> dict[str, 
 
     Of the samples one in `every` is there.
     """
-    alert, severity, reason = scenario.key
-    this = f'alertname="{alert}", alertstate="firing", severity="{severity}", reason="{reason}"'
+    told = {name: scenario.labels[name] for name in ("severity", "reason", "cause") if name in scenario.labels}
+    told |= {"alertname": scenario.key[0], "alertstate": "firing"}
+    this = ", ".join(f'{name}="{value}"' for name, value in told.items())
     fires = scenario.fires * scenario.step_seconds
     expected = -(-fires // seconds)
     before = max(0, expected - 1 - EARLY) * seconds
