@@ -111,14 +111,8 @@ def test_seldom(
     tester: Path, alert: str, seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The alert fires about when it does with more scrapes, and then stands."""
-    cases = [
-        _lasting_case(scenario, seconds, every=seconds // scenario.step_seconds)
-        for key, scenario in _scenarios().items()
-        if key[0] == alert and scenario.step_seconds < seconds
-    ]
-    if not cases:
-        pytest.skip("its cases have few samples as they are")
     use(tester, tmp_path, monkeypatch)
+    cases = _lasting_cases(alert, seconds, fewer=True)
     _check(tester, cases, _seldom_groups(seconds), duration(seconds), tmp_path)
 
 
@@ -127,12 +121,8 @@ def test_seldom(
 def test_slow_ruler(tester: Path, alert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of rules as shipped, where the server evaluates no group more often than once a minute."""
     seconds = max(SELDOM)
-    cases = [
-        _lasting_case(scenario, seconds, every=1)
-        for key, scenario in _scenarios().items()
-        if key[0] == alert and scenario.step_seconds < seconds
-    ]
     use(tester, tmp_path, monkeypatch)
+    cases = _lasting_cases(alert, seconds, fewer=False)
     _check(tester, cases, _without_intervals(), duration(seconds), tmp_path)
 
 
@@ -163,6 +153,18 @@ def _seldom_groups(seconds: int) -> list[Group]:
 @cache
 def _without_intervals() -> list[Group]:
     return [{name: each[name] for name in ("name", "rules")} for each in GROUPS]
+
+
+def _lasting_cases(alert: str, seconds: int, *, fewer: bool) -> list[dict[str, Any]]:
+    """One case of each rule of the alert, with fewer samples or as it is."""
+    found = [
+        _lasting_case(scenario, seconds, every=seconds // scenario.step_seconds if fewer else 1)
+        for key, scenario in _scenarios().items()
+        if key[0] == alert and scenario.step_seconds < seconds
+    ]
+    if not found:
+        pytest.skip("its cases have few samples as they are")
+    return found
 
 
 def _lasting_case(scenario: Scenario, seconds: int, *, every: int) -> dict[str, Any]:
