@@ -59,6 +59,10 @@ LATE = 4
 """Intervals by which an alert may come later than with scrapes every 15 s, and for which it then stands."""
 EARLY = 2
 """Intervals by which it may come sooner: windows hold one sample more or less."""
+MOST_LINKS = 24
+"""Recorded series that an alert builds on, one upon the other, at most. vmalert sees what a rule records at
+the next evaluation, so with it an alert may come so many intervals later."""
+_RECORDED = re.compile(r"\w+:\w+(?::\w+)?")
 _YEAR_2000 = 946684800
 """When the time of `vmalert-tool` begins; that of promtool begins in 1970."""
 _VALUE = re.compile(r"(?<!\S)(-?[\d.]+(?:e[-+]?\d+)?)")
@@ -112,7 +116,7 @@ def test_seldom(
 ) -> None:
     """The alert fires about when it does with more scrapes, and then stands."""
     use(tester, tmp_path, monkeypatch)
-    cases = _lasting_cases(alert, seconds, fewer=True)
+    cases = _lasting_cases(tester, alert, seconds, fewer=True)
     _check(tester, cases, _seldom_groups(seconds), duration(seconds), tmp_path)
 
 
@@ -122,7 +126,7 @@ def test_slow_ruler(tester: Path, alert: str, tmp_path: Path, monkeypatch: pytes
     """The same of rules as shipped, where the server evaluates no group more often than once a minute."""
     seconds = max(SELDOM)
     use(tester, tmp_path, monkeypatch)
-    cases = _lasting_cases(alert, seconds, fewer=False)
+    cases = _lasting_cases(tester, alert, seconds, fewer=False)
     _check(tester, cases, _without_intervals(), duration(seconds), tmp_path)
 
 
@@ -142,7 +146,7 @@ def test_seldom_healthy(tester: Path, seconds: int, tmp_path: Path, monkeypatch:
 
 @cache
 def _scenarios() -> Mapping[Key, Scenario]:
-    return scenarios(4 * LATE * max(SELDOM) // STEP_SECONDS)
+    return scenarios((3 * LATE + MOST_LINKS) * max(SELDOM) // STEP_SECONDS)
 
 
 @cache
@@ -155,10 +159,26 @@ def _without_intervals() -> list[Group]:
     return [{name: each[name] for name in ("name", "rules")} for each in GROUPS]
 
 
-def _lasting_cases(alert: str, seconds: int, *, fewer: bool) -> list[dict[str, Any]]:
+@cache
+def _links(alert: str) -> int:
+    """Recorded series that the alert builds on, one upon the other."""
+    links: dict[str, int] = {}
+    longest = 0
+    for rule in (each for group in GROUPS for each in group["rules"]):
+        names = {*_RECORDED.findall(rule["expr"])} - {rule.get("record")}
+        below = max((links.get(each, 0) for each in names), default=0)
+        if "record" in rule:
+            links[rule["record"]] = max(links.get(rule["record"], 0), below + 1)
+        elif rule["alert"] == alert:
+            longest = max(longest, below)
+    return longest
+
+
+def _lasting_cases(tester: Path, alert: str, seconds: int, *, fewer: bool) -> list[dict[str, Any]]:
     """One case of each rule of the alert, with fewer samples or as it is."""
+    late = LATE + (_links(alert) if tester.name == "vmalert-tool" else 0)
     found = [
-        _lasting_case(scenario, seconds, every=seconds // scenario.step_seconds if fewer else 1)
+        _lasting_case(scenario, seconds, late, every=seconds // scenario.step_seconds if fewer else 1)
         for key, scenario in _scenarios().items()
         if key[0] == alert and scenario.step_seconds < seconds
     ]
@@ -167,8 +187,8 @@ def _lasting_cases(alert: str, seconds: int, *, fewer: bool) -> list[dict[str, A
     return found
 
 
-def _lasting_case(scenario: Scenario, seconds: int, *, every: int) -> dict[str, Any]:
-    """Silent before it fires when evaluated every 15 s, and some intervals later firing at each evaluation.
+def _lasting_case(scenario: Scenario, seconds: int, late: int, *, every: int) -> dict[str, Any]:
+    """Silent before it fires when evaluated every 15 s, and `late` intervals later firing at each evaluation.
 
     Of the samples one in `every` is there.
     """
@@ -179,7 +199,7 @@ def _lasting_case(scenario: Scenario, seconds: int, *, every: int) -> dict[str, 
     expected = -(-fires // seconds)
     before = max(0, expected - 1 - EARLY) * seconds
     stands = LATE * seconds
-    settled = (expected + LATE) * seconds + stands
+    settled = (expected + late) * seconds + stands
     asked = [
         {"expr": f"count(ALERTS{{{this}}})", "eval_time": f"{before}s", "exp_samples": []},
         {

@@ -69,27 +69,30 @@ def key_of(alert: str, labels: Mapping[str, str]) -> Key:
 
 @cache
 def scenarios(steps: int) -> Mapping[Key, Scenario]:
-    """For each rule the first case in which it fires, continued to so many steps after that."""
+    """For each rule the case that says best when it fires, continued to so many steps after that."""
     found: dict[Key, Scenario] = {}
+    unknown: dict[Key, int] = {}
     for path in sorted(CASES.glob("*.yml")):
         for case in cases_in(path)["tests"]:
             step = _seconds(case["interval"])
-            for key, labels, at in _fired(case, step):
-                if key not in found:
+            for key, labels, silent, at in _fired(case, step):
+                if at - silent < unknown.get(key, at):
+                    unknown[key] = at - silent
                     series = tuple(continued(each, at, at + steps) for each in case["input_series"])
                     found[key] = Scenario(key, labels, step, at, series)
     return found
 
 
-def _fired(case: Mapping[str, Any], step: int) -> Iterator[tuple[Key, Mapping[str, str], int]]:
-    """Each alert that fires after a moment at which none of its name did."""
-    silent = set()
+def _fired(case: Mapping[str, Any], step: int) -> Iterator[tuple[Key, Mapping[str, str], int, int]]:
+    """Each alert that fires, with the last step at which none of its name does, and the first one at which
+    it does."""
+    silent: dict[str, int] = {}
     for each in case.get("alert_rule_test", ()):
+        name, at = each["alertname"], _seconds(each["eval_time"]) // step
         if not each["exp_alerts"]:
-            silent.add(each["alertname"])
-        for alert in each["exp_alerts"] if each["alertname"] in silent else ():
-            at = _seconds(each["eval_time"]) // step
-            yield key_of(each["alertname"], alert["exp_labels"]), alert["exp_labels"], at
+            silent[name] = at
+        for alert in each["exp_alerts"] if name in silent else ():
+            yield key_of(name, alert["exp_labels"]), alert["exp_labels"], silent[name], at
 
 
 def _seconds(text: str) -> int:
