@@ -31,7 +31,7 @@ _PAIRS = ("details", "headers")
 """Tables that are lists of `key` and `value`."""
 _DEFINED = re.compile(r'\{\{ define "([\w.]+)" (-?)\}\}(.*?)(?=\{\{/\*|\{\{ define|\Z)', re.DOTALL)
 _ENDED = re.compile(r"(?:\s*\{\{-|\{\{) end \}\}\s*\Z")
-_USED = re.compile(r'\{\{(-?) ?template "([\w.]+)" \. ?(-?)\}\}')
+_USED = re.compile(r'\{\{(-?) ?template "([\w.]+)" ([\w.]+) ?(-?)\}\}')
 
 
 def alertmanager_config_object(config: RuleConfig) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def whole_text(text: str, config: RuleConfig) -> str:
     defined = {name: _body(before, body) for name, before, body in _DEFINED.findall(given)}
 
     def put(found: re.Match[str]) -> str:
-        # What trims spaces must not trim those around the text.
-        before, name, after = found.groups()
-        return f'{{{{{before} "" }}}}{_USED.sub(put, defined[name])}{{{{ "" {after}}}}}'
+        # What trims spaces must not trim those around the text. Of nothing, `with` shows nothing.
+        before, name, of, after = found.groups()
+        return f"{{{{{before} with {of} }}}}{_USED.sub(put, defined[name])}{{{{ end {after}}}}}"
 
     return _USED.sub(put, text)
 
