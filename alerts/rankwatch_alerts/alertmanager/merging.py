@@ -49,6 +49,12 @@ def merged(text: str, ours: Mapping[str, list[Any]]) -> Merged:
 
     Raises SettingError where it is no configuration, or has names of ours, or cannot be added to.
     """
+    unix = text.replace("\r\n", "\n")
+    if unix != text:
+        if "\n" in text.replace("\r\n", ""):
+            raise SettingError("could not merge: lines of the file end in two ways, with and without CR")
+        result = merged(unix, ours)
+        return result._replace(text=result.text.replace("\n", "\r\n"))
     theirs = _OURS.sub("", text if text.endswith("\n") else f"{text}\n")
     document = _parsed(theirs)
     _refuse_clashes(document, ours)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from rankwatch.errors import SettingError
 from rankwatch.settings import SentenceParser, field_help, to_toml
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules, write_sharded
-from rankwatch_alerts.alertmanager import fragments
+from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
 from rankwatch_alerts.alertmanager.merging import merged
 from rankwatch_alerts.generation import write_alertmanager, write_texts
 from rankwatch_alerts.label_names import in_runbook
@@ -117,13 +120,12 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
 def _merge_into(config: RuleConfig, file: Path) -> None:
     """Put our parts into a configuration of Alertmanager, and the texts beside it, or change nothing."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_bytes().decode()
         result = merged(text, fragments(config))
-        texts = write_texts(config, file.parent)
-        written = file.with_name(f".{file.name}.rankwatch")
-        written.write_text(result.text, encoding="utf-8")
-        shutil.copymode(file, written)
-        written.replace(file)
+        if not (file.stat().st_mode & 0o222 and os.access(file, os.W_OK)):
+            raise PermissionError(errno.EACCES, "the file is not writable")
+        texts = _texts_beside(file, config)
+        _overwrite(file, result.text, text)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UserError(f"could not merge into {file}: {why}") from None
@@ -132,6 +134,27 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
     print(file, texts, sep="\n")
     if result.comments_lost:
         print(f"the comments of {file} are lost: it had lists in brackets, and is new", file=sys.stderr)
+
+
+def _texts_beside(file: Path, config: RuleConfig) -> Path:
+    """The texts of notifications. A new file has the owner, group and mode of `file`, because Alertmanager
+    must read it, too."""
+    is_new = not (file.parent / TEMPLATES_FILE).exists()
+    texts = write_texts(config, file.parent)
+    if is_new:
+        shutil.copymode(file, texts)
+        with suppress(PermissionError):  # only root gives files away
+            shutil.chown(texts, file.stat().st_uid, file.stat().st_gid)
+    return texts
+
+
+def _overwrite(file: Path, text: str, before: str) -> None:
+    """In place, so that owner, group, mode and links stay. Puts back what was there if the disk is full."""
+    try:
+        file.write_text(text, encoding="utf-8", newline="")
+    except OSError:
+        file.write_text(before, encoding="utf-8", newline="")
+        raise
 
 
 def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, object]]:

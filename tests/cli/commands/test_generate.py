@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -183,6 +184,36 @@ def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.err == ""
 
 
+def test_merge_keeps_the_file(tmp_path: Path) -> None:
+    """Owner, group, mode, links and ends of lines stay, and Alertmanager can read the texts, too."""
+    real, link = tmp_path / "real.yml", tmp_path / "etc" / "alertmanager.yml"
+    real.write_bytes(THEIRS.replace("\n", "\r\n").encode())
+    real.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(real, 0, 65534)
+    link.parent.mkdir()
+    link.symlink_to(real)
+    before = real.stat()
+    assert main(["generate", "--merge-into", str(link)]) == 0
+    written = real.read_bytes()
+    assert link.is_symlink() and b"rankwatch-page" in written
+    assert written.count(b"\n") == written.count(b"\r\n")
+    for each in (real, link.with_name("rankwatch.tmpl")):
+        after = each.stat()
+        kept = (before.st_mode, before.st_uid, before.st_gid)
+        assert (after.st_mode, after.st_uid, after.st_gid) == kept
+
+
+def test_merge_into_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever made it so did not want it changed, not even by root."""
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(THEIRS)
+    file.chmod(0o444)
+    assert main(["generate", "--merge-into", str(file)]) == 2
+    assert capsys.readouterr().err.endswith(f"could not merge into {file}: the file is not writable\n")
+    assert [each.read_text() for each in tmp_path.iterdir()] == [THEIRS]
+
+
 def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says so."""
     file = tmp_path / "alertmanager.yml"
@@ -197,6 +228,10 @@ def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (f"{THEIRS}- name: rankwatch-page\n", "the file has a receiver rankwatch-page of its own"),
         ("groups: []\n", "the file is no configuration of Alertmanager"),
         ("", "the file is no configuration of Alertmanager"),
+        (
+            f"{THEIRS}#\r\n",
+            "lines of the file end in two ways, with and without CR",
+        ),
         (None, "No such file or directory"),
     ],
 )
@@ -206,11 +241,11 @@ def test_merge_refused(
     """One sentence, status 2, and the folder is as it was."""
     file = tmp_path / "alertmanager.yml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text.encode())
     assert main(["generate", "--merge-into", str(file)]) == 2
     said = capsys.readouterr().err
     assert said == f"rankwatch generate: could not merge into {file}: {sentence}\n"
-    assert [each.read_text() for each in tmp_path.iterdir()] == [text] * (text is not None)
+    assert [each.read_bytes().decode() for each in tmp_path.iterdir()] == [text] * (text is not None)
 
 
 def test_grafana_finds_the_dashboards(folder: Path) -> None:
