@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -80,6 +81,36 @@ def test_theirs_stays(text: str) -> None:
         assert document[key] == [*OURS[key], *(before.get(key) or ())]
     assert document["route"]["routes"] == [*OURS["routes"], *before["route"].get("routes", ())]
     assert {**document["route"], "routes": 0} == {**before["route"], "routes": 0}
+
+
+MERGED = merged(FORMS["theirs"], OURS).text
+BEGIN = "# begin rankwatch: rankwatch generate --merge-into writes these lines anew"
+END = "# end rankwatch"
+
+
+@pytest.mark.parametrize("form", ["theirs", "nothing", "no lists"])
+@pytest.mark.parametrize("mark", [BEGIN, END])
+def test_lost_mark(form: str, mark: str) -> None:
+    """Nobody knows then what is ours: whichever comment is lost, the merge names the line of the other."""
+    lines = merged(FORMS[form], OURS).text.splitlines()
+    for lost in (number for number, line in enumerate(lines) if line.strip() == mark):
+        with pytest.raises(SettingError, match="has lost the other one of its pair") as caught:
+            merged("\n".join((*lines[:lost], *lines[lost + 1 :])), OURS)
+        (named,) = re.findall(r"line (\d+)", str(caught.value))
+        number = int(named) - (int(named) <= lost)
+        assert lines[number].strip() in (BEGIN, END)
+
+
+def test_blanks_behind_marks() -> None:
+    """An editor may leave them."""
+    assert merged(MERGED.replace(END, f"{END}  "), OURS).text == MERGED
+
+
+def test_theirs_between_marks() -> None:
+    """A receiver of theirs among ours is not removed: the merge refuses."""
+    text = MERGED.replace("- name: rankwatch-null", "- name: storage\n- name: rankwatch-null")
+    with pytest.raises(SettingError, match="something of others stands between our two comments"):
+        merged(text, OURS)
 
 
 def test_new_settings() -> None:

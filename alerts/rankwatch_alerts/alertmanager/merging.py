@@ -6,18 +6,22 @@ Each part stands first in its list, between two comments by which the next merge
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwatch.errors import SettingError
+from rankwatch_alerts.alertmanager import TEMPLATES_FILE
+from rankwatch_alerts.alertmanager.inhibition import PRODUCT
+from rankwatch_alerts.delivery import in_alertmanager
 from rankwatch_alerts.generation import yaml_text
 
 if TYPE_CHECKING:
     import yaml
 
 _BEGIN, _END = "# begin rankwatch: rankwatch generate --merge-into writes these lines anew", "# end rankwatch"
-_OURS = re.compile(r"^[ ]*# begin rankwatch\b.*?^[ ]*# end rankwatch\n", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"\s*# (begin|end) rankwatch\b")
 _PLACES = {
     "routes": ("route", "routes"),
     "templates": ("templates",),
@@ -55,8 +59,10 @@ def merged(text: str, ours: Mapping[str, list[Any]]) -> Merged:
             raise SettingError("could not merge: lines of the file end in two ways, with and without CR")
         result = merged(unix, ours)
         return result._replace(text=result.text.replace("\n", "\r\n"))
-    theirs = _OURS.sub("", text if text.endswith("\n") else f"{text}\n")
+    theirs = _without_marked(text if text.endswith("\n") else f"{text}\n")
     document = _parsed(theirs)
+    if _without_ours(document) != _without_ours(_parsed(text)):
+        raise SettingError("could not merge: something of others stands between our two comments")
     _refuse_clashes(document, ours)
     lost = not _in_blocks(theirs)
     if lost:
@@ -82,6 +88,46 @@ def _parsed(text: str) -> dict[str, Any]:
     if not isinstance(route, dict) or not isinstance(document.get("receivers"), list):
         raise SettingError("could not merge: the file is no configuration of Alertmanager")
     return document  # type: ignore[no-any-return]
+
+
+def _without_marked(text: str) -> str:
+    """Without the lines from each mark to the next. Raises SettingError for a mark without the other."""
+    kept, opened = [], 0
+    for number, line in enumerate(StringIO(text), 1):
+        mark = _MARK.match(line)
+        if mark and (mark[1] == "begin") == bool(opened):
+            raise _half(opened or number)
+        if mark:
+            opened = 0 if opened else number
+        elif not opened:
+            kept.append(line)
+    if opened:
+        raise _half(opened)
+    return "".join(kept)
+
+
+def _half(line: int) -> SettingError:
+    return SettingError(f"could not merge: the comment in line {line} has lost the other one of its pair")
+
+
+def _without_ours(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration has beside our parts, which are known by their names, and not by the marks."""
+    kept = {key: _others(each) if isinstance(each, list) else each for key, each in document.items()}
+    kept["route"] = {**document["route"], "routes": _others(document["route"].get("routes") or ())}
+    kept["route"] = {key: each for key, each in kept["route"].items() if each}
+    return {key: each for key, each in kept.items() if each}
+
+
+def _others(entries: Iterable[Any]) -> list[Any]:
+    """Those of a list that are not ours: neither name nor first matcher is, nor is it the file of texts."""
+
+    def is_ours(entry: Any) -> bool:
+        if not isinstance(entry, dict):
+            return bool(entry == TEMPLATES_FILE)
+        matchers = [PRODUCT in (entry.get(key) or ()) for key in ("matchers", "source_matchers")]
+        return any(matchers) or str(entry.get("name")).startswith(in_alertmanager(""))
+
+    return [each for each in entries if not is_ours(each)]
 
 
 def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) -> None:
