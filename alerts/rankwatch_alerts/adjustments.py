@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rankwatch.settings import expect
+from rankwatch_alerts.rules import NAMED_REASON
 
 ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -89,9 +90,35 @@ class Adjustments:
 def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterator[dict[str, Any]]:
     """The alerting rules of `alerts/rules`, as the settings want them; those that are off are left out."""
     for rule in rules:
-        names = _names(rule)
-        if not set(names) & set(config.disabled_alerts):
-            yield _adjusted(rule, config, names)
+        if rule["alert"] not in config.disabled_alerts:
+            yield from (_adjusted(part, config) for part in _parts(rule, config))
+
+
+def _parts(rule: Mapping[str, Any], config: Adjustments) -> Iterator[Mapping[str, Any]]:
+    """The rule without reasons that are off. Where its series have the reason, each that has an override is a
+    rule of its own."""
+    reasons = _reasons(rule)
+    off = [each for each in reasons if f"{rule['alert']}/{each}" in config.disabled_alerts]
+    if _static(rule) or not reasons:
+        if not off:
+            yield rule
+        return
+    own = [each for each in reasons if f"{rule['alert']}/{each}" in config.overrides and each not in off]
+    label = rule.get("by", "reason")
+    yield _joined(rule, "unless", label, *off, *own)
+    for each in own:
+        yield {**_joined(rule, "and", label, each), "labels": {**rule["labels"], label: each}}
+
+
+def _joined(rule: Mapping[str, Any], how: str, label: str, *reasons: str) -> Mapping[str, Any]:
+    """With an expression that has only these reasons (`and`), or no such reason (`unless`)."""
+    if not reasons:
+        return rule
+    lines = "".join(f"  {line}\n" for line in rule["expr"].strip().splitlines())
+    joins = "".join(
+        f'\n{how} on ({label}) label_replace(vector(1), "{label}", "{each}", "", "")' for each in reasons
+    )
+    return {**rule, "expr": f"(\n{lines}){joins}\n"}
 
 
 def links(alert: str, dashboard: str, *, runbooks: str, dashboards: str) -> dict[str, str]:
@@ -107,25 +134,36 @@ def links(alert: str, dashboard: str, *, runbooks: str, dashboards: str) -> dict
 
 
 def not_applied(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> list[str]:
-    """Names in the settings that no rule has: a reason that the expression gives, and no static label."""
-    named = {name for rule in rules for name in _names(rule)}
+    """Names in the settings that no rule has, because files of one's own have changed it."""
+    rules = tuple(rules)
+    named = {f"{rule['alert']}/{each}" for rule in rules for each in _reasons(rule)}
+    named |= {rule["alert"] for rule in rules}
     return [each for each in (*config.disabled_alerts, *config.overrides) if each not in named]
 
 
-def _names(rule: Mapping[str, Any]) -> tuple[str, str]:
+def _static(rule: Mapping[str, Any]) -> str:
+    """The reason that a label of the rule gives to all its series; empty if they have it themselves."""
     labels = rule.get("labels", {})
-    reason = next((labels[each] for each in REASONS if each in labels), "")
-    return rule["alert"], f"{rule['alert']}/{reason}"
+    return next((labels[each] for each in REASONS if each in labels), "")
 
 
-def _adjusted(rule: Mapping[str, Any], config: Adjustments, names: tuple[str, str]) -> dict[str, Any]:
+def _reasons(rule: Mapping[str, Any]) -> tuple[str, ...]:
+    """All that the rule may have: of its label, of `reasons`, of its texts, or of its expression."""
+    if static := _static(rule):
+        return (static,)
+    described = rule.get("annotations", {}).get("description")
+    texts = described if isinstance(described, Mapping) else ()
+    return tuple(dict.fromkeys((*rule.get("reasons", ()), *texts, *NAMED_REASON.findall(rule["expr"]))))
+
+
+def _adjusted(rule: Mapping[str, Any], config: Adjustments) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     labels = {**rule.get("labels", {}), **config.extra_labels}
-    for each in names:
+    for each in (rule["alert"], f"{rule['alert']}/{_static(rule)}"):
         given = config.overrides.get(each, {})
         labels |= given.get("labels", {})
         changes |= given
-    if owner := config.owners.get(names[0]):
+    if owner := config.owners.get(rule["alert"]):
         labels["owner"] = owner
     if "severity" in changes:
         labels["severity"] = changes["severity"]

@@ -73,7 +73,8 @@ LONGEST_EXPRESSION = 1500
 """Letters. Nobody reads a longer one at night: record a part of it."""
 MOST_RULES = 20
 """Of a group: the default limit of Mimir (`ruler_max_rules_per_rule_group`)."""
-_LISTED = re.compile(r"\b(?:on|by) \(([^)]*)\)")
+_LISTED = re.compile(r"\b(?:on|by) \(([^)]*)\)(?! label_replace\(vector\(1\))")
+"""Labels of joins and sums, but for those with a reason that the settings name."""
 _COUNTED = re.compile(r"count_over_time\([^()]*\[[^]]*\]\) [<>=]")
 _COUNTS_ITS_SAMPLES = frozenset(
     {"class:rankwatch_goodput_burn_fast:rate", "class:rankwatch_goodput_burn_slow:rate"}

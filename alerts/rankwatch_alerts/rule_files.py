@@ -5,6 +5,7 @@
 query that Prometheus makes when the alert fires, with `"$run"` for a label of the alert. A rule with
 `by_class` is joined with `or` for each class of a setting by class: `${run_class}` is a regular expression,
 `${value}` its value. An annotation may be a map, with a text for each value of the label that `by` names.
+`reasons` are those of a rule that neither its labels nor its own expression name.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class RecordingRule:
         return {"record": self.record, "expr": in_query(self.expression, names)}
 
 
-_NAMED_REASON = re.compile(r'"(?:reason|cause)", "(\w+)", "", ""')
+NAMED_REASON = re.compile(r'"(?:reason|cause)", "(\w+)", "", ""')
 """A reason that `label_replace` gives to a part of an expression."""
 
 
@@ -124,7 +124,7 @@ class AlertRule:
     def reasons(self) -> tuple[str, ...]:
         """The same where the rule has several, as it names them; ("",) if only its series do."""
         named = tuple(each for each in self.first_acts if each) or tuple(
-            dict.fromkeys(_NAMED_REASON.findall(self.expression))
+            dict.fromkeys(NAMED_REASON.findall(self.expression))
         )
         return (self.reason,) if self.reason else named or ("",)
 

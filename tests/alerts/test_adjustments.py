@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 
 from rankwatch.errors import SettingError
 from rankwatch_alerts import RuleConfig, alert_groups, load_config
-from rankwatch_alerts.adjustments import adjusted, links, not_applied
+from rankwatch_alerts.adjustments import ALERTS, adjusted, links, not_applied
+from rankwatch_alerts.checks import violations
+from rankwatch_alerts.rules import AlertRule
+from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
+from support.paths import ROOT
 
 
 def _rule(alert: str, **labels: str) -> dict[str, Any]:
@@ -68,8 +73,69 @@ def test_overrides(tmp_path: Path) -> None:
     assert {**stalled, "labels": 0, "for": 0} == {**STALLED, "labels": 0, "for": 0}
 
 
+def test_reason_of_series(tmp_path: Path) -> None:
+    """Where the expression gives the reason, it leaves out what is off, and what has an override is a rule
+    of its own."""
+    rule = {**_rule("RankwatchGpusWasted"), "by": "reason", "expr": "up == 0\nor\nup == 1\n"}
+    rule["annotations"] = {"description": {"idle": "a", "utilisation": "b", "mfu": "c"}}
+    config = _settings(
+        "disabled_alerts = ['RankwatchGpusWasted/idle']\n"
+        "[overrides.'RankwatchGpusWasted/mfu']\nseverity = 'critical'\n",
+        tmp_path,
+    )
+    rest, mfu = adjusted([rule], config)
+    every = "(\n  up == 0\n  or\n  up == 1\n)\n"
+    of_reason = 'on (reason) label_replace(vector(1), "reason", "{}", "", "")\n'
+    assert mfu["expr"] == every + "and " + of_reason.format("mfu")
+    left_out = ("unless " + of_reason.format(each) for each in ("idle", "mfu"))
+    assert rest == {**rule, "expr": every + "".join(left_out)}
+    assert mfu["labels"] == {**rule["labels"], "reason": "mfu", "severity": "critical"}
+
+
+def test_every_reason() -> None:
+    """Each reason that may be named changes rules: with all of them off, what is left has none."""
+    off = tuple(f"{alert}/{reason}" for alert, reasons in ALERTS.items() for reason in reasons)
+    alert_groups(RuleConfig(disabled_alerts=off))
+    config = RuleConfig(overrides={each: {"for_seconds": 61.0} for each in off})
+    rules = [rule for group in alert_groups(config) for rule in group.rules if isinstance(rule, AlertRule)]
+    changed = {f"{rule.alert}/{rule.reason}" for rule in rules if rule.for_seconds == 61}
+    assert changed == set(off)
+
+
+@pytest.mark.process
+def test_reason_that_is_off(tmp_path: Path) -> None:
+    """It is silent; another of the same alert fires with the severity that the settings give to it."""
+    config = RuleConfig(
+        disabled_alerts=("RankwatchGpusWasted/idle",),
+        overrides={"RankwatchGpusWasted/utilisation": {"severity": "critical"}},
+    )
+    groups = without_keeping(groups_of(config))
+    cases = cases_in(CASES / "RankwatchGpusWasted.utilisation.yml")
+    expected = [each for case in cases["tests"] for each in case["alert_rule_test"]]
+    for each in expected:
+        reasons = {alert["exp_labels"]["reason"]: alert for alert in each["exp_alerts"]}
+        if alert := reasons.get("utilisation"):
+            alert["exp_labels"]["severity"] = "critical"
+        each["exp_alerts"] = [alert for reason, alert in reasons.items() if reason != "idle"]
+    assert {alert["exp_labels"]["reason"] for each in expected for alert in each["exp_alerts"]} > {"mfu"}
+    check(cases["tests"], groups, cases["evaluation_interval"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        block
+        for page in ("rules", "alerts", "adopting")
+        for block in re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    ],
+)
+def test_settings_of_the_pages(block: str, tmp_path: Path) -> None:
+    """Each block of TOML on the pages is taken, and makes rules that are sound."""
+    assert violations(_settings(block, tmp_path)) == []
+
+
 def test_not_applied(tmp_path: Path) -> None:
-    """A name that no rule has as a static label is told, rather than nothing being done in silence."""
+    """A name that no rule has is told, rather than nothing being done in silence."""
     config = _settings('disabled_alerts = ["RankwatchRunSlow/jitter", "RankwatchLinkDown/nic"]\n', tmp_path)
     assert not_applied(RULES, config) == ["RankwatchLinkDown/nic"]
 

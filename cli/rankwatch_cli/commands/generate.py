@@ -17,7 +17,15 @@ from typing import Any
 from rankwatch.errors import SettingError
 from rankwatch.settings import SentenceParser, field_help, to_toml
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules, write_sharded
+from rankwatch_alerts import (
+    ALERT_NAMES,
+    RuleConfig,
+    alert_groups,
+    load_config,
+    to_yaml,
+    write_rules,
+    write_sharded,
+)
 from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
 from rankwatch_alerts.alertmanager.merging import merged
 from rankwatch_alerts.generation import write_alertmanager, write_texts
@@ -120,6 +128,7 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
 def _merge_into(config: RuleConfig, file: Path) -> None:
     """Put our parts into a configuration of Alertmanager, and the texts beside it, or change nothing."""
     try:
+        alert_groups(config)  # refuses a name of an alert here, too, that no rule has
         text = file.read_bytes().decode()
         result = merged(text, fragments(config))
         if not (file.stat().st_mode & 0o222 and os.access(file, os.W_OK)):
