@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rankwatch.settings import expect
+from rankwatch.conventions import Label
+from rankwatch.settings import FieldError, expect
+from rankwatch_alerts.label_names import RESERVED
 from rankwatch_alerts.rules import NAMED_REASON
 
 ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -46,8 +48,8 @@ ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 REASONS = ("reason", "cause")
 """Labels that tell the rules of one alert apart."""
 SEVERITIES = ("critical", "warning", "info")
-FIXED_LABELS = frozenset({"alertname", "product", "owner", "severity", *REASONS, "cluster", "run"})
-"""Labels by which routes and inhibitions work."""
+FIXED_LABELS = frozenset({"product", *RESERVED, *map(str, Label)})
+"""Labels by which rules, routes and inhibitions work."""
 
 
 class _Option(NamedTuple):
@@ -63,7 +65,8 @@ class Adjustments:
     """Who acts on an alert, by its name, where it is not `platform` or `training` as shipped. Each owner has
     the receivers `page-OWNER` and `ticket-OWNER`, which fall back on `page` and `ticket`."""
     extra_labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels of every alert: `{team = "ml-platform"}` where routes of yours ask for them."""
+    """Further labels of every alert: `{team = "ml-platform"}` where routes of yours ask for them. None that
+    rules, routes or inhibitions use."""
     disabled_alerts: tuple[str, ...] = ()
     """Alerts that are left out, by name, or by name and reason: `["RankwatchGpusWasted/mfu"]`."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Adjustments:
         """Raise FieldError for an alert that does not exist, or a label that must stay."""
         known = set(self.owners) <= set(ALERTS) and all(map(_OWNER.fullmatch, self.owners.values()))
         expect(self, "owners", known, "names of alerts, each with an owner of small letters, digits and _")
-        expect(self, "extra_labels", _labels(self.extra_labels), _FREE_LABELS)
+        self._check_labels("extra_labels", self.extra_labels)
         named = "names of alerts, or of an alert and one of its reasons, such as RankwatchRunSlow/jitter"
         expect(self, "disabled_alerts", all(map(_exists, self.disabled_alerts)), named)
         expect(self, "overrides", all(map(_exists, self.overrides)), named)
@@ -85,6 +88,27 @@ class Adjustments:
                     option, _Option(f"some of {', '.join(_OPTIONS)}", lambda _: False)
                 )
                 expect(self, "overrides", valid(value), f"for {name} {expected}")
+            self._check_labels("overrides", changes.get("labels", {}), f"for {name} ")
+            kept = name != "RankwatchWatchdog" or "severity" not in changes
+            expect(
+                self,
+                "overrides",
+                kept,
+                "no severity of RankwatchWatchdog, which must neither page nor be a ticket",
+            )
+
+    def _check_labels(self, field: str, given: Mapping[str, Any], of: str = "") -> None:
+        """Raise FieldError for a label that Prometheus refuses, or that an alert has."""
+        for name, text in given.items():
+            wrong = ""
+            if not _LABEL.fullmatch(name):
+                wrong = f"names of letters, digits and _ that do not begin with __, unlike {name!r}"
+            elif name in {*FIXED_LABELS, *getattr(self, "label_names", {}).values()}:
+                wrong = f"no label {name}, by which rules, routes or inhibitions work"
+            elif not (isinstance(text, str) and text and text.isprintable() and "{{" not in text):
+                wrong = f"printable text without template braces for the label {name}"
+            if wrong:
+                raise FieldError(field, getattr(self, field), of + wrong)
 
 
 def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterator[dict[str, Any]]:
@@ -177,26 +201,14 @@ def _exists(name: str) -> bool:
     return reasons is not None and (not slash or reason in reasons)
 
 
-def _labels(given: object) -> bool:
-    return isinstance(given, Mapping) and all(
-        _LABEL.fullmatch(name) and name not in FIXED_LABELS and isinstance(text, str) and _plain(text)
-        for name, text in given.items()
-    )
-
-
-def _plain(text: str) -> bool:
-    return bool(text) and text.isprintable() and "{{" not in text
-
-
 def _waits(seconds: object) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= 31_536_000
 
 
 _OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_FREE_LABELS = f"labels of printable text, none of {', '.join(sorted(FIXED_LABELS))}"
 _OPTIONS = {
     "severity": _Option(f"a severity of {', '.join(SEVERITIES)}", lambda value: value in SEVERITIES),
     "for_seconds": _Option("for_seconds from 0 to a year", _waits),
-    "labels": _Option(_FREE_LABELS, _labels),
+    "labels": _Option("a table of labels", lambda value: isinstance(value, Mapping)),
 }

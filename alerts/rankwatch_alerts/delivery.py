@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from rankwatch.identity import as_contact
 from rankwatch.settings import expect
@@ -137,7 +138,7 @@ class Delivery(Adjustments):
         expected = "times of one day, such as 08:00-18:00, or nothing for all hours"
         expect(self, "ticket_hours", not hours or _hours(hours), expected)
         expected = "a time zone, such as UTC or Europe/Berlin"
-        expect(self, "ticket_time_zone", bool(_ZONE.fullmatch(zone)), expected)
+        expect(self, "ticket_time_zone", _is_zone(zone), expected)
 
 
 def allowed_contacts(config: Delivery) -> tuple[str, str]:
@@ -153,8 +154,8 @@ _BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "we
 _TEXTS = ("slack_api_url_file", "email_from", "smtp_username", "smtp_password_file")
 _PLAIN = "printable text without template braces"
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d:[0-5]\d|2[0-3]:[0-5]\d|24:00)")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}")
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d:[0-5]\d|2[0-3]:[0-5]\d|24:00)")
 HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)
 """An address without a scheme, as Alertmanager and Prometheus take it."""
 # Pages are appended as a path, and Prometheus and Alertmanager expand braces.
@@ -171,6 +172,14 @@ def _weekdays(text: str) -> bool:
     days = text.split(":")
     known = 1 <= len(days) <= 2 and all(each in _DAYS for each in days)
     return known and _DAYS.index(days[0]) <= _DAYS.index(days[-1])
+
+
+def _is_zone(name: str) -> bool:
+    """True if Alertmanager, which has all zones, knows it; a machine without any is no judge of names."""
+    try:
+        return name in ("UTC", "Local") or bool(ZoneInfo(name))
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a folder of zones
+        return not available_timezones() and bool(_ZONE.fullmatch(name))
 
 
 def _hours(text: str) -> bool:

@@ -25,17 +25,17 @@ _TOKEN = re.compile(
 _LISTS = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _MATCHED = re.compile(r"\s*(=|!)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = frozenset({"alertname", "alertstate", "severity", "job", "instance", "le"})
+RESERVED = frozenset({"alertname", "alertstate", "severity", "job", "instance", "le"})
 """Labels that Prometheus or Alertmanager give a meaning."""
 
 
 def wrong_names(names: Mapping[str, str]) -> bool:
     """True if a name is no label of rankwatch, is no name for a label, or would stand for two."""
     known = {str(each) for each in Label}
-    others = (known - names.keys()) | _RESERVED
+    others = (known - names.keys()) | RESERVED
     new = list(names.values())
     return (
-        not names.keys() <= known - _RESERVED
+        not names.keys() <= known - RESERVED
         or len(set(new)) != len(new)
         or any(not _NAME.fullmatch(each) or each.startswith("__") or each in others for each in new)
     )

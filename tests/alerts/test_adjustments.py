@@ -157,12 +157,36 @@ def test_not_applied(tmp_path: Path) -> None:
         ("overrides = {RankwatchRunSlow = {for = '5m'}}", "some of severity, for_seconds, labels"),
         ("overrides = {RankwatchRunSlow = {for_seconds = -1}}", "for_seconds from 0 to a year"),
         ("overrides = {RankwatchRunSlow = {for_seconds = '5m'}}", "for_seconds from 0 to a year"),
-        ("overrides = {RankwatchRunSlow = {labels = {owner = 'me'}}}", "labels of printable text, none of"),
+        (
+            "overrides = {RankwatchRunSlow = {labels = {owner = 'me'}}}",
+            "for RankwatchRunSlow no label owner, by which rules",
+        ),
+        ("overrides = {RankwatchRunSlow = {labels = 'me'}}", "a table of labels"),
         ("overrides = {RankwatchRunSlow = 'off'}", "a table of tables"),
-        ("extra_labels = {product = 'mine'}", "labels of printable text, none of"),
-        ("extra_labels = {'a-b' = 'c'}", "labels of printable text, none of"),
-        ("extra_labels = {a = '{{ $labels.run }}'}", "labels of printable text, none of"),
-        ("extra_labels = {__a = 'b'}", "labels of printable text, none of"),
+        ("overrides = {RankwatchWatchdog = {severity = 'critical'}}", "no severity of RankwatchWatchdog"),
+        *(
+            (f"extra_labels = {{{label} = 'mine'}}", f"expected no label {label}, by which rules")
+            for label in ("product", "node", "rank", "gpu", "run", "device", "contact", "job", "alertname")
+        ),
+        (
+            "extra_labels = {k8s_cluster = 'eu1'}\nlabel_names = {cluster = 'k8s_cluster'}",
+            "expected no label k8s_cluster, by which rules",
+        ),
+        (
+            "extra_labels = {'a-b' = 'c'}",
+            "names of letters, digits and _ that do not begin with __, unlike 'a-b'",
+        ),
+        (
+            "extra_labels = {a = '{{ $labels.run }}'}",
+            "printable text without template braces for the label a",
+        ),
+        (
+            "extra_labels = {__a = 'b'}",
+            "names of letters, digits and _ that do not begin with __, unlike '__a'",
+        ),
+        ("ticket_time_zone = 'Europe/Berln'", "a time zone, such as UTC or Europe/Berlin"),
+        ("ticket_time_zone = 'Europe'", "a time zone, such as UTC or Europe/Berlin"),
+        ("ticket_time_zone = '/etc/passwd'", "a time zone, such as UTC or Europe/Berlin"),
     ],
 )
 def test_wrong_settings(line: str, sentence: str, tmp_path: Path) -> None:
