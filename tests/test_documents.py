@@ -14,6 +14,7 @@ import pytest
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, load_config
 from rankwatch_alerts.adjustments import ALERTS
+from rankwatch_alerts.checks import violations
 from rankwatch_cli.main import COMMANDS
 from support.jobs.forked_ranks import shared_ranks
 from support.paths import ROOT
@@ -93,12 +94,12 @@ def test_alerts_are_listed() -> None:
 
 @pytest.mark.parametrize("name", ["rules", "alerts", "adopting"])
 def test_settings_in_the_documents(name: str, tmp_path: Path) -> None:
-    """Printed settings of rules are taken as they are."""
+    """Printed settings of rules are taken as they are, and make rules that are sound."""
     printed = blocks(ROOT / "docs" / f"{name}.md", "toml")
     assert printed
     for text in printed:
         (tmp_path / "rankwatch.toml").write_text(text)
-        load_config(tmp_path / "rankwatch.toml")
+        assert violations(load_config(tmp_path / "rankwatch.toml")) == []
 
 
 def test_pages_are_listed() -> None:

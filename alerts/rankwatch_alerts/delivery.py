@@ -66,7 +66,8 @@ class Delivery(Adjustments):
     """Channel of Slack for each receiver. `page` holds for all pages that name no channel of their owner,
     `ticket` for such tickets; so in all tables of receivers."""
     slack_api_url_file: str = ""
-    """File on the machine of Alertmanager with the URL of Slack's incoming webhook."""
+    """File on the machine of Alertmanager with the URL of Slack's incoming webhook. Without it, that of the
+    table `global` of an Alertmanager holds."""
     pagerduty_routing_key_files: Mapping[str, str] = field(default_factory=dict)
     """File on the machine of Alertmanager with the routing key of PagerDuty, for each receiver."""
     pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
@@ -101,7 +102,7 @@ class Delivery(Adjustments):
         """Raise FieldError for a setting that Alertmanager would refuse or that delivers nothing."""
         self.check_adjustments()
         receivers = receiver_names(self.owners)
-        for name in _BY_RECEIVER:
+        for name in BY_RECEIVER:
             given = getattr(self, name)
             expected = f"a table with some of the receivers {', '.join(receivers)}"
             expect(self, name, set(given) <= set(receivers), expected)
@@ -113,8 +114,6 @@ class Delivery(Adjustments):
         expect(self, "pagerduty_url", is_url(self.pagerduty_url), "an http(s) URL without query")
         dead_man = self.dead_man_url
         expect(self, "dead_man_url", not dead_man or is_url(dead_man), "an http(s) URL without query")
-        wanted = "the file with the URL of Slack, because slack_channels names channels"
-        expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not self.slack_channels, wanted)
         expect(self, "smtp_smarthost", bool(HOST_PORT.fullmatch(self.smtp_smarthost)), "host:port")
         self._check_contacts()
         self._check_ticket_hours()
@@ -125,8 +124,6 @@ class Delivery(Adjustments):
         expect(self, "contact_email_domains", valid, "domains, such as example.com")
         valid = all(each.startswith("#") and as_contact(each) for each in channels)
         expect(self, "contact_slack_channels", valid, "channels of Slack, such as #pretraining")
-        wanted = "the file with the URL of Slack, because contact_slack_channels names channels"
-        expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not channels, wanted)
         valid = bool(_SECRET.fullmatch(self.notification_secret))
         expect(self, "notification_secret", valid, "a name of Kubernetes")
         valid = 1 <= self.ticket_repeat_interval_seconds <= 31_536_000
@@ -141,6 +138,11 @@ class Delivery(Adjustments):
         expect(self, "ticket_time_zone", _is_zone(zone), expected)
 
 
+def lacks_slack_url(config: Delivery) -> bool:
+    """True if channels of Slack are named, but not how to reach it."""
+    return bool(config.slack_channels or config.contact_slack_channels) and not config.slack_api_url_file
+
+
 def allowed_contacts(config: Delivery) -> tuple[str, str]:
     """Patterns of the mail addresses and the channels that a run may name as its contact; empty for none."""
     domains = "|".join(config.contact_email_domains).replace(".", "[.]")
@@ -150,7 +152,8 @@ def allowed_contacts(config: Delivery) -> tuple[str, str]:
 
 DELIVERY_SETTINGS = frozenset(each.name for each in fields(Delivery))
 """Names of the settings that `Delivery` checks."""
-_BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "webhook_urls")
+BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "webhook_urls")
+"""Settings that name destinations."""
 _TEXTS = ("slack_api_url_file", "email_from", "smtp_username", "smtp_password_file")
 _PLAIN = "printable text without template braces"
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

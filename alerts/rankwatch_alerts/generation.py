@@ -15,6 +15,7 @@ RECORDING_FILE = "recording.rules.yml"
 ALERTS_FILE = "alerts.rules.yml"
 ALERTMANAGER_FILE = "alertmanager.yml"
 FRAGMENT_FILES = {
+    "templates": "rankwatch-templates.yml",
     "routes": "rankwatch-route.yml",
     "receivers": "rankwatch-receivers.yml",
     "inhibit_rules": "rankwatch-inhibit-rules.yml",

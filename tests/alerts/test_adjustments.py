@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 from rankwatch.errors import SettingError
 from rankwatch_alerts import RuleConfig, alert_groups, load_config
 from rankwatch_alerts.adjustments import ALERTS, adjusted, links, not_applied
-from rankwatch_alerts.checks import violations
 from rankwatch_alerts.rules import AlertRule
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
-from support.paths import ROOT
 
 
 def _rule(alert: str, **labels: str) -> dict[str, Any]:
@@ -119,19 +116,6 @@ def test_reason_that_is_off(tmp_path: Path) -> None:
         each["exp_alerts"] = [alert for reason, alert in reasons.items() if reason != "idle"]
     assert {alert["exp_labels"]["reason"] for each in expected for alert in each["exp_alerts"]} > {"mfu"}
     check(cases["tests"], groups, cases["evaluation_interval"], tmp_path)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        block
-        for page in ("rules", "alerts", "adopting")
-        for block in re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
-    ],
-)
-def test_settings_of_the_pages(block: str, tmp_path: Path) -> None:
-    """Each block of TOML on the pages is taken, and makes rules that are sound."""
-    assert violations(_settings(block, tmp_path)) == []
 
 
 def test_not_applied(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rankwatch_alerts.alertmanager.inhibition import inhibit_rules
@@ -21,15 +22,18 @@ TEMPLATES_FILE = TEMPLATES.name
 """Name of their copy beside the configuration."""
 
 
-def fragments(config: RuleConfig, webhook_url: str | None = None) -> dict[str, list[Any]]:
+def fragments(
+    config: RuleConfig, webhook_url: str | None = None, theirs: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, list[Any]]:
     """What is added to each list of a configuration, by the key of the list; `routes` is that below `route`.
-    Labels have the names that the settings give."""
+    Labels have the names that the settings give. Receivers leave out what is not set and `theirs`, the table
+    `global` of the configuration, has."""
     ours: Mapping[str, list[Any]] = {
         "templates": [TEMPLATES_FILE],
         "routes": [route(config)],
         "inhibit_rules": list(inhibit_rules()),
         "time_intervals": time_intervals(config),
-        "receivers": receivers(config, webhook_url),
+        "receivers": receivers(config, webhook_url, theirs),
     }
     return {key: in_routes(each, config.label_names) for key, each in ours.items()}
 

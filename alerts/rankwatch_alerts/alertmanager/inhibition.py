@@ -1,4 +1,5 @@
-"""Which alert holds back which, read from alerts/rules/inhibitions.yaml and written out for Alertmanager.
+"""Which alert holds back which, read from alerts/rules/inhibitions.yaml and written out for Alertmanager; and
+which inhibitions of others take alerts of ours.
 
 The sources keep firing as long as their victims (`keep_firing_seconds`), so that no victim notifies in the
 gap after its cause.
@@ -7,16 +8,21 @@ gap after its cause.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankwatch_alerts.rules import shipped_rules
+from rankwatch_alerts.adjustments import FIXED_LABELS, SEVERITIES
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import all_owners
+from rankwatch_alerts.rules import ALERT_NAMES, shipped_rules
 
 PRODUCT = 'product="rankwatch"'
 """Matcher of all alerts of ours, and of no other."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"\\]*)"')
 """Of Alertmanager: label, operator, value."""
+_ANY_MATCHER = re.compile(r'([\w.:]+)\s*(=~|!~|!=|=)\s*(?:"((?:\\.|[^"\\])*)"|([^\s,}]*))')
+"""The same as people write it: the quotes may be missing, and braces may stand around several."""
 _SEVERITIES = {
     "any": (('severity="critical"',), ('severity="warning"', 'severity=~"warning|info"')),
     "page": (('severity="critical"',),),
@@ -77,3 +83,51 @@ def _entry(given: Mapping[str, Any]) -> Inhibition:
 def inhibit_rules() -> list[dict[str, list[str]]]:
     """All of them, as Alertmanager reads them."""
     return [rule for each in inhibitions() for rule in each.rules()]
+
+
+def that_take_ours(rules: Iterable[Mapping[str, Any]], config: RuleConfig) -> Iterator[str]:
+    """A sentence on each inhibition of others that can hold for alerts of ours."""
+    for rule in rules:
+        matchers = {side: list(_matchers(rule, side)) for side in ("source", "target")}
+        if ours := [f"{side}_matchers" for side, each in matchers.items() if _can_match(each, config)]:
+            source, target = (" ".join(map("".join, each)) for each in matchers.values())
+            yield (
+                f"the inhibition of {target} by {source} takes alerts of ours, too: "
+                f'add product!="rankwatch" to its {" and ".join(ours)}'
+            )
+
+
+def _matchers(rule: Mapping[str, Any], side: str) -> Iterator[tuple[str, str, str]]:
+    """Label, operator and value of each, also in the form of old releases."""
+    for text in rule.get(f"{side}_matchers") or ():
+        for label, how, quoted, bare in _ANY_MATCHER.findall(text):
+            yield label, how, quoted or bare
+    for key, how in ((f"{side}_match", "="), (f"{side}_match_re", "=~")):
+        yield from ((label, how, str(value)) for label, value in (rule.get(key) or {}).items())
+
+
+def _can_match(matchers: Iterable[tuple[str, str, str]], config: RuleConfig) -> bool:
+    """True if an alert of ours can have labels with which all of them match."""
+    overridden = (label for each in config.overrides.values() for label in each.get("labels", ()))
+    free = {*FIXED_LABELS, *config.label_names.values(), *overridden}
+    known = {
+        **{label: (value,) for label, value in config.extra_labels.items() if label not in free},
+        "product": ("rankwatch",),
+        "alertname": ALERT_NAMES,
+        "severity": SEVERITIES,
+        "owner": all_owners(config.owners),
+    }
+    left = {label: known.get(label, ("",)) for label, _, _ in matchers if label in known or label not in free}
+    for label, how, value in matchers:
+        if label in left:
+            left[label] = tuple(each for each in left[label] if _matches(each, how, value))
+    return all(left.values())
+
+
+def _matches(text: str, how: str, value: str) -> bool:
+    if "~" not in how:
+        return (text == value) == (how == "=")
+    try:
+        return bool(re.fullmatch(value, text)) == (how == "=~")
+    except re.error:  # Go has forms that Python has not
+        return True

@@ -12,9 +12,10 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwatch.errors import SettingError
-from rankwatch_alerts.alertmanager import TEMPLATES_FILE
-from rankwatch_alerts.alertmanager.inhibition import PRODUCT
-from rankwatch_alerts.delivery import in_alertmanager
+from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
+from rankwatch_alerts.alertmanager.inhibition import PRODUCT, that_take_ours
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import BY_RECEIVER, PAGE, TICKET, in_alertmanager, lacks_slack_url
 from rankwatch_alerts.generation import yaml_text
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _BEGIN, _END = "# begin rankwatch: rankwatch generate --merge-into writes these lines anew", "# end rankwatch"
 _MARK = re.compile(r"\s*# (begin|end) rankwatch\b")
+_ITEM = re.compile(r"^( *)-", re.MULTILINE)
 _PLACES = {
     "routes": ("route", "routes"),
     "templates": ("templates",),
@@ -36,8 +38,8 @@ class Merged(NamedTuple):
     """A configuration with our parts."""
 
     text: str
-    comments_lost: bool
-    """True if theirs had to be written anew, because it has lists or tables in braces."""
+    notes: tuple[str, ...]
+    """What whoever asked for it should know, a sentence each."""
 
 
 class _Edit(NamedTuple):
@@ -48,7 +50,7 @@ class _Edit(NamedTuple):
     text: str
 
 
-def merged(text: str, ours: Mapping[str, list[Any]]) -> Merged:
+def merged(text: str, config: RuleConfig) -> Merged:
     """The configuration with our parts in place of those of an earlier merge, if any. Needs PyYAML.
 
     Raises SettingError where it is no configuration, or has names of ours, or cannot be added to.
@@ -57,24 +59,64 @@ def merged(text: str, ours: Mapping[str, list[Any]]) -> Merged:
     if unix != text:
         if "\n" in text.replace("\r\n", ""):
             raise SettingError("could not merge: lines of the file end in two ways, with and without CR")
-        result = merged(unix, ours)
+        result = merged(unix, config)
         return result._replace(text=result.text.replace("\n", "\r\n"))
     theirs = _without_marked(text if text.endswith("\n") else f"{text}\n")
     document = _parsed(theirs)
     if _without_ours(document) != _without_ours(_parsed(text)):
         raise SettingError("could not merge: something of others stands between our two comments")
+    of_all = document.get("global") or {}
+    if lacks_slack_url(config) and not {"slack_api_url", "slack_api_url_file"} & of_all.keys():
+        raise SettingError(
+            "could not merge: channels of Slack need slack_api_url_file, here or in its global"
+        )
+    ours = fragments(config, theirs=of_all)
     _refuse_clashes(document, ours)
-    lost = not _in_blocks(theirs)
-    if lost:
+    in_brackets = _in_brackets(theirs)
+    if in_brackets:
         theirs = yaml_text(document)
     listed = document.get("templates") or ()
     parts = {
         name: part for name, part in ours.items() if part and not (name == "templates" and part[0] in listed)
     }
-    result = _edited(theirs, _edits(theirs, parts))
-    if _parsed(result) != _with_parts(document, parts):
-        raise SettingError("could not merge: the file has a form that nothing can be added to by lines")
-    return Merged(result, lost)
+    result_text = _edited(theirs, _edits(theirs, parts))
+    if _loaded(result_text) != _with_parts(document, parts):
+        raise SettingError(f"could not merge: {_why_not(theirs)}")
+    return Merged(result_text, tuple(_notes(document, ours, config, in_brackets)))
+
+
+def _notes(
+    document: Mapping[str, Any], ours: Mapping[str, list[Any]], config: RuleConfig, in_brackets: str
+) -> Iterator[str]:
+    if in_brackets:
+        yield f"{in_brackets} stands in brackets, so all is written anew: comments and layout are lost"
+    kinds = tuple(map(in_alertmanager, (PAGE, TICKET)))
+    empty = [each["name"] for each in ours["receivers"] if each["name"].startswith(kinds) and len(each) == 1]
+    if empty:
+        yield f"nobody hears of what goes to {', '.join(empty)}: set one of {', '.join(BY_RECEIVER)}"
+    yield from that_take_ours(document.get("inhibit_rules") or (), config)
+
+
+def _loaded(text: str) -> Any:
+    """The document, or None if it is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
+def _why_not(text: str) -> str:
+    import yaml
+
+    marked = next(
+        (each for each in yaml.scan(text) if isinstance(each, yaml.AnchorToken | yaml.AliasToken)), None
+    )
+    if marked:
+        where = f"line {marked.start_mark.line + 1}: write out what & and * stand for"
+        return f"nothing can be added to what has an anchor or alias, as in {where}"
+    return "the file has a form that nothing can be added to by lines"
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -84,10 +126,12 @@ def _parsed(text: str) -> dict[str, Any]:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SettingError(f"could not merge: the file is no YAML: {' '.join(str(error).split())}") from None
-    route = document.get("route") if isinstance(document, dict) else None
-    if not isinstance(route, dict) or not isinstance(document.get("receivers"), list):
+    if not isinstance(document, dict):
         raise SettingError("could not merge: the file is no configuration of Alertmanager")
-    return document  # type: ignore[no-any-return]
+    for key, kind, what in (("route", dict, "table"), ("receivers", list, "list")):
+        if not isinstance(document.get(key), kind):
+            raise SettingError(f"could not merge: the file has no {what} {key!r}, as Alertmanager wants it")
+    return document
 
 
 def _without_marked(text: str) -> str:
@@ -113,8 +157,8 @@ def _half(line: int) -> SettingError:
 def _without_ours(document: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration has beside our parts, which are known by their names, and not by the marks."""
     kept = {key: _others(each) if isinstance(each, list) else each for key, each in document.items()}
-    kept["route"] = {**document["route"], "routes": _others(document["route"].get("routes") or ())}
-    kept["route"] = {key: each for key, each in kept["route"].items() if each}
+    route = {**document["route"], "routes": _others(document["route"].get("routes") or ())}
+    kept["route"] = {key: each for key, each in route.items() if each}
     return {key: each for key, each in kept.items() if each}
 
 
@@ -142,15 +186,15 @@ def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) 
             raise SettingError(f"could not merge: the file has a {what} {clash[0]} of its own")
 
 
-def _in_blocks(text: str) -> bool:
-    """True if what we add to is written by lines, and not in braces or brackets, unless these are empty. The
-    list of templates may be in brackets: it is one line."""
+def _in_brackets(text: str) -> str:
+    """The key of what we add to that is not written by lines, but in braces or brackets, unless these are
+    empty. The list of templates may be in brackets: it is one line."""
     import yaml
 
-    root = yaml.compose(text)
-    found = [pair for path in _PLACES.values() for pair in _found(root, path)]
-    nodes = [root, *(node for key, node in found if key.value != "templates")]
-    return not any(isinstance(each, yaml.CollectionNode) and each.flow_style and each.value for each in nodes)
+    root: Any = yaml.compose(text)
+    found = [(key.value, node) for path in _PLACES.values() for key, node in _found(root, path)]
+    nodes = [("the file", root), *(pair for pair in found if pair[0] != "templates")]
+    return next((key for key, each in nodes if each.value and getattr(each, "flow_style", False)), "")
 
 
 def _found(root: Any, path: tuple[str, ...]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
@@ -184,7 +228,8 @@ def _edits(text: str, parts: Mapping[str, list[Any]]) -> Iterator[_Edit]:
         elif value.flow_style:
             yield _Edit(value.start_mark.index + 1, value.start_mark.index + 1, f"{part[0]}, ")
         else:
-            yield _Edit(below, below, _block(part, value.start_mark.column))
+            first = _ITEM.search(text, below)
+            yield _Edit(below, below, _block(part, len(first[1]) if first else value.start_mark.column))
 
 
 def _block(part: list[Any], column: int, key: str = "") -> str:

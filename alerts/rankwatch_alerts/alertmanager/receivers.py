@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.delivery import (
@@ -19,47 +20,70 @@ from rankwatch_alerts.delivery import (
 
 _DETAILS = ("who", "cause", "cost", "since")
 """What a page of PagerDuty lists of its first alert, each by the template of that name."""
+_OF_GLOBAL = {
+    "from": ("email_from", "smtp_from"),
+    "smarthost": ("smtp_smarthost", "smtp_smarthost"),
+    "require_tls": ("smtp_tls", "smtp_require_tls"),
+    "url": ("pagerduty_url", "pagerduty_url"),
+}
+"""Field of a receiver -> our setting, and what it is called in `global`."""
 _CONTACT = "{{ .CommonLabels.contact }}"
 
 
-def receivers(config: RuleConfig, webhook_url: str | None) -> list[dict[str, object]]:
-    """One for each kind and owner; `webhook_url` takes the place of all that the settings name."""
+def receivers(
+    config: RuleConfig, webhook_url: str | None, theirs: Mapping[str, Any]
+) -> list[dict[str, object]]:
+    """One for each kind and owner; `webhook_url` takes the place of all that the settings name, and `theirs`,
+    a table `global`, that of what is not set."""
     found: list[dict[str, object]] = []
     for name in receiver_names(config.owners):
         posted = {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]}
-        found.append({"name": in_alertmanager(name), **(posted if webhook_url else _of(config, name))})
+        found.append(
+            {"name": in_alertmanager(name), **(posted if webhook_url else _of(config, name, theirs))}
+        )
     url = config.dead_man_url
     called = {"webhook_configs": [{"url": url, "send_resolved": False}]} if url else {}
-    found.extend(_contacts(config))
+    found.extend(_contacts(config, theirs))
     found.append({"name": in_alertmanager(NULL)})
     return [*found, {"name": in_alertmanager(DEAD_MAN), **called}]
 
 
-def _of(config: RuleConfig, receiver: str) -> dict[str, object]:
+def _of(config: RuleConfig, receiver: str, theirs: Mapping[str, Any]) -> dict[str, object]:
     channel = destination(config.slack_channels, receiver)
     key_file = destination(config.pagerduty_routing_key_files, receiver)
     address = destination(config.email_to, receiver)
     url = destination(config.webhook_urls, receiver)
     wanted = {
         "slack_configs": [_slack(config, channel)] if channel else [],
-        "pagerduty_configs": [_pagerduty(config, receiver, key_file)] if key_file else [],
-        "email_configs": [_email(config, address)] if address else [],
+        "pagerduty_configs": [_pagerduty(config, receiver, key_file, theirs)] if key_file else [],
+        "email_configs": [_email(config, address, theirs)] if address else [],
         "webhook_configs": [{"url": url, "send_resolved": True}] if url else [],
     }
     return {kind: configs for kind, configs in wanted.items() if configs}
 
 
-def _contacts(config: RuleConfig) -> Iterator[dict[str, object]]:
+def _contacts(config: RuleConfig, theirs: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     email, slack = allowed_contacts(config)
     if email:
-        yield {"name": in_alertmanager(CONTACT_EMAIL), "email_configs": [_email(config, _CONTACT)]}
+        yield {"name": in_alertmanager(CONTACT_EMAIL), "email_configs": [_email(config, _CONTACT, theirs)]}
     if slack:
         yield {"name": in_alertmanager(CONTACT_SLACK), "slack_configs": [_slack(config, _CONTACT)]}
 
 
+def _set(config: RuleConfig, theirs: Mapping[str, Any], *fields: str) -> dict[str, object]:
+    """Fields of a receiver, without those that `theirs` has and that the settings leave as they are."""
+    found = {}
+    for field in fields:
+        setting, of_global = _OF_GLOBAL[field]
+        value = getattr(config, setting)
+        if of_global not in theirs or value != getattr(RuleConfig, setting):
+            found[field] = value
+    return found
+
+
 def _slack(config: RuleConfig, channel: str) -> dict[str, object]:
     return {
-        "api_url_file": config.slack_api_url_file,
+        **({"api_url_file": config.slack_api_url_file} if config.slack_api_url_file else {}),
         "channel": channel,
         "send_resolved": True,
         "color": _text("slack.color"),
@@ -71,11 +95,13 @@ def _slack(config: RuleConfig, channel: str) -> dict[str, object]:
     }
 
 
-def _pagerduty(config: RuleConfig, receiver: str, key_file: str) -> dict[str, object]:
+def _pagerduty(
+    config: RuleConfig, receiver: str, key_file: str, theirs: Mapping[str, Any]
+) -> dict[str, object]:
     """An incident for each group: of a page the alert and the run. It resolves when the group does."""
     return {
         "routing_key_file": key_file,
-        "url": config.pagerduty_url,
+        **_set(config, theirs, "url"),
         "send_resolved": True,
         "severity": "critical" if receiver.startswith(PAGE) else "warning",
         "class": "{{ .CommonLabels.alertname }}",
@@ -98,13 +124,11 @@ def _pagerduty(config: RuleConfig, receiver: str, key_file: str) -> dict[str, ob
     }
 
 
-def _email(config: RuleConfig, address: str) -> dict[str, object]:
+def _email(config: RuleConfig, address: str, theirs: Mapping[str, Any]) -> dict[str, object]:
     login = {"auth_username": config.smtp_username, "auth_password_file": config.smtp_password_file}
     return {
         "to": address,
-        "from": config.email_from,
-        "smarthost": config.smtp_smarthost,
-        "require_tls": config.smtp_tls,
+        **_set(config, theirs, "from", "smarthost", "require_tls"),
         **{name: value for name, value in login.items() if value},
         "send_resolved": True,
         "headers": {"Subject": _text("title")},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.errors import SettingError
-from rankwatch.settings import SentenceParser, field_help, to_toml
+from rankwatch.settings import SentenceParser, field_help, printable, to_toml
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_alerts import (
     ALERT_NAMES,
@@ -26,9 +26,10 @@ from rankwatch_alerts import (
     write_rules,
     write_sharded,
 )
-from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
+from rankwatch_alerts.alertmanager import TEMPLATES_FILE
 from rankwatch_alerts.alertmanager.merging import merged
-from rankwatch_alerts.generation import write_alertmanager, write_texts
+from rankwatch_alerts.delivery import lacks_slack_url
+from rankwatch_alerts.generation import ALERTMANAGER_FILE, write_alertmanager, write_texts
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
@@ -86,6 +87,9 @@ def main(arguments: Sequence[str]) -> int:
         written = Counter(path.relative_to(given.output).parts[0] for path in _write(config, given))
     except OSError as error:
         raise UserError(f"could not write {error.filename}: {error.strerror}") from None
+    if lacks_slack_url(config):
+        alone = given.output / "alertmanager" / ALERTMANAGER_FILE
+        print(f"{alone}: without slack_api_url_file Alertmanager refuses it; its parts work", file=sys.stderr)
     for name, files in written.items():
         print(
             given.output / name
@@ -130,7 +134,7 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
     try:
         alert_groups(config)  # refuses a name of an alert here, too, that no rule has
         text = file.read_bytes().decode()
-        result = merged(text, fragments(config))
+        result = merged(text, config)
         if not (file.stat().st_mode & 0o222 and os.access(file, os.W_OK)):
             raise PermissionError(errno.EACCES, "the file is not writable")
         texts = _texts_beside(file, config)
@@ -141,8 +145,8 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
     except SettingError as error:
         raise UserError(str(error).replace("could not merge", f"could not merge into {file}", 1)) from None
     print(file, texts, sep="\n")
-    if result.comments_lost:
-        print(f"the comments of {file} are lost: it had lists in brackets, and is new", file=sys.stderr)
+    for note in result.notes:
+        print(printable(f"{file}: {note}"), file=sys.stderr)
 
 
 def _texts_beside(file: Path, config: RuleConfig) -> Path:
