@@ -65,6 +65,15 @@ def test_route(tmp_path: Path, severity: str, labels: list[str], receiver: str) 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_dead_man_is_called_each_interval() -> None:
+    """The repeat interval is shorter than that of the group. If it is as long, a flush may come a moment too
+    early to repeat (on a real Alertmanager with 2 s, 8 calls in 24 s in place of 12)."""
+    config: Any = alertmanager_config(RuleConfig())
+    watchdog = config["route"]["routes"][0]["routes"][0]
+    assert watchdog["receiver"] == "rankwatch-dead-man"
+    assert (watchdog["group_interval"], watchdog["repeat_interval"]) == ("1m", "30s")
+
+
 def test_webhook() -> None:
     """Pages and tickets of all owners are posted there; the receiver null stays empty."""
     config: Any = alertmanager_config(RuleConfig(), "http://127.0.0.1:1/alerts")

@@ -41,7 +41,8 @@ def route(config: RuleConfig) -> dict[str, object]:
                 "matchers": ['alertname="RankwatchWatchdog"'],
                 "group_wait": "0s",
                 "group_interval": duration(config.page_group_interval_seconds),
-                "repeat_interval": duration(config.page_group_interval_seconds),
+                # Shorter, or the flush a moment before it has passed calls nobody.
+                "repeat_interval": duration(max(config.page_group_interval_seconds / 2, 0.001)),
             },
             {"receiver": in_alertmanager(NULL), "matchers": ['severity="info"']},
             *_contacts(config),
