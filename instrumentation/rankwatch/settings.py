@@ -23,6 +23,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -247,9 +248,9 @@ def _read(cls: type, name: str, value: Any, origin: str) -> Setting:
 
 def _require_known(cls: type, name: str, what: str) -> None:
     if name not in _kinds(cls):
-        raise SettingError(
-            f"could not use {what}: expected one of the settings {', '.join(field_names(cls))}"
-        )
+        close = get_close_matches(name, field_names(cls))
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise SettingError(f"could not use {what}: no setting has this name{meant}")
 
 
 def _text(value: Any) -> str:

@@ -136,7 +136,7 @@ def test_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("straggler_residul = 1", "expected one of the settings owners, "),
+        ("straggler_residul = 1", "no setting has this name; did you mean straggler_residual"),
         ("straggler_residual = '1'", "straggler_residual = '1' from file rules.toml: expected a number"),
         (
             "straggler_residual = nan",
