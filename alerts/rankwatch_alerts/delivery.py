@@ -157,8 +157,8 @@ BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "web
 _TEXTS = ("slack_api_url_file", "email_from", "smtp_username", "smtp_password_file")
 _PLAIN = "printable text without template braces"
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d:[0-5]\d|2[0-3]:[0-5]\d|24:00)")
+_ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}")
 HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)
 """An address without a scheme, as Alertmanager and Prometheus take it."""
 # Pages are appended as a path, and Prometheus and Alertmanager expand braces.

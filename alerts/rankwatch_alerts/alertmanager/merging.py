@@ -55,12 +55,15 @@ def merged(text: str, config: RuleConfig) -> Merged:
 
     Raises SettingError where it is no configuration, or has names of ours, or cannot be added to.
     """
-    unix = text.replace("\r\n", "\n")
-    if unix != text:
-        if "\n" in text.replace("\r\n", ""):
-            raise SettingError("could not merge: lines of the file end in two ways, with and without CR")
-        result = merged(unix, config)
-        return result._replace(text=result.text.replace("\n", "\r\n"))
+    if "\r\n" not in text:
+        return _merged(text, config)
+    if "\n" in text.replace("\r\n", ""):
+        raise SettingError("could not merge: lines of the file end in two ways, with and without CR")
+    result = _merged(text.replace("\r\n", "\n"), config)
+    return result._replace(text=result.text.replace("\n", "\r\n"))
+
+
+def _merged(text: str, config: RuleConfig) -> Merged:
     theirs = _without_marked(text if text.endswith("\n") else f"{text}\n")
     document = _parsed(theirs)
     if _without_ours(document) != _without_ours(_parsed(text)):
