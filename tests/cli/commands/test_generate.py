@@ -217,6 +217,25 @@ def test_merge_into_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [each.read_text() for each in tmp_path.iterdir()] == [THEIRS]
 
 
+def test_merge_and_output_know_the_same_alerts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no rule has, here because files of one's own have left it out, is refused by both."""
+    (tmp_path / "slow.yaml").write_text("groups: []\n")
+    file, settings = tmp_path / "alertmanager.yml", tmp_path / "rankwatch.toml"
+    file.write_text(THEIRS)
+    settings.write_text(f'rules_directory = "{tmp_path}"\ndisabled_alerts = ["RankwatchRunSlow/jitter"]\n')
+    for where in (["--merge-into", str(file)], ["--output", str(tmp_path / "out")]):
+        assert main(["generate", "--config", str(settings), *where]) == 2
+        assert "no rule has the name and reason RankwatchRunSlow/jitter" in capsys.readouterr().err
+
+
+def test_slack_of_the_file_to_merge_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder can be written without the URL of Slack, and says which file lacks it."""
+    settings = tmp_path / "rankwatch.toml"
+    settings.write_text('slack_channels = {page = "#x", ticket = "#y"}\n')
+    assert main(["generate", "--config", str(settings), "--output", str(tmp_path / "out")]) == 0
+    assert "without slack_api_url_file Alertmanager refuses it" in capsys.readouterr().err
+
+
 def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says so, and that nobody hears of our alerts without a destination."""
     file = tmp_path / "alertmanager.yml"
