@@ -9,8 +9,6 @@ from rankwatch_alerts.delivery import HOST_PORT
 
 SHARDS_JOB, FLEET_JOB = "rankwatch-shards", "rankwatch-fleet"
 """Values of `job` where one of these servers reads what the others record."""
-ALERTS_OF_SHARDS = "alert:rankwatch_of_shards:firing"
-"""Name of the series of firing alerts of the shards, where the fleet server reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

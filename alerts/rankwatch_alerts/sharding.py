@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.generation import prometheus_config, rule_file, to_yaml
 from rankwatch_alerts.rule_files import alert_groups, recording_groups
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup
-from rankwatch_alerts.servers import ALERTS_OF_SHARDS, FLEET_JOB, SHARDS_JOB
+from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
 
 AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
@@ -80,7 +79,7 @@ def write_sharded(config: RuleConfig, directory: Path) -> list[Path]:
             config.prometheus_fleet,
             rules="fleet.rules.yml",
             kept=_kept_by_fleet(config, of_fleet),
-            federated=_with_alerts(_federated(SHARDS_JOB, shards, of_fleet.read & of_runs.recorded)),
+            federated=_federated(SHARDS_JOB, shards, of_fleet.read & of_runs.recorded),
         ),
         "query.yml": {"remote_read": [_read(each) for each in (*shards, config.prometheus_fleet)]},
     }
@@ -158,16 +157,6 @@ def _federated(job: str, addresses: tuple[str, ...], names: Iterable[str]) -> di
         "honor_timestamps": False,
         "params": {"match[]": [f'{{__name__=~"{"|".join(sorted(names))}"}}']},
         "static_configs": [{"targets": list(addresses)}],
-    }
-
-
-def _with_alerts(federated: dict[str, Any]) -> dict[str, Any]:
-    """Firing alerts as well, under another name: a server that reads from all would count them twice."""
-    matched = [*federated["params"]["match[]"], 'ALERTS{alertname=~"Rankwatch.+", alertstate="firing"}']
-    renamed = {"source_labels": ["__name__"], "regex": "ALERTS", "target_label": "__name__"}
-    return federated | {
-        "params": {"match[]": matched},
-        "metric_relabel_configs": [renamed | {"replacement": ALERTS_OF_SHARDS}],
     }
 
 
