@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rankwatch.conventions.recent import RECENT
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import filled_in, targets
+from support.servers.loopback import serving
 from support.servers.prometheus import poll, prometheus, query
 
 OF_FAULTS = {"Ranks that do not run", "Suspects", "Ranks", "Different runs that failed", "Fires for"}
@@ -184,14 +184,8 @@ class _Agent(BaseHTTPRequestHandler):
 def _agent() -> Iterator[str]:
     """A server of the exposition on a free port; yields host:port."""
     _Agent.began = time.time() - 1000
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Agent) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Agent)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

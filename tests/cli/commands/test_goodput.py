@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import pytest
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.goodput import main
+from support.servers.loopback import serving
 from support.servers.prometheus import backfill, prometheus
 
 MINUTE = 60.0
@@ -156,14 +156,8 @@ class _Server(BaseHTTPRequestHandler):
 @contextmanager
 def _serving(**answer: object) -> Iterator[tuple[str, list[str | None]]]:
     handler = type("Handler", (_Server,), {**answer, "asked": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}", handler.asked  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(HTTPServer(("127.0.0.1", 0), handler)) as address:
+        yield address, handler.asked  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import pytest
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alertmanager_config
 from rankwatch_cli.main import main
+from support.servers.loopback import serving
 from support.servers.prometheus import alertmanager, poll, post_json, reserved_port
 
 NODE = "gpu-17; touch $(pwned) 'x'"
@@ -205,12 +205,8 @@ def _server(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
                     self.request.sendall(part)
                     time.sleep(pause)
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
+    with serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+        yield f"http://{address}"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from rankwatch_alerts import Alert, RuleConfig
 from support.alerts.agent_means import agent_group
 from support.alerts.rule_test import CASES, cases_in
 from support.alerts.scenarios import STEP_SECONDS, Key, TimeSeries, continued, scenarios
+from support.servers.loopback import serving
 
 SECONDS_A_STEP = 2.0
 """A step of 15 s takes so long."""
@@ -131,13 +131,5 @@ def served(replay: Replay) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address

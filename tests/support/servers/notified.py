@@ -5,12 +5,13 @@ from __future__ import annotations
 import email
 import json
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.policy import default as email_policy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.servers.loopback import serving
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def web_server() -> Iterator[tuple[str, dict[str, Any]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
         yield f"http://{address}", posted
 
 
@@ -55,17 +56,5 @@ def mail_server() -> Iterator[tuple[str, list[Any]]]:
             lines = iter(self.rfile.readline, b".\r\n")
             return b"".join(each.removeprefix(b".") if each.startswith(b"..") else each for each in lines)
 
-    with _serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
         yield address, mails
-
-
-@contextmanager
-def _serving(server: socketserver.TCPServer) -> Iterator[str]:
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
+from support.servers.loopback import serving
+
 UUIDS = ("GPU-aaaaaaaa-0000-1111-2222-333344445555", "GPU-bbbbbbbb-0000-1111-2222-333344445555")
 BUS_IDS = ("00000000:3B:00.0", "00000000:5C:00.0")
 
@@ -84,16 +86,12 @@ def dcgm_exporter() -> Iterator[DcgmExporter]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        exporter.url = f"http://127.0.0.1:{server.server_port}/metrics"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answer)) as address:
+        exporter.url = f"http://{address}/metrics"
         try:
             yield exporter
         finally:
             exporter.released.set()
-            server.shutdown()
-            thread.join()
 
 
 def _head(answer: BaseHTTPRequestHandler, status: int, length: int, **fields: str) -> None:

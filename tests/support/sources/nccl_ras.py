@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from support.servers.loopback import serving
+
 KINDS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 
 
@@ -193,13 +195,9 @@ def ras_service() -> Iterator[RasService]:
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address = True
 
-    with Server(("127.0.0.1", 0), Client) as server:
-        service = RasService(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(Server(("127.0.0.1", 0), Client)) as address:
+        service = RasService(int(address.rpartition(":")[2]))
         try:
             yield service
         finally:
             service.released.set()
-            server.shutdown()
-            thread.join()

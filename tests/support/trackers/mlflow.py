@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 
 from support.agent.process import until
 from support.paths import ROOT
+from support.servers.loopback import serving
 
 VARIABLE = "RANKWATCH_TEST_MLFLOW"
 """The program mlflow; by default that of .tools/mlflow."""
@@ -107,13 +107,5 @@ def stand_in(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as in the base class
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield f"http://{address}"
