@@ -5,40 +5,41 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
 import pytest
-import yaml
 
-from rankwatch_alerts.adjustments import ALERTS, REASONS, SEVERITIES
+from rankwatch_alerts import RuleConfig, alert_rules
+from rankwatch_alerts.adjustments import ALERTS, REASONS
 from rankwatch_alerts.alertmanager.inhibition import MATCHER, PRODUCT, Inhibition, inhibit_rules, inhibitions
+from support.alerts.rule_test import CASES, cases_in
+from support.alerts.scenarios import fired, key_of
 
-IDENTITIES: Mapping[str, Mapping[str, str]] = yaml.safe_load(
-    Path(__file__).with_name("identities.yaml").read_text()
-)
-_SEVERITY = {each[0]: each for each in SEVERITIES}
 _RANKING = {"critical": 2, "warning": 1, "info": 0}
 _VALUES = {"collector": ("gpu", "host"), "xid": ("48", "74", "79")}
 """Of labels of which an entry asks for values; others have one."""
+_FIXED = {"alertname", "product", "cluster", "owner", "severity", *REASONS}
 
 
 def _alerts() -> Iterator[dict[str, str]]:
-    """Every alert of one node, run and part, with each severity that it can have."""
-    for alert, reasons in IDENTITIES.items():
-        for reason, described in reasons.items():
-            severities, *labels = described.split()
-            told_by = "cause" if alert == "RankwatchRunSlow" else "reason"
-            fixed = {"alertname": alert, "product": "rankwatch", "cluster": "c", told_by: reason}
-            optional = [each.removesuffix("?") for each in labels if each.endswith("?")]
-            kept = [each for each in labels if not each.endswith("?")]
-            for shown in (kept, [*kept, *optional])[: 1 + bool(optional)]:
-                values = product(severities, *(_VALUES.get(each, ("1",)) for each in shown))
-                for severity, *rest in values:
-                    named = dict(zip(shown, rest, strict=True))
-                    yield {**fixed, **named, "severity": _SEVERITY[severity]}
+    """Every alert that a rule test sees firing, of one node, run and part, with each severity that it can
+    have."""
+    rules = alert_rules(RuleConfig())
+    as_run = {(each.alert, reason) for each in rules if not each.severity for reason in each.reasons}
+    cases = [case for path in CASES.glob("*.yml") for case in cases_in(path)["tests"]]
+    for key, given, *_ in (each for case in cases for each in fired(case)):
+        fixed = {"alertname": key[0], "product": "rankwatch", "cluster": "c"}
+        fixed |= {each: given[each] for each in REASONS if each in given}
+        parts = sorted(given.keys() - _FIXED)
+        for severity in ("critical", "warning") if key in as_run else (given["severity"],):
+            for values in product(*(_VALUES.get(each, ("1",)) for each in parts)):
+                yield {**fixed, "severity": severity, **dict(zip(parts, values, strict=True))}
 
 
-ALL = tuple(_alerts())
+def _key(alert: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={text}" for name, text in sorted(alert.items()))
+
+
+ALL = tuple({_key(each): each for each in _alerts()}.values())
 
 
 def matches(alert: Mapping[str, str], matchers: Sequence[str]) -> bool:
@@ -64,11 +65,11 @@ def _silenced(rule: Mapping[str, Sequence[str]]) -> Iterator[tuple[dict[str, str
 PAIRS = [(rule, source, target) for rule in inhibit_rules() for source, target in _silenced(rule)]
 
 
-def test_identities() -> None:
-    """The table below which all is proved names the alerts and reasons that settings take."""
-    assert {name: tuple(each for each in reasons if each) for name, reasons in IDENTITIES.items()} == dict(
-        ALERTS
-    )
+def test_reasons() -> None:
+    """Settings take the alerts and reasons that rules have, but for those that are a metric."""
+    found = {key_of(each["alertname"], each) for each in ALL}
+    known = {(alert, reason) for alert, reasons in ALERTS.items() for reason in reasons or ("",)}
+    assert {each for each in found if not each[1].startswith("rankwatch_")} == known
 
 
 def test_severity() -> None:
@@ -91,10 +92,6 @@ def test_no_circle() -> None:
         assert last, f"these silence each other: {sorted(silences)}"
         for each in last:
             del silences[each]
-
-
-def _key(alert: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"{name}={text}" for name, text in sorted(alert.items()))
 
 
 @pytest.mark.parametrize("entry", inhibitions(), ids=lambda entry: entry.why)
@@ -130,39 +127,42 @@ def _holds_back(source: Mapping[str, str], target: Mapping[str, str]) -> bool:
 
 
 def _alert(name: str, reason: str, severity: str, **labels: str) -> dict[str, str]:
-    fixed = {"alertname": f"Rankwatch{name}", "reason": reason, "severity": _SEVERITY[severity]}
+    fixed = {"alertname": f"Rankwatch{name}", "reason": reason, "severity": severity}
     return {"product": "rankwatch", "cluster": "c", **fixed, **labels}
 
 
-_XID = _alert("GpuFault", "xid", "c", node="n", gpu="2", xid="74")
+_XID = _alert("GpuFault", "xid", "critical", node="n", gpu="2", xid="74")
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (_alert("GpuFault", "nvlink_down", "w", node="n", gpu="2"), _XID),
-        (_alert("GpuFault", "nvlink_down", "c", node="n", gpu="1"), _XID),
-        (_alert("GpuFault", "lost", "c", node="n", gpu="1"), _XID),
-        (_alert("NodeLost", "network", "w", run="r"), _alert("TelemetryAbsent", "agent_down", "w", node="n")),
+        (_alert("GpuFault", "nvlink_down", "warning", node="n", gpu="2"), _XID),
+        (_alert("GpuFault", "nvlink_down", "critical", node="n", gpu="1"), _XID),
+        (_alert("GpuFault", "lost", "critical", node="n", gpu="1"), _XID),
         (
-            _alert("GpuFault", "ecc_uncorrected", "c", node="n", gpu="1"),
-            _alert("RunFailed", "failed", "w", run="r", node="n", rank="0"),
+            _alert("NodeLost", "network", "warning", run="r"),
+            _alert("TelemetryAbsent", "agent_down", "warning", node="n"),
         ),
         (
-            _alert("NodeLost", "node", "w", run="r", node="n"),
-            _alert("RunStalled", "rank_unknown", "c", run="r"),
+            _alert("GpuFault", "ecc_uncorrected", "critical", node="n", gpu="1"),
+            _alert("RunFailed", "failed", "warning", run="r", node="n", rank="0"),
         ),
         (
-            _alert("NodeLost", "node", "c", run="r", node="n"),
-            _alert("RunStalled", "rank_unknown", "c", run="s"),
+            _alert("NodeLost", "node", "warning", run="r", node="n"),
+            _alert("RunStalled", "rank_unknown", "critical", run="r"),
         ),
         (
-            _alert("TelemetryAbsent", "agents_missing", "c", cluster="d"),
-            _alert("NodeLost", "network", "c", run="r"),
+            _alert("NodeLost", "node", "critical", run="r", node="n"),
+            _alert("RunStalled", "rank_unknown", "critical", run="s"),
         ),
         (
-            _alert("NodeLost", "node", "c", run="r", node="n"),
-            {**_alert("RunStalled", "rank_unknown", "w", run="r"), "product": ""},
+            _alert("TelemetryAbsent", "agents_missing", "critical", cluster="d"),
+            _alert("NodeLost", "network", "critical", run="r"),
+        ),
+        (
+            _alert("NodeLost", "node", "critical", run="r", node="n"),
+            {**_alert("RunStalled", "rank_unknown", "warning", run="r"), "product": ""},
         ),
     ],
 )
@@ -173,8 +173,8 @@ def test_what_is_heard(source: Mapping[str, str], target: Mapping[str, str]) -> 
 
 def test_silent_agents() -> None:
     """Where no agent of the cluster is heard, one page says so."""
-    missing = _alert("TelemetryAbsent", "agents_missing", "c")
+    missing = _alert("TelemetryAbsent", "agents_missing", "critical")
     for target in ALL:
         if target.get("reason") in ("run_vanished", "agent_down", "collector_state", "node_unseen"):
             assert _holds_back(missing, target), target
-    assert _holds_back(missing, _alert("NodeLost", "network", "c", run="r"))
+    assert _holds_back(missing, _alert("NodeLost", "network", "critical", run="r"))

@@ -74,25 +74,24 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
     unknown: dict[Key, int] = {}
     for path in sorted(CASES.glob("*.yml")):
         for case in cases_in(path)["tests"]:
-            step = _seconds(case["interval"])
-            for key, labels, silent, at in _fired(case, step):
-                if at - silent < unknown.get(key, at):
+            for key, labels, silent, at in fired(case):
+                if 0 < at - silent < unknown.get(key, at):
                     unknown[key] = at - silent
                     series = tuple(continued(each, at, at + steps) for each in case["input_series"])
-                    found[key] = Scenario(key, labels, step, at, series)
+                    found[key] = Scenario(key, labels, _seconds(case["interval"]), at, series)
     return found
 
 
-def _fired(case: Mapping[str, Any], step: int) -> Iterator[tuple[Key, Mapping[str, str], int, int]]:
-    """Each alert that fires, with the last step at which none of its name does, and the first one at which
-    it does."""
+def fired(case: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, str], int, int]]:
+    """Alerts that a case sees firing: key, labels, the last step before at which it sees none of its name
+    (0 if it does not look), and the step at which it looks."""
     silent: dict[str, int] = {}
     for each in case.get("alert_rule_test", ()):
-        name, at = each["alertname"], _seconds(each["eval_time"]) // step
+        name, at = each["alertname"], _seconds(each["eval_time"]) // _seconds(case["interval"])
         if not each["exp_alerts"]:
             silent[name] = at
-        for alert in each["exp_alerts"] if name in silent else ():
-            yield key_of(name, alert["exp_labels"]), alert["exp_labels"], silent[name], at
+        for alert in each["exp_alerts"]:
+            yield key_of(name, alert["exp_labels"]), alert["exp_labels"], silent.get(name, 0), at
 
 
 def _seconds(text: str) -> int:
