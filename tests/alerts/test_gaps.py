@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alert_groups
-from rankwatch_alerts.rules import AlertRule
+from rankwatch_alerts import RuleConfig, alert_rules
 from support.alerts.rule_test import check, groups_of
 from support.alerts.scenarios import (
     Key,
@@ -63,13 +62,7 @@ NO_GAP: Mapping[Key, str] = {
     ("RankwatchWatchdog", ""): "that it stops where no agent answers is its purpose",
 }
 GROUPS = groups_of(CONFIG)
-RULES = [
-    (rule.alert, reason)
-    for group in alert_groups(CONFIG)
-    for rule in group.rules
-    if isinstance(rule, AlertRule)
-    for reason in rule.reasons
-]
+RULES = [(rule.alert, reason) for rule in alert_rules(CONFIG) for reason in rule.reasons]
 
 
 WATCHED = [pytest.param(key, id="-".join(key)) for key in RULES if key not in NO_GAP]

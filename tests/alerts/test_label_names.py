@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankwatch.settings import FieldError
-from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, recording_groups
+from rankwatch_alerts import RuleConfig, alert_groups, alert_rules, alertmanager_config, recording_groups
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
 from rankwatch_alerts.promql import parse, selectors
@@ -62,9 +62,7 @@ def test_rule(rule: Any) -> None:
     assert in_query(new, {new_name: name for name, new_name in NAMES.items()}) == rule.expression
 
 
-@pytest.mark.parametrize(
-    "rule", [each for each in RULES if isinstance(each, AlertRule)], ids=lambda rule: rule.alert
-)
+@pytest.mark.parametrize("rule", alert_rules(RuleConfig()), ids=lambda rule: rule.alert)
 def test_annotations(rule: AlertRule) -> None:
     """No text names a label that the alert no longer has."""
     document = rule.as_dict(NAMES)

@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, alert_rules, recording_groups
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import check_alert, check_expression, check_group, check_record, violations
 from rankwatch_alerts.promql import parse, result_labels
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup, Severity
 
 LONGEST_FIRST_ACT = 60
 """Letters that a cell of the on-call board shows."""
-ALERTS = [each for group in alert_groups(RuleConfig()) for each in group.rules if isinstance(each, AlertRule)]
-RECORDED = [
-    each
-    for group in recording_groups(RuleConfig())
-    for each in group.rules
-    if isinstance(each, RecordingRule)
-]
+ALERTS = alert_rules(RuleConfig())
+RECORDED = recording_rules(RuleConfig())
 
 
 def _straggler() -> AlertRule:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_alerts import RuleConfig, write_rules
-from support.alerts.rule_test import groups_of, run_promtool
+from support.alerts.rule_test import groups_of, run_promtool, write_cases
 
 RANKS = 1001
 """One more than a group once let pass: Prometheus drops all alerts of a rule that exceeds a `limit`."""
@@ -34,7 +34,7 @@ def test_lost_ranks(tmp_path: Path) -> None:
         ],
         "alert_rule_test": [{"alertname": alert["alertname"], "eval_time": "1m", "exp_alerts": []}],
     }
-    found = run_promtool((case,), groups_of(RuleConfig()), "15s", tmp_path).stdout
+    found = run_promtool(write_cases((case,), groups_of(RuleConfig()), "15s", tmp_path)).stdout
     assert "expr:" not in found, found  # only the alert itself is not as expected: nobody counts its names
     assert f"{RANKS} rank(s) of run r are gone" in found
     assert found.count("(node n") == 16

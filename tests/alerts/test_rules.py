@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
-from rankwatch_alerts import RuleConfig, alert_groups
+from rankwatch_alerts import RuleConfig, alert_rules
 from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_alerts.rules import Alert, AlertRule, duration
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
@@ -23,14 +23,8 @@ from support.paths import ROOT
 METRICS_WANTED = (*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)
 SELDOM = "scrape_interval_seconds"
 GROUPS = groups_of(RuleConfig())
-RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
-
-
-def _rule_keys(rule: AlertRule) -> list[tuple[str, str]]:
-    return [(rule.alert, reason) for reason in rule.reasons]
-
-
-KEYS = [key for rule in RULES for key in _rule_keys(rule)]
+RULES = alert_rules(RuleConfig())
+KEYS = [(rule.alert, reason) for rule in RULES for reason in rule.reasons]
 
 
 def _key(alert: str, labels: Mapping[str, str]) -> tuple[str, str]:
@@ -200,7 +194,7 @@ def test_healthy_run(alert: str) -> None:
 
 def test_all_annotations_are_compared() -> None:
     """An annotation that is left out of a test could say anything."""
-    annotations = {key: set(rule.annotations) for rule in RULES for key in _rule_keys(rule)}
+    annotations = {(rule.alert, reason): set(rule.annotations) for rule in RULES for reason in rule.reasons}
     for _, case in _cases():
         for each in case.get("alert_rule_test", ()):
             for alert in each["exp_alerts"]:

@@ -22,8 +22,8 @@ from support.alerts.rule_test import (
     CASES,
     Group,
     cases_in,
+    check,
     groups_of,
-    run_promtool,
     without,
     without_keeping,
     write_cases,
@@ -236,8 +236,7 @@ def _check(
 ) -> None:
     """All that the cases expect is so, says the program."""
     if tester.name == "promtool":
-        done = run_promtool(cases, groups, interval, directory, every_rule=every_rule)
-        assert done.returncode == 0, done.stdout
+        check(cases, groups, interval, directory, every_rule=every_rule)
         return
     bare = without(groups, "annotations")
     for path in write_cases(cases, bare, interval, directory, every_rule=every_rule):

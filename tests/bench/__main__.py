@@ -6,11 +6,8 @@ Exit status 1 if a part could not be measured, else 0: a missed target shows in 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +15,7 @@ from types import MappingProxyType
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from .processes import exit_on_signals
-from .result import BenchError, Result, as_markdown, describe_machine
+from .result import BenchError, Result, as_json, as_markdown
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -54,20 +51,8 @@ def main(arguments: Sequence[str]) -> int:
             status = _FAILED_STATUS
             continue
         print(as_markdown(result), flush=True)
-        (given.output / f"{part}.json").write_text(_as_json(part, result, quick=given.quick))
+        (given.output / f"{part}.json").write_text(as_json(result, part, quick=given.quick))
     return status
-
-
-def _as_json(part: str, result: Result, *, quick: bool) -> str:
-    document = {
-        "part": part,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "machine": describe_machine(),
-        **asdict(result),
-        "rows": [row._asdict() for row in result.rows],
-    }
-    return json.dumps(document, indent=2) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +63,19 @@ def as_markdown(result: Result) -> str:
     notes = "".join(f"- {note}\n" for note in result.notes)
     overview = f"{_table(result.overview)}\n" if result.overview else ""
     return f"## {result.title}\n\n{overview}{_table((_HEAD, *lines))}\n{notes}"
+
+
+def as_json(result: Result, part: str, **more: object) -> str:
+    """The result with all samples, the moment and the machine, on one line."""
+    document = {
+        "part": part,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **more,
+        "machine": describe_machine(),
+        **asdict(result),
+        "rows": [row._asdict() for row in result.rows],
+    }
+    return json.dumps(document) + "\n"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

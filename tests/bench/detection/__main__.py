@@ -6,19 +6,17 @@ Exit status 0 whatever the result is.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from rankwatch_diagnosis.operations.writing import write_table
 from rankwatch_diagnosis.simulation.job import simulate
 
-from ..result import Result, as_markdown, describe_machine
+from ..result import Result, as_json, as_markdown
 from .harder import SCENARIOS, Answer, attempt_harder, harder_rows
 from .judging import judge
 from .parallel import in_processes
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
             found = measure(given)
             print(as_markdown(found), flush=True)
             print(f"{time.monotonic() - began:.0f} s on {given.processes} processes\n", flush=True)
-            (given.output / _FILES[level]).write_text(_as_json(found, given.seed_base))
+            (given.output / _FILES[level]).write_text(as_json(found, "detection", seed_base=given.seed_base))
     return 0
 
 
@@ -86,18 +84,6 @@ def harder_attempts(jobs: int, seed_base: int, processes: int) -> list[Answer]:
     """So many jobs of each of the scenarios beyond the mixture."""
     chosen = [(scenario, number, seed_base) for scenario in SCENARIOS for number in range(jobs)]
     return in_processes(attempt_harder, chosen, processes)
-
-
-def _as_json(found: Result, seed_base: int) -> str:
-    document = {
-        "part": "detection",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed_base": seed_base,
-        "machine": describe_machine(),
-        **asdict(found),
-        "rows": [row._asdict() for row in found.rows],
-    }
-    return json.dumps(document) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -156,27 +156,12 @@ def write_cases(
     return paths
 
 
-def run_promtool(
-    cases: Iterable[Mapping[str, Any]],
-    groups: Sequence[Group],
-    interval: str,
-    directory: Path,
-    *,
-    every_rule: bool = False,
-) -> subprocess.CompletedProcess[str]:
-    """`promtool test rules` on cases. Standard error is part of the output."""
+def run_promtool(paths: Iterable[Path]) -> subprocess.CompletedProcess[str]:
+    """`promtool test rules` on files of cases. Standard error is part of the output."""
     require("promtool")
-    paths = write_cases(cases, groups, interval, directory, every_rule=every_rule)
     return subprocess.run(
-        [
-            "nice",
-            "-n",
-            "5",
-            "promtool",
-            "test",
-            "rules",
-            *map(str, paths),
-        ],  # live jobs of other tests go first
+        # Live jobs of other tests go first.
+        ["nice", "-n", "5", "promtool", "test", "rules", *map(str, paths)],
         env={**os.environ, **_COLLECT_SELDOM},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -194,7 +179,7 @@ def check(
     every_rule: bool = False,
 ) -> None:
     """All that the cases expect is so."""
-    done = run_promtool(cases, groups, interval, directory, every_rule=every_rule)
+    done = run_promtool(write_cases(cases, groups, interval, directory, every_rule=every_rule))
     assert done.returncode == 0, done.stdout
 
 
@@ -208,7 +193,7 @@ def ask(
 ) -> list[list[Sample]]:
     """The samples of each expression of a case that expects none: promtool prints them as its reason to
     fail."""
-    done = run_promtool((case,), groups, interval, directory, every_rule=every_rule)
+    done = run_promtool(write_cases((case,), groups, interval, directory, every_rule=every_rule))
     assert ", err: " not in done.stdout, done.stdout
     found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
     assert bool(found) == bool(done.returncode), done.stdout
