@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import FLEET_UID, HARDWARE_ALERTS, ON_CALL_UID, Alert, RuleConfig
@@ -60,38 +62,53 @@ def _of(series: str, more: str = "") -> str:
     return f"{series}{{{CLUSTER}{more}}}"
 
 
+_number = partial(verdict, links=(_ON_CALL,))
+
+
+def _lowest(title: str, description: str, series: str, objective: float, no_data: str) -> Panel:
+    return _number(
+        title,
+        description,
+        f"bottomk(1, {_of(series)})",
+        beside="{{run_class}}",
+        unit="percentunit",
+        steps=_at_least(objective),
+        no_data=no_data,
+    )
+
+
+def _per_hour(title: str, description: str, series: str, steps: Steps = ()) -> Panel:
+    expression = f"sum by (currency) ({series})"
+    return _number(
+        title, description, expression, decimals=2, beside="{{currency}}", steps=steps, no_data=_NO_PRICE
+    )
+
+
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
     return (
-        verdict(
+        _lowest(
             "Success, 28 days",
             "Share of attempts that ended well over the period of budgets, of the class of runs that is "
             "lowest. 100 %: none failed. Red: below the objective of classes that name none.",
-            f"bottomk(1, {_of('class:rankwatch_run_success_of_period:ratio')})",
-            beside="{{run_class}}",
-            unit="percentunit",
-            steps=_at_least(config.success_objectives[DEFAULT_CLASS]),
-            no_data=_NO_ENDS,
-            links=(_ON_CALL,),
+            "class:rankwatch_run_success_of_period:ratio",
+            config.success_objectives[DEFAULT_CLASS],
+            _NO_ENDS,
         ),
-        verdict(
+        _lowest(
             "Goodput, 28 days",
             "Share of the requested time of ranks that made progress that lasts, of the class of runs that "
             "is lowest: one sum over another. 100 %: all of it. Red: below the objective.",
-            f"bottomk(1, {_of('class:rankwatch_goodput_of_period:ratio')})",
-            beside="{{run_class}}",
-            unit="percentunit",
-            steps=_at_least(config.goodput_objectives[DEFAULT_CLASS]),
-            no_data=_NO_TIME,
-            links=(_ON_CALL,),
+            "class:rankwatch_goodput_of_period:ratio",
+            config.goodput_objectives[DEFAULT_CLASS],
+            _NO_TIME,
         ),
-        verdict(
+        _number(
             "Runs now",
             "Runs with ranks that start or run. The table below has them.",
             f"count({_of('run:rankwatch_ranks_running:sum')} > 0)",
             no_data="no run is running, or no agent is scraped.",
-            links=(_ON_CALL,),
         ),
-        verdict(
+        _number(
             "Rank-hours lost, last hour",
             "Time of the ranks of all runs that made no progress in the last hour. What it was lost to "
             "stands below.",
@@ -100,27 +117,18 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             steps=((1, ORANGE),),
             decimals=1,
             no_data=_NO_TIME,
-            links=(_ON_CALL,),
         ),
-        verdict(
+        _per_hour(
             "Spend per hour",
             "What all runs are charged in an hour now, by currency.",
-            f"sum by (currency) ({_of('run:rankwatch_cost_per_hour:sum')})",
-            decimals=2,
-            beside="{{currency}}",
-            no_data=_NO_PRICE,
-            links=(_ON_CALL,),
+            _of("run:rankwatch_cost_per_hour:sum"),
         ),
-        verdict(
+        _per_hour(
             "Waste per hour",
             "The part of it that buys no progress: stalls, restarts, checkpoints, stragglers, waiting for "
             "data. By currency.",
-            f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{_LOST}}})",
-            decimals=2,
-            beside="{{currency}}",
+            f"run_state:rankwatch_cost_per_hour:sum{{{_LOST}}}",
             steps=((0.01, ORANGE),),
-            no_data=_NO_PRICE,
-            links=(_ON_CALL,),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, RuleConfig
@@ -72,103 +73,107 @@ def _ages(labels: tuple[str, ...]) -> tuple[str, str]:
     return page, ticket
 
 
-def _reasons() -> str:
-    """Alerts of the run with their reason as the cause, its words apart."""
-    words = '"([a-z]+)_?([a-z]*)_?([a-z]*)"'
-    return f'label_replace({firing(RUN)}, "cause", "$1 $2 $3", "reason", {words})'
-
-
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
-    suspected, named_node = suspects(RUN), f'{RUN}, node!=""'
-    ranks = suspects(RUN, ranks_only=True)
-    page, ticket = _ages(())
-    return (
-        verdict(
-            "Verdict",
-            "The alert of this run that has fired longest, of pages if there are any: red, tickets are "
-            "orange. What began first is nearest to the cause. " + READS,
-            _first(),
-            steps=((-1e15, ORANGE), (0, RED)),
-            name="{{alertname}}",
-            words=ALERTS,
-            empty="no alert seen",
-            no_data=_NO_ALERT,
-            links=(_ON_CALL,),
-        ),
-        verdict(
-            "Rank",
-            "Up to two ranks that the rules suspect; the table below has all of them.",
-            f"topk(2, {_PAGES} + group by (cluster, run, rank, node) ({ranks}))",
-            steps=_BY_SEVERITY,
-            name="rank {{rank}}",
-            empty="no rank",
-            no_data="no rank is suspected: the cause is none, or one of all ranks.",
-            links=(TO_RANK,),
-        ),
-        verdict(
-            "Node",
-            "Where these ranks run, or the node that an alert of this run names.",
-            f"topk(2, {_PAGES} + group by (cluster, node) ({suspected} or {firing(named_node)}))",
-            steps=_BY_SEVERITY,
-            name="{{node}}",
-            empty="no node",
-            no_data="no node is blamed.",
-            links=(_HARDWARE,),
-        ),
-        verdict(
-            "Cause",
-            "Why: of the suspected rank, else the proved cause that costs most, else how the last attempt "
-            "failed, else the reason of an alert.",
-            f"{_PAGES} + 1 + 0 * (topk(1, group by (cluster, cause) ({suspected})) "
-            "or on () topk(1, max by (cluster, cause) "
-            f"(run_cause:rankwatch_lost_time:share{{{RUN}}})) or on () topk(1, max by (cluster, cause) "
-            f'(label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}, "cause", " ", "kind", '
-            '"exception"))) or on () topk(1, group by (cluster, cause) '
-            f"({_reasons()})))",
-            steps=_BY_SEVERITY,
-            name="{{cause}}",
-            words=SUSPICIONS,
-            empty="none",
-            no_data="no cause is proved. A run that stands still without one: see its alert.",
-            links=(_ON_CALL,),
-        ),
-        replace(
-            verdict(
-                "Fires for",
-                "For how long the oldest page of this run holds, else its oldest ticket.",
-                "",
-                unit="s",
-                empty="-",
-                no_data=_NO_ALERT,
-                links=(_ON_CALL,),
-            ),
-            queries=(
-                Query(expression=f"max({page})", legend="page", steps=((0, RED),)),
-                Query(expression=f"max({ticket}) unless on () {page}", legend="ticket", steps=((0, ORANGE),)),
-            ),
-        ),
-        verdict(
-            "Lost time",
-            "Share of the run's time in the last hour that made no progress that lasts: stalls, stragglers, "
-            "restarts, checkpoints, waiting for data. Red: below the objective of goodput. Steps after a NaN "
-            "count as good, although they are lost.",
-            f"sum(run_state:rankwatch_badput:share{{{unproductive(RUN)}}})",
-            unit="percentunit",
-            steps=too_much(config),
-            no_data=NO_TIME,
-            links=(_GOODPUT,),
-        ),
+    lost = verdict(
+        "Lost time",
+        "Share of the run's time in the last hour that made no progress that lasts: stalls, stragglers, "
+        "restarts, checkpoints, waiting for data. Red: below the objective of goodput. Steps after a NaN "
+        "count as good, although they are lost.",
+        f"sum(run_state:rankwatch_badput:share{{{unproductive(RUN)}}})",
+        unit="percentunit",
+        steps=too_much(config),
+        no_data=NO_TIME,
+        links=(_GOODPUT,),
+    )
+    return (_alert(), _ranks(), _nodes(), _cause(), _fires_for(), lost)
+
+
+def _alert() -> Panel:
+    return verdict(
+        "Verdict",
+        "The alert of this run that has fired longest, of pages if there are any: red, tickets are "
+        "orange. What began first is nearest to the cause. " + READS,
+        _first(),
+        steps=((-1e15, ORANGE), (0, RED)),
+        name="{{alertname}}",
+        words=ALERTS,
+        empty="no alert seen",
+        no_data=_NO_ALERT,
+        links=(_ON_CALL,),
     )
 
 
+def _ranks() -> Panel:
+    ranks = suspects(RUN, ranks_only=True)
+    return verdict(
+        "Rank",
+        "Up to two ranks that the rules suspect; the table below has all of them.",
+        f"topk(2, {_PAGES} + group by (cluster, run, rank, node) ({ranks}))",
+        steps=_BY_SEVERITY,
+        name="rank {{rank}}",
+        empty="no rank",
+        no_data="no rank is suspected: the cause is none, or one of all ranks.",
+        links=(TO_RANK,),
+    )
+
+
+def _nodes() -> Panel:
+    named = firing(f'{RUN}, node!=""')
+    return verdict(
+        "Node",
+        "Where these ranks run, or the node that an alert of this run names.",
+        f"topk(2, {_PAGES} + group by (cluster, node) ({suspects(RUN)} or {named}))",
+        steps=_BY_SEVERITY,
+        name="{{node}}",
+        empty="no node",
+        no_data="no node is blamed.",
+        links=(_HARDWARE,),
+    )
+
+
+def _cause() -> Panel:
+    words = '"([a-z]+)_?([a-z]*)_?([a-z]*)"'
+    failed = f"run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}"
+    causes = (
+        f"group by (cluster, cause) ({suspects(RUN)})",
+        f"max by (cluster, cause) (run_cause:rankwatch_lost_time:share{{{RUN}}})",
+        f'max by (cluster, cause) (label_join({failed}, "cause", " ", "kind", "exception"))',
+        f'group by (cluster, cause) (label_replace({firing(RUN)}, "cause", "$1 $2 $3", "reason", {words}))',
+    )
+    first = " or on () ".join(f"topk(1, {each})" for each in causes)
+    return verdict(
+        "Cause",
+        "Why: of the suspected rank, else the proved cause that costs most, else how the last attempt "
+        "failed, else the reason of an alert.",
+        f"{_PAGES} + 1 + 0 * ({first})",
+        steps=_BY_SEVERITY,
+        name="{{cause}}",
+        words=SUSPICIONS,
+        empty="none",
+        no_data="no cause is proved. A run that stands still without one: see its alert.",
+        links=(_ON_CALL,),
+    )
+
+
+def _fires_for() -> Panel:
+    page, ticket = _ages(())
+    one = verdict(
+        "Fires for",
+        "For how long the oldest page of this run holds, else its oldest ticket.",
+        "",
+        unit="s",
+        empty="-",
+        no_data=_NO_ALERT,
+        links=(_ON_CALL,),
+    )
+    both = (
+        Query(expression=f"max({page})", legend="page", steps=((0, RED),)),
+        Query(expression=f"max({ticket}) unless on () {page}", legend="ticket", steps=((0, ORANGE),)),
+    )
+    return replace(one, queries=both)
+
+
 def _suspects(config: RuleConfig) -> Panel:
-    # What is scraped is old by up to one interval, and longer where a scrape was missed.
-    unread = 2 * config.scrape_interval_seconds
-
-    def by_rank(expression: str, count: int = 20) -> Query:
-        legend = "rank {{rank}} on {{node}}"
-        return Query(expression=most(f"max by (run, rank, node) ({expression})", count), legend=legend)
-
     return Panel(
         title="Suspects",
         description="Suspected ranks first, with the cause and what shows it; then those with the largest "
@@ -179,29 +184,9 @@ def _suspects(config: RuleConfig) -> Panel:
         unit="short",
         drawing=Drawing.TABLE,
         sorted_by=("-A",),
-        queries=(
-            Query(
-                expression=most(f"{_PAGES} + group by (run, rank, node, cause) ({suspects(RANKS)})", 50),
-                legend="rank {{rank}} on {{node}}",
-            ),
-            by_rank(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
-            by_rank(f"rank:rankwatch_straggler:lost_seconds{{{RANKS}}}"),
-            by_rank(f"rankwatch_recent_step_local_seconds{{{RANKS}}}", 50),
-            Query(
-                expression=most(
-                    f'group by (run, rank, node, state) (rankwatch_rank_state{{{RANKS}, state!="running"}})',
-                    50,
-                ),
-                legend="rank {{rank}} on {{node}}",
-            ),
-            Query(
-                expression=most(
-                    "max by (run, rank, node, phase) "
-                    f"(time() - rankwatch_rank_phase_start_timestamp_seconds{{{RANKS}}} > {unread:g})"
-                ),
-                legend="rank {{rank}} on {{node}}",
-            ),
-            Query(expression=most(evidence(), 50), legend="rank {{rank}} on {{node}}"),
+        queries=tuple(
+            Query(expression=most(expression, count), legend="rank {{rank}} on {{node}}")
+            for expression, count in _of_suspects(config)
         ),
         columns=(
             Column(name="A", title="Suspected", width=85, mappings=(("1", "yes", ORANGE), ("2", "yes", RED))),
@@ -223,6 +208,21 @@ def _suspects(config: RuleConfig) -> Panel:
             Column(name="D", title="Own work, per step", unit="s", width=145),
         ),
     )
+
+
+def _of_suspects(config: RuleConfig) -> Iterator[tuple[str, int]]:
+    """Queries of the table, A to G, each with its most rows."""
+    rank = "max by (run, rank, node)"
+    yield f"{_PAGES} + group by (run, rank, node, cause) ({suspects(RANKS)})", 50
+    yield f"{rank} (rank:rankwatch_step_local_seconds:residual{{{RANKS}}})", 20
+    yield f"{rank} (rank:rankwatch_straggler:lost_seconds{{{RANKS}}})", 20
+    yield f"{rank} (rankwatch_recent_step_local_seconds{{{RANKS}}})", 50
+    yield f'group by (run, rank, node, state) (rankwatch_rank_state{{{RANKS}, state!="running"}})', 50
+    # What is scraped is old by up to one interval, and longer where a scrape was missed.
+    unread = 2 * config.scrape_interval_seconds
+    since = f"rankwatch_rank_phase_start_timestamp_seconds{{{RANKS}}}"
+    yield f"max by (run, rank, node, phase) (time() - {since} > {unread:g})", 20
+    yield evidence(), 50
 
 
 def _count_between(low: int | None, high: int | None) -> str:
