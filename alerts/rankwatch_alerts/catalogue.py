@@ -5,9 +5,8 @@ A test holds that each alert depends on the series, and that each series is on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 
 from rankwatch_alerts.config import RuleConfig
@@ -19,14 +18,6 @@ ABSENT = (str(Alert.TELEMETRY_ABSENT),)
 RULES_FAILING = f"{Alert.TELEMETRY_ABSENT}/rules_failing"
 
 
-class Good(StrEnum):
-    """The direction in which the figure gets better."""
-
-    HIGHER = "higher"
-    LOWER = "lower"
-    NEITHER = "neither"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sli:
     """One service level indicator."""
@@ -34,28 +25,27 @@ class Sli:
     name: str
     question: str
     """What a person on call asks."""
-    series: tuple[str, ...]
+    series: Sequence[str]
     """Metrics of the agent and recorded series that answer it."""
     figure: str
     """The answer as one PromQL expression; `$window` stands for the window."""
     unit: str
-    good: Good
+    good: str = "lower"
+    """Where the figure is better: `lower`, `higher` or `neither`."""
     objective: str | float | None = None
     """What the figure is to reach or not to exceed: a setting of the rules, or a number that no user changes.
     None where each run only has its own past."""
     window: str = ""
     """The setting that is the window; empty for what holds at this instant."""
     owner: str = "training"
-    absent: tuple[str, ...] = ABSENT
+    absent: Sequence[str] = ABSENT
     """What tells that it is not measured: alerts, each `name` or `name/reason`."""
     needs: str = ""
     """Where it is never measured in health, and no alert can ask for it: what a run or a node must have."""
-    alerts: tuple[str, ...] = ()
+    alerts: Sequence[str] = ()
     """What judges it: alerts, each `name` or `name/reason`."""
     no_alert: str = ""
     """Why nothing does; empty where something does."""
-    no_panel: str = ""
-    """Why no panel shows it; empty where one does."""
 
     def expression(self, config: RuleConfig) -> str:
         """The figure over its window, as Prometheus reads it."""
@@ -78,9 +68,4 @@ class Sli:
 @cache
 def slis() -> Mapping[str, tuple[Sli, ...]]:
     """Every indicator, by what it is about."""
-    return {part: tuple(_sli(each) for each in listed) for part, listed in rule_documents()["slis"].items()}
-
-
-def _sli(listed: Mapping[str, object]) -> Sli:
-    values = {name: tuple(each) if isinstance(each, list) else each for name, each in listed.items()}
-    return Sli(**{**values, "good": Good(values["good"])})  # type: ignore[arg-type]
+    return {part: tuple(Sli(**each) for each in listed) for part, listed in rule_documents()["slis"].items()}

@@ -95,7 +95,7 @@ def _judged(sli: Sli, shown: Mapping[str, list[str]]) -> str:
     alerts = ", ".join(sli.alerts) or f"none: {sli.no_alert}"
     absence = ", ".join(sli.absence) + (f"; none without {sli.needs}" if sli.needs else "")
     panels = list(dict.fromkeys(each for name in sli.series for each in shown.get(name, ())))
-    listed = "; ".join(panels[:_MOST_PANELS]) or f"none: {sli.no_panel}"
+    listed = "; ".join(panels[:_MOST_PANELS])
     return f"| {sli.name} | {series} | {alerts} | {absence} | {listed} |"
 
 
