@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rankwatch.conventions import Label
 from rankwatch.settings import FieldError, expect
 from rankwatch_alerts.label_names import RESERVED
-from rankwatch_alerts.rules import NAMED_REASON
+from rankwatch_alerts.rules import NAMED_REASON, Severity, reason_of
 
 ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -45,9 +45,6 @@ ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Alert -> its reasons: values of its label `reason`, or `cause` of a slow run."""
-REASONS = ("reason", "cause")
-"""Labels that tell the rules of one alert apart."""
-SEVERITIES = ("critical", "warning", "info")
 FIXED_LABELS = frozenset({"product", *RESERVED, *map(str, Label)})
 """Labels by which rules, routes and inhibitions work."""
 
@@ -167,8 +164,7 @@ def not_applied(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> list
 
 def _static(rule: Mapping[str, Any]) -> str:
     """The reason that a label of the rule gives to all its series; empty if they have it themselves."""
-    labels = rule.get("labels", {})
-    return next((labels[each] for each in REASONS if each in labels), "")
+    return reason_of(rule.get("labels", {}))
 
 
 def _reasons(rule: Mapping[str, Any]) -> tuple[str, ...]:
@@ -208,7 +204,7 @@ def _waits(seconds: object) -> bool:
 _OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPTIONS = {
-    "severity": _Option(f"a severity of {', '.join(SEVERITIES)}", lambda value: value in SEVERITIES),
+    "severity": _Option(f"a severity of {', '.join(Severity)}", lambda value: value in tuple(Severity)),
     "for_seconds": _Option("for_seconds from 0 to a year", _waits),
     "labels": _Option("a table of labels", lambda value: isinstance(value, Mapping)),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
@@ -150,8 +150,6 @@ def allowed_contacts(config: Delivery) -> tuple[str, str]:
     return (f"[A-Za-z0-9][A-Za-z0-9._+-]*@({domains})" if domains else "", channels)
 
 
-DELIVERY_SETTINGS = frozenset(each.name for each in fields(Delivery))
-"""Names of the settings that `Delivery` checks."""
 BY_RECEIVER = ("slack_channels", "pagerduty_routing_key_files", "email_to", "webhook_urls")
 """Settings that name destinations."""
 _TEXTS = ("slack_api_url_file", "email_from", "smtp_username", "smtp_password_file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from rankwatch.settings import expect
 
@@ -37,8 +37,6 @@ class Importing:
         expect(self, "grafana_datasource_uid", bool(_UID.fullmatch(uid)), "a uid of Grafana")
 
 
-IMPORT_SETTINGS = frozenset(each.name for each in fields(Importing))
-"""Names of the settings that `Importing` checks."""
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")
 _VALUE = re.compile(rf"({_NAME})?")

@@ -15,11 +15,6 @@ _MOST_OF_RATE = 0.9
 where nearly all is lost, and from 1 on never."""
 
 
-def of_class(values: Mapping[str, float], run_class: str) -> float:
-    """The value of a class in a setting by class."""
-    return values.get(run_class, values[DEFAULT_CLASS])
-
-
 def burn_factor(config: Objectives, budget: str) -> float:
     """How many times as fast as the objective allows the budget burns if the share `budget` of it (a setting)
     is used up within its window: share x period / window, as in chapter 5 of Google's SRE workbook."""

@@ -70,6 +70,25 @@ _LOADING = """\
 
 `job_name` must be `agent_job`, and `scrape_interval` must be `scrape_interval_seconds`: the alert on absent
 telemetry looks for that job, and windows hold a number of scrapes.
+
+```yaml
+global:
+  evaluation_interval: %(interval)s
+scrape_configs:
+  - job_name: %(job)s
+    scrape_interval: %(interval)s
+    static_configs:
+      - targets: ["node1:9477", "node2:9477"]
+  - job_name: prometheus  # itself, for RankwatchTelemetryAbsent, reason rules_failing
+    static_configs:
+      - targets: ["localhost:9090"]
+rule_files:
+  - rules/*.rules.yml
+alerting:
+  alertmanagers:
+    - static_configs:
+        - targets: ["localhost:9093"]
+```
 """
 
 _ALERTMANAGER = """\
@@ -93,10 +112,9 @@ owners = {RankwatchRunSlow = "training"}
 def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
     """The page, below its title, in Markdown; `texts` holds the docstring of each field of RuleConfig."""
     defaults = RuleConfig()
-    yield from (_GENERATING, _LOADING, "```yaml")
-    yield from _prometheus(defaults)
-    yield from ("```", "", _ALERTMANAGER)
-    yield from ("## Settings", "")
+    interval = duration(defaults.scrape_interval_seconds)
+    loading = _LOADING % {"interval": interval, "job": defaults.agent_job}
+    yield from (_GENERATING, loading, _ALERTMANAGER, "## Settings", "")
     yield from settings_reference(defaults, texts, column="default")
 
 
@@ -118,19 +136,3 @@ def alerts_reference(config: RuleConfig) -> Iterator[str]:
         severity, owner = rule.severity or "of the run", rule.labels["owner"]
         waits, says = duration(rule.for_seconds), rule.annotations["summary"]
         yield f"| {link}{reason} | {severity} | {owner} | {waits} | {says} |"
-
-
-def _prometheus(config: RuleConfig) -> Iterator[str]:
-    interval = duration(config.scrape_interval_seconds)
-    yield from ("global:", f"  evaluation_interval: {interval}")
-    yield from ("scrape_configs:", f"  - job_name: {config.agent_job}", f"    scrape_interval: {interval}")
-    yield "    static_configs:"
-    yield '      - targets: ["node1:9477", "node2:9477"]'
-    yield from (
-        "  - job_name: prometheus  # itself, for RankwatchTelemetryAbsent, reason rules_failing",
-        "    static_configs:",
-    )
-    yield '      - targets: ["localhost:9090"]'
-    yield from ("rule_files:", "  - rules/*.rules.yml")
-    yield from ("alerting:", "  alertmanagers:", "    - static_configs:")
-    yield '        - targets: ["localhost:9093"]'

@@ -30,6 +30,7 @@ from rankwatch_alerts.rules import (
     RecordingRule,
     RuleGroup,
     duration,
+    reason_of,
     shipped_rules,
 )
 
@@ -139,11 +140,12 @@ class _Renderer:
     def alerting(self, rule: Document) -> AlertRule:
         """An alerting rule."""
         labels = rule["labels"]
-        with _named(f"{rule['alert']} {labels.get('reason') or labels.get('cause', '')}".rstrip()):
+        reason = reason_of(labels)
+        with _named(f"{rule['alert']} {reason}".rstrip()):
             described = rule["annotations"]["description"]
             if isinstance(described, str):
-                described = {labels.get("reason") or labels.get("cause", ""): described}
-            first_acts = {reason: _FIRST_ACT.search(text) for reason, text in described.items()}
+                described = {reason: described}
+            acts = {key: _FIRST_ACT.search(text) for key, text in described.items()}
             texts = {name: self._text_of(rule, text) for name, text in rule["annotations"].items()}
             board = rule.get("dashboard", _BOARD_OF_RUN)
             return AlertRule(
@@ -153,11 +155,7 @@ class _Renderer:
                 keep_firing_seconds=self.seconds(rule.get("keep_firing_for", "${keep_firing}")),
                 labels={**labels, "product": PRODUCT},
                 dashboard=board.partition("?")[0],
-                first_acts={
-                    reason: found[1][0].upper() + found[1][1:]
-                    for reason, found in first_acts.items()
-                    if found
-                },
+                first_acts={key: act[1][0].upper() + act[1][1:] for key, act in acts.items() if act},
                 annotations={**texts, **self._links(rule["alert"], _opened_on(board))},
             )
 

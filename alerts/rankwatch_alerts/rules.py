@@ -44,19 +44,13 @@ HARDWARE_ALERTS = (Alert.GPU_FAULT, Alert.GPU_DEGRADED, Alert.LINK_DOWN, Alert.L
 PRODUCT = "rankwatch"
 """Label `product` of every alert, by which a foreign Alertmanager knows them."""
 RUN_DEBUG_UID = "rankwatch-run-debug"
-"""Uid of the dashboard every alert of a run links to."""
 CHECKPOINTS_GOODPUT_UID = "rankwatch-checkpoints-goodput"
-"""Uid of the dashboard of checkpoints, goodput and cost of a run."""
 HARDWARE_UID = "rankwatch-hardware"
-"""Uid of the dashboard alerts on hardware link to."""
 ON_CALL_UID = "rankwatch-on-call"
-"""Uid of the dashboard of all that is wrong now."""
 FLEET_UID = "rankwatch-fleet"
-"""Uid of the dashboard of all runs."""
 AGENTS_UID = "rankwatch-agents"
-"""Uid of the dashboard of the agents themselves."""
 LEARNING_UID = "rankwatch-learning"
-"""Uid of the dashboard of what a run learns."""
+"""Uids of the dashboards. An alert that names none links to that of its run, RUN_DEBUG_UID."""
 
 
 def shipped_rules() -> Path:
@@ -71,6 +65,15 @@ class Severity(StrEnum):
     CRITICAL = "critical"
     WARNING = "warning"
     INFO = "info"
+
+
+REASONS = ("reason", "cause")
+"""Labels that tell the rules of one alert apart."""
+
+
+def reason_of(labels: Mapping[str, str]) -> str:
+    """The one that an alert or its rule has; empty for none."""
+    return next((labels[each] for each in REASONS if each in labels), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +120,8 @@ class AlertRule:
 
     @property
     def reason(self) -> str:
-        """What tells the rules of one alert apart: label `reason`, or `cause`; empty if the series has it."""
-        return self.labels.get("reason") or self.labels.get("cause", "")
+        """What tells the rules of one alert apart; empty if the series has it."""
+        return reason_of(self.labels)
 
     @property
     def reasons(self) -> tuple[str, ...]:

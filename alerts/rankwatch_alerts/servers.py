@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from rankwatch.settings import expect
 from rankwatch_alerts.delivery import HOST_PORT
@@ -34,7 +34,3 @@ class Servers:
         expect(self, "prometheus_fleet", valid, expected)
         alertmanager = bool(HOST_PORT.fullmatch(self.alertmanager_address))
         expect(self, "alertmanager_address", alertmanager, "host:port")
-
-
-SERVER_SETTINGS = frozenset(each.name for each in fields(Servers))
-"""Names of the settings that `Servers` checks."""

@@ -16,7 +16,7 @@ import pytest
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts import RuleConfig, alert_rules
 from rankwatch_alerts.adjustments import ALERTS
-from rankwatch_alerts.rules import Alert, AlertRule, duration
+from rankwatch_alerts.rules import Alert, AlertRule, duration, reason_of
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 from support.paths import ROOT
 
@@ -29,7 +29,7 @@ KEYS = [(rule.alert, reason) for rule in RULES for reason in rule.reasons]
 
 def _key(alert: str, labels: Mapping[str, str]) -> tuple[str, str]:
     """The rule that raises an alert with these labels: a reason that no rule names comes from its series."""
-    key = alert, labels.get("reason") or labels.get("cause", "")
+    key = alert, reason_of(labels)
     return key if key in KEYS else (alert, "")
 
 

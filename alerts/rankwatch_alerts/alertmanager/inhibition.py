@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rankwatch_alerts.adjustments import FIXED_LABELS, SEVERITIES
+from rankwatch_alerts.adjustments import FIXED_LABELS
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.delivery import all_owners
-from rankwatch_alerts.rules import ALERT_NAMES, shipped_rules
+from rankwatch_alerts.rules import ALERT_NAMES, Severity, shipped_rules
 
 PRODUCT = 'product="rankwatch"'
 """Matcher of all alerts of ours, and of no other."""
@@ -96,7 +97,7 @@ def _can_match(matchers: Iterable[tuple[str, str, str]], config: RuleConfig) -> 
         **{label: (value,) for label, value in config.extra_labels.items() if label not in free},
         "product": ("rankwatch",),
         "alertname": ALERT_NAMES,
-        "severity": SEVERITIES,
+        "severity": tuple(Severity),
         "owner": all_owners(config.owners),
     }
     left = {label: known.get(label, ("",)) for label, _, _ in matchers if label in known or label not in free}

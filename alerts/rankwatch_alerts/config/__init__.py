@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,12 @@ from rankwatch_alerts.config.life import Life
 from rankwatch_alerts.config.machines import Machines
 from rankwatch_alerts.config.pace import Pace
 from rankwatch_alerts.config.work import DTYPES, Work
-from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
-from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
+from rankwatch_alerts.delivery import Delivery, is_url
+from rankwatch_alerts.importing import Importing
 from rankwatch_alerts.label_names import wrong_names
 from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
 from rankwatch_alerts.scaling import scaled_times
-from rankwatch_alerts.servers import SERVER_SETTINGS, Servers
+from rankwatch_alerts.servers import Servers
 
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
@@ -78,8 +78,9 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
 
     def __post_init__(self) -> None:
         """Refuse values with which a rule could never fire, or always would."""
+        checked_below = {each.name for part in (Delivery, Importing, Servers) for each in fields(part)}
         for name, value in asdict(self).items():
-            if name in DELIVERY_SETTINGS | IMPORT_SETTINGS | SERVER_SETTINGS:
+            if name in checked_below:
                 continue
             if isinstance(value, int | float):
                 self._check_number(name, value)
@@ -134,7 +135,7 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
         if name.endswith("_seconds"):
             expected = f"a number of seconds from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f}"
             expect(self, name, SHORTEST_SECONDS <= value <= LONGEST_SECONDS, expected)
-        if name in _SHARES:
+        if name.endswith("_share") or name in _SHARES:
             expect(self, name, value < 1, "a share below 1")
 
     def _expect_longer(self, name: str, than: str) -> None:
@@ -177,22 +178,11 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
 
 
 _SHARES = (
-    "agents_missing_share",
-    "lasting_share",
-    *("straggler_least_residual", "straggler_most_spread"),
-    *("straggler_wait_ratio", "straggler_gpu_difference"),
-    *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
-    *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
-    *(
-        "disk_free_share",
-        "checkpoint_blocking_share",
-        "rdma_congestion_share",
-        "goodput_fast_budget",
-        "goodput_slow_budget",
-        "success_page_chance",
-        "repeated_share",
-    ),
+    *("straggler_least_residual", "straggler_most_spread", "straggler_wait_ratio", "straggler_cost"),
+    *("straggler_gpu_difference", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
+    *("pcie_load", "goodput_fast_budget", "goodput_slow_budget", "success_page_chance"),
 )
+"""Shares whose name does not say so."""
 _OPTIONAL_URLS = ("runbook_base_url", "dashboard_base_url")
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
+from rankwatch_alerts.rules import reason_of
 from support.alerts.rule_test import CASES, cases_in
 
 STEP_SECONDS = 15
@@ -64,7 +65,7 @@ class Scenario(NamedTuple):
 
 def key_of(alert: str, labels: Mapping[str, str]) -> Key:
     """What tells rules apart that raise the same alert."""
-    return alert, labels.get("reason") or labels.get("cause", "")
+    return alert, reason_of(labels)
 
 
 @cache
