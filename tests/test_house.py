@@ -181,7 +181,7 @@ def _imported_at_top(name: str) -> set[str]:
 def test_metric_names() -> None:
     """Code, rules, dashboards, runbooks and documents speak only names of rankwatch.conventions."""
     declared = {each.name for each in METRICS}
-    derived = declared | {f"{name}{suffix}" for name in declared for suffix in ("_bucket", "_sum", "_count")}
+    derived = declared | {name for each in METRICS for name in each.series}
     derived |= {name.removesuffix("_total") for name in declared}
     modules_and_words = {*FOLDERS, "rankwatch_exporter"}
     name = re.compile(r"(?<![:\w])rankwatch_[a-z0-9_]+\b(?!:)")

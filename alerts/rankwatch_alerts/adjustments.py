@@ -102,7 +102,7 @@ class Adjustments:
                 wrong = f"names of letters, digits and _ that do not begin with __, unlike {name!r}"
             elif name in {*FIXED_LABELS, *getattr(self, "label_names", {}).values()}:
                 wrong = f"no label {name}, by which rules, routes or inhibitions work"
-            elif not (isinstance(text, str) and text and text.isprintable() and "{{" not in text):
+            elif not (isinstance(text, str) and text and is_plain(text)):
                 wrong = f"printable text without template braces for the label {name}"
             if wrong:
                 raise FieldError(field, getattr(self, field), of + wrong)
@@ -195,6 +195,11 @@ def _exists(name: str) -> bool:
     alert, slash, reason = name.partition("/")
     reasons = ALERTS.get(alert)
     return reasons is not None and (not slash or reason in reasons)
+
+
+def is_plain(text: str) -> bool:
+    """True for printable text in which no template begins."""
+    return text.isprintable() and "{{" not in text
 
 
 def _waits(seconds: object) -> bool:

@@ -13,6 +13,7 @@ from rankwatch.conventions import METRICS, Kind
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.promql import (
+    COUNTERS_OF_PROMETHEUS,
     declare,
     labels_of,
     parse,
@@ -47,16 +48,9 @@ _PRESENCE_OF: Mapping[str, frozenset[str]] = {
 """Counters of which the rule of an alert asks whether they exist."""
 _RATES = frozenset({"rate", "irate", "increase", "resets"})
 _PRESENCE = frozenset({"present_over_time", "absent", "absent_over_time"})
-_COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER) | frozenset(
-    each.name + suffix
-    for each in METRICS
-    if each.kind is Kind.HISTOGRAM
-    for suffix in ("_bucket", "_sum", "_count")
-)
-_COUNTERS_OF_PROMETHEUS = frozenset(
-    f"prometheus_rule_{name}_total"
-    for name in ("evaluation_failures", "group_iterations", "group_iterations_missed")
-)
+_COUNTERS = frozenset(
+    name for each in METRICS if each.kind in (Kind.COUNTER, Kind.HISTOGRAM) for name in each.series
+) | frozenset(COUNTERS_OF_PROMETHEUS)
 _LABEL_IN_TEMPLATE = re.compile(r"\$labels\.(\w+)")
 _QUERY_IN_TEMPLATE = re.compile(r"printf `([^`]*)`")
 
@@ -171,7 +165,7 @@ def _counter_use(where: str, expression: Any, presence_of: frozenset[str]) -> It
         if each.metric in _COUNTERS and not rated:
             if each.function not in _PRESENCE and each.metric not in presence_of:
                 yield Violation("counter-use", where, f"counter {each.metric} without rate or increase")
-        elif rated and each.metric not in _COUNTERS | _COUNTERS_OF_PROMETHEUS:
+        elif rated and each.metric not in _COUNTERS:
             yield Violation("counter-use", where, f"{each.function} of {each.metric}, which is no counter")
 
 

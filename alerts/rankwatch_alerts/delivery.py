@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from rankwatch.identity import as_contact
 from rankwatch.settings import expect
-from rankwatch_alerts.adjustments import Adjustments
+from rankwatch_alerts.adjustments import Adjustments, is_plain
 
 PAGE, TICKET, NULL, DEAD_MAN = "page", "ticket", "null", "dead-man"
 CONTACT_EMAIL, CONTACT_SLACK = "ticket-contact-email", "ticket-contact-slack"
@@ -106,9 +106,9 @@ class Delivery(Adjustments):
             given = getattr(self, name)
             expected = f"a table with some of the receivers {', '.join(receivers)}"
             expect(self, name, set(given) <= set(receivers), expected)
-            expect(self, name, all(each and _plain(each) for each in given.values()), _PLAIN)
+            expect(self, name, all(each and is_plain(each) for each in given.values()), _PLAIN)
         for name in _TEXTS:
-            expect(self, name, _plain(getattr(self, name)), _PLAIN)
+            expect(self, name, is_plain(getattr(self, name)), _PLAIN)
         for name, url in self.webhook_urls.items():
             expect(self, "webhook_urls", is_url(url), f"an http(s) URL without query for {name}")
         expect(self, "pagerduty_url", is_url(self.pagerduty_url), "an http(s) URL without query")
@@ -163,10 +163,6 @@ HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)
 _URL = re.compile(r"https?://[^\s{}?#\"\\]+")
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 """As Alertmanager counts them: a range must not run backwards."""
-
-
-def _plain(text: str) -> bool:
-    return text.isprintable() and "{{" not in text
 
 
 def _weekdays(text: str) -> bool:

@@ -16,24 +16,25 @@ from rankwatch_alerts.rules import RecordingRule
 _NAME = "__name__"
 _EVERYWHERE = frozenset({str(Label.CLUSTER), str(Label.NODE), "job", "instance"})
 _OF_ALERTS = frozenset({"alertname", "severity", "product", "owner", "contact", "instance", *map(str, Label)})
-_SUFFIXES = ("_bucket", "_sum", "_count")
+COUNTERS_OF_PROMETHEUS = tuple(
+    f"prometheus_rule_{name}_total"
+    for name in ("evaluation_failures", "group_iterations", "group_iterations_missed")
+)
+"""On its own rules."""
 
 
 @cache
 def _declared() -> dict[str, frozenset[str]]:
     """Each series that a rule may name, with all labels that it may carry."""
-    metrics = {each: frozenset(map(str, each.labels)) | _EVERYWHERE for each in METRICS}
-    rules = ("evaluation_failures", "group_iterations", "group_iterations_missed")
+    buckets = {Kind.HISTOGRAM: frozenset({"le"})}
     return {
-        **{each.name: labels for each, labels in metrics.items()},
         **{
-            each.name + suffix: labels | {"le"}
-            for each, labels in metrics.items()
-            if each.kind is Kind.HISTOGRAM
-            for suffix in _SUFFIXES
+            name: frozenset(map(str, each.labels)) | _EVERYWHERE | buckets.get(each.kind, frozenset())
+            for each in METRICS
+            for name in (each.name, *each.series)
         },
         **{each.record: frozenset(each.labels) for each in recording_rules(RuleConfig())},
-        **{f"prometheus_rule_{name}_total": frozenset({"rule_group", "job", "instance"}) for name in rules},
+        **dict.fromkeys(COUNTERS_OF_PROMETHEUS, frozenset({"rule_group", "job", "instance"})),
         **dict.fromkeys(
             ("up", "scrape_duration_seconds"), frozenset({"job", "instance", str(Label.CLUSTER)})
         ),

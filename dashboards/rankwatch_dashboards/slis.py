@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rankwatch.conventions import METRICS, Kind
+from rankwatch.conventions import METRICS
 from rankwatch_alerts import RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.catalogue import Sli, slis
 from rankwatch_alerts.objectives import DEFAULT_CLASS
@@ -14,14 +14,8 @@ from rankwatch_dashboards import all_panels, dashboards
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 _SERIES: Mapping[str, str] = {
-    **{each.name: each.name for each in METRICS},
+    **{name: each.name for each in METRICS for name in (each.name, *each.series)},
     **{each.record: each.record for each in recording_rules(RuleConfig())},
-    **{
-        each.name + suffix: each.name
-        for each in METRICS
-        if each.kind is Kind.HISTOGRAM
-        for suffix in ("_bucket", "_sum", "_count")
-    },
 }
 """A name in an expression -> the series or histogram that it is of."""
 _MOST_PANELS = 3

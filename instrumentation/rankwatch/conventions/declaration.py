@@ -31,6 +31,12 @@ class Metric:
     """Labels beyond `cluster` and `node`."""
     help: str
 
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names of its series."""
+        suffixes = ("_bucket", "_sum", "_count") if self.kind is Kind.HISTOGRAM else ("",)
+        return tuple(self.name + each for each in suffixes)
+
 
 def counter(name: str, unit: str, labels: tuple[Label, ...], text: str) -> Metric:
     """A metric that only grows."""
