@@ -96,18 +96,12 @@ def prometheus_config(
     """A complete configuration as Prometheus reads it, for the demo and tests; targets are `host:port`."""
     interval = duration(config.scrape_interval_seconds)
     return {
-        "global": {
-            "scrape_interval": interval,
-            "scrape_timeout": interval,
-            "evaluation_interval": interval,
-        },
+        "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
         "rule_files": [str(each) for each in rule_files],
         "scrape_configs": [
             {"job_name": config.agent_job, "static_configs": [{"targets": list(agent_targets)}]}
         ],
-        "alerting": {
-            "alertmanagers": [{"static_configs": [{"targets": list(alertmanager_targets)}]}],
-        },
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanager_targets)}]}]},
     }
 
 

@@ -119,10 +119,7 @@ def _server(
     }
     itself = {"job_name": "prometheus", "static_configs": [{"targets": [address]}]}
     one = prometheus_config(
-        config,
-        rule_files=[Path(rules)],
-        agent_targets=(),
-        alertmanager_targets=[config.alertmanager_address],
+        config, rule_files=[Path(rules)], agent_targets=(), alertmanager_targets=[config.alertmanager_address]
     )
     return one | {"scrape_configs": [agents, federated, itself]}
 

@@ -41,9 +41,7 @@ def agents(config: RuleConfig) -> dashboard.Dashboard:
         ),
         events=NODE,
         screen=FirstScreen(
-            verdicts=_verdicts(config),
-            main=_collectors(config),
-            views=(_ages(), _ABSENT, _SLOWEST),
+            verdicts=_verdicts(config), main=_collectors(config), views=(_ages(), _ABSENT, _SLOWEST)
         ),
         rows=_ROWS,
         config=config,

@@ -170,10 +170,7 @@ def _runs(config: RuleConfig) -> Panel:
             Column(name="F", title="Spent", width=90, decimals=2),
             Column(name="currency", title="In", width=50),
             Column(
-                name="G",
-                title="Forecast, of budget",
-                unit="percentunit",
-                steps=((0.9, YELLOW), (1, RED)),
+                name="G", title="Forecast, of budget", unit="percentunit", steps=((0.9, YELLOW), (1, RED))
             ),
             Column(name="H", title="Restarts", width=80, decimals=0),
         ),

@@ -189,10 +189,7 @@ def _checkpoints(config: RuleConfig) -> Panel:
                 f"or {_of('rankwatch_checkpoint_verified_step')}) unless on (cluster, run) {_poisoned()}",
                 legend="{{run}}",
             ),
-            Query(
-                expression=f"{at_risk} / 3600",
-                legend="{{run}}",
-            ),
+            Query(expression=f"{at_risk} / 3600", legend="{{run}}"),
             Query(expression=_first_nan(), legend="{{run}}"),
         ),
         columns=(
@@ -257,7 +254,4 @@ _RUNS = (
     ),
 )
 
-_ROWS: Rows = (
-    Row("What came first?", lambda _: _HISTORY),
-    Row("Which runs stand still?", lambda _: _RUNS),
-)
+_ROWS: Rows = (Row("What came first?", lambda _: _HISTORY), Row("Which runs stand still?", lambda _: _RUNS))

@@ -29,10 +29,7 @@ _VERIFIED_STEP = Panel(
     description="Step of the newest checkpoint that was read again and found good.",
     unit="short",
     queries=(
-        Query(
-            expression=f"max by (run) (rankwatch_checkpoint_verified_step{{{RUN}}})",
-            legend="{{run}}",
-        ),
+        Query(expression=f"max by (run) (rankwatch_checkpoint_verified_step{{{RUN}}})", legend="{{run}}"),
     ),
 )
 
@@ -54,8 +51,7 @@ _VERIFICATION_TIME = Panel(
     unit="s",
     queries=(
         Query(
-            expression=f"max by (run) (rankwatch_checkpoint_verification_seconds{{{RUN}}})",
-            legend="{{run}}",
+            expression=f"max by (run) (rankwatch_checkpoint_verification_seconds{{{RUN}}})", legend="{{run}}"
         ),
     ),
 )

@@ -41,13 +41,7 @@ def first_screen(config: RuleConfig) -> FirstScreen:
 
 def _count(title: str, description: str, expression: str, *, no_data: str = _NO_GPU) -> Panel:
     return verdict(
-        title,
-        description,
-        expression,
-        steps=((1, RED),),
-        mappings=NONE,
-        no_data=no_data,
-        links=(_ON_CALL,),
+        title, description, expression, steps=((1, RED),), mappings=NONE, no_data=no_data, links=(_ON_CALL,)
     )
 
 
@@ -104,10 +98,7 @@ _ALERTS = firing(f"{GPU}, {named(HARDWARE_ALERTS)}")
 def _of_gpu(series: str) -> Query:
     """By GPU, with the rank that works on it."""
     return Query(
-        expression=most(
-            f"max by (cluster, node, gpu) ({series}{{{GPU}}}) {_RANK} {_INDEX}",
-            64,
-        ),
+        expression=most(f"max by (cluster, node, gpu) ({series}{{{GPU}}}) {_RANK} {_INDEX}", 64),
         legend="rank {{rank}} on {{node}} GPU {{index}}",
     )
 

@@ -18,10 +18,7 @@ LOSS = Panel(
             expression=highest(f'rankwatch_scalar{{{RANKS}, name="loss"}}'),
             legend="rank {{rank}} on {{node}}",
         ),
-        Query(
-            expression=f"max by (run) (run:rankwatch_loss_trend:median{{{RUN}}})",
-            legend="{{run}} trend",
-        ),
+        Query(expression=f"max by (run) (run:rankwatch_loss_trend:median{{{RUN}}})", legend="{{run}} trend"),
     ),
 )
 
@@ -61,8 +58,7 @@ def improvement(config: RuleConfig) -> Panel:
         threshold=config.loss_improvement,
         queries=(
             Query(
-                expression=f"quantile by (run) (0.5, rankwatch_loss_improvement{{{RUN}}})",
-                legend="{{run}}",
+                expression=f"quantile by (run) (0.5, rankwatch_loss_improvement{{{RUN}}})", legend="{{run}}"
             ),
         ),
     )
@@ -91,10 +87,7 @@ NORM_RATIO = Panel(
     "RankwatchLossDiverging (norm).",
     unit="short",
     queries=(
-        Query(
-            expression=f"max by (run, name) (rankwatch_norm_ratio{{{RANKS}}})",
-            legend="{{name}}",
-        ),
+        Query(expression=f"max by (run, name) (rankwatch_norm_ratio{{{RANKS}}})", legend="{{name}}"),
         Query(
             expression=f"max by (run, name) (increase(rankwatch_norm_explosions_total{{{RANKS}}}"
             "[$__rate_interval]))",
@@ -115,10 +108,7 @@ LOSS_SCALE = Panel(
     "normal; one after the other for minutes: RankwatchLossDiverging (loss_scale).",
     unit="short",
     queries=(
-        Query(
-            expression=f'min by (run) (rankwatch_scalar{{{RANKS}, name="loss_scale"}})',
-            legend="scale",
-        ),
+        Query(expression=f'min by (run) (rankwatch_scalar{{{RANKS}, name="loss_scale"}})', legend="scale"),
         Query(
             expression=f"max by (run) (rate(rankwatch_updates_skipped_total{{{RANKS}}}[$__rate_interval]))",
             legend="skipped updates",

@@ -117,11 +117,7 @@ def _gauge(style: Style, value: float, cell: Place) -> Iterator[Shape]:
 
 def _text(text: str, cell: Place, colour: str, alignment: Align) -> Text:
     inner = cell.inside(6, 0, 6, 0)
-    places = {
-        Align.LEFT: inner.x,
-        Align.CENTRE: inner.x + inner.width / 2,
-        Align.RIGHT: inner.right,
-    }
+    places = {Align.LEFT: inner.x, Align.CENTRE: inner.x + inner.width / 2, Align.RIGHT: inner.right}
     return Text(
         x=places[alignment],
         y=cell.y + cell.height / 2,

@@ -191,7 +191,7 @@ NODES = (
             Query(
                 expression=most(
                     "max by (cluster, node, gpu, device, alertname, reason) "
-                    f"({firing(f'{CLUSTER}, {named(HARDWARE_ALERTS)}')} {ON_ITS_NODES})",
+                    f"({firing(f'{CLUSTER}, {named(HARDWARE_ALERTS)}')} {ON_ITS_NODES})"
                 ),
                 legend="{{alertname}} {{reason}} {{node}} {{gpu}}{{device}}",
             ),
