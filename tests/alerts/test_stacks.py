@@ -17,7 +17,7 @@ import pytest
 
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, to_yaml, write_rules
 from rankwatch_alerts.alertmanager import TEMPLATES
-from rankwatch_alerts.rules import duration
+from rankwatch_alerts.rules import REASONS, duration
 from support.alerts.rule_test import (
     CASES,
     Group,
@@ -193,11 +193,9 @@ def _lasting_case(scenario: Scenario, seconds: int, late: int, *, every: int) ->
 
     Of the samples one in `every` is there.
     """
-    told = {
-        name: scenario.labels[name] for name in ("severity", "reason", "cause") if name in scenario.labels
-    }
-    told |= {"alertname": scenario.key[0], "alertstate": "firing"}
-    this = ", ".join(f'{name}="{value}"' for name, value in told.items())
+    told = {name: text for name, text in scenario.labels.items() if name in ("severity", *REASONS)}
+    labels = {"alertname": scenario.key[0], "alertstate": "firing", **told}
+    this = ", ".join(f'{name}="{text}"' for name, text in labels.items())
     fires = scenario.fires * scenario.step_seconds
     expected = -(-fires // seconds)
     before = max(0, expected - 1 - EARLY) * seconds
