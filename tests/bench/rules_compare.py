@@ -1,7 +1,8 @@
 """`python -m tests.bench.rules_compare OLD_RULES_DIR`, from the root of the repository: rules before and now.
 
 Both are evaluated by promtool over what agents exported in the recorded runs, so that a change of rules shows
-as a list: for each recorded series what differs, and for each alert when it fired, and whom it named.
+as a list: for each recorded series what differs, and for each alert when it fired, and whom it named. At the
+end it says that each difference is wanted, or which of them has no reason in `_WANTED`.
 
 OLD_RULES_DIR holds rule files with the default settings (`*.rules.yml`, recording rules first), such as those
 of an earlier commit in `alerts/generated`. The recording is slowed down by as much as its settings are faster
@@ -29,7 +30,7 @@ from rankwatch_alerts.generation import rule_file
 from support.alerts.rule_test import Sample, ask
 from support.recorded.runs import CONFIG, INTERVAL_SECONDS, first_moment, last_moment, read
 
-from .result import BenchError, Result, Row, as_markdown
+from .result import BenchError, Result, Row, as_markdown, met
 
 NOW = RuleConfig()
 SLOWER = NOW.scrape_interval_seconds / CONFIG.scrape_interval_seconds
@@ -41,6 +42,7 @@ SAME = 1e-9
 """Relative difference of values that count as equal."""
 _COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER)
 _SECONDS = frozenset(each.name for each in METRICS if each.unit == "seconds")
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _NAMED = ("run", "rank", "node", "gpu", "device", "stage", "group", "operation", "run_class", "path")
 """Labels that say whom an alert is about."""
@@ -75,6 +77,41 @@ _BEFORE = {
     "black_boxes=BlackBoxesLeftOut",
 }
 """What alerts were called before: reason and old name, if need be with its old reason or severity."""
+_WANTED = {
+    "a growth counts in one interval, also if scrapes and evaluations have the same moments": (
+        "run_state:rankwatch_goodput_ranks:rate run_state:rankwatch_goodput_ranks:mean "
+        "run:rankwatch_goodput_requested_ranks:mean run:rankwatch_goodput_allocated_ranks:mean "
+        "run:rankwatch_goodput_scheduling:ratio run:rankwatch_goodput_runtime:ratio "
+        "run:rankwatch_goodput_ettr:ratio run_state:rankwatch_badput:share "
+        "run:rankwatch_cost_per_million_tokens:marginal class:rankwatch_total_rank_seconds:increase "
+        "class:rankwatch_good_rank_seconds:increase class:rankwatch_goodput_of_period:ratio "
+        "class:rankwatch_goodput_budget_left:ratio class:rankwatch_run_starts:increase "
+        "class:rankwatch_run_restarts:ratio"
+    ),
+    "the same; and no series for `down`, which costs nothing": "run_state:rankwatch_cost_per_hour:sum",
+    "a lost GPU is paid for and does nothing": "run:rankwatch_gpu_utilization:mean",
+    "there from the first run on, not from its end": "class:rankwatch_run_success_objective:ratio",
+    "from the runs that were there, not from a setting": "class:rankwatch_runs_failed_limit:count",
+    "read only where every rank waits": "rank_group:rankwatch_collective_last_completed:stalled",
+    "boards show alerts whether they are held back or not": "alert:rankwatch_held_back:bool",
+    "alerts on hardware name node and part, whichever run is there": (
+        "node:rankwatch_node_user:info node:rankwatch_network_user:info "
+        "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
+    ),
+    "the alert LinkDown asks itself": "device:rankwatch_network_down:bool",
+    "the series that was copied from it is a rule itself": (
+        "group:rankwatch_network_degraded:estimate run:rankwatch_jitter:estimate "
+        "run:rankwatch_slow_data_loading:estimate run:rankwatch_unequal_batches:estimate "
+        "stage:rankwatch_slow_stage:estimate"
+    ),
+    "run:rankwatch_alerting:info says which runs page": "run:rankwatch_run_small:bool",
+    "the alert RunSlow takes the mean cost of some minutes": "rank:rankwatch_straggler_costly:slowdown",
+    "one rule for both ways to see a wrong clock: it must last": "HostFault/clock",
+    "it must last, and a page is only for classes that page": "LossDiverging/non_finite",
+    "a page is only for classes that page": "RunFailed/failed RunFailed/restarts_fail",
+    "one alert for a rank, not two": "RunSlow/slow_rank",
+}
+"""Why a difference to the rules of commit 938fb046 is wanted, and the series and alerts that have it."""
 
 Labels = tuple[tuple[str, str], ...]
 Series = Mapping[str, Mapping[Labels, Mapping[int, float]]]
@@ -133,6 +170,29 @@ def _written(series: str, samples: Sequence[float | None]) -> str:
             parts += [f"{value!r}".replace("nan", "NaN").replace("inf", "Inf")] * STEPS
         before = value
     return " ".join(parts)
+
+
+def in_order(groups: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rules as one group, each behind those that it reads. promtool evaluates groups one after the other,
+    so that another order of groups would look like another rule."""
+    rules = [rule for group in groups for rule in group["rules"]]
+    named: dict[str, list[int]] = {}
+    for number, rule in enumerate(rules):
+        named.setdefault(rule.get("record", ""), []).append(number)
+    ordered: dict[int, Mapping[str, Any]] = {}
+    begun: set[int] = set()
+
+    def add(number: int) -> None:
+        if number not in begun:  # rules may read each other, as they were a moment ago
+            begun.add(number)
+            for name in _NAME.findall(rules[number]["expr"]):
+                for each in named.get(name, ()):
+                    add(each)
+            ordered[number] = rules[number]
+
+    for number in range(len(rules)):
+        add(number)
+    return [{"name": "all", "rules": [*ordered.values()]}]
 
 
 def evaluated(groups: Iterable[Mapping[str, Any]], series: list[dict[str, str]], moments: int) -> Series:
@@ -225,18 +285,27 @@ def result(directory: Path) -> Result:
     old_groups, groups = _groups(directory), present["groups"]
     lines, series = read(), recorded()
     moments = round((last_moment(lines) - first_moment(lines)) / INTERVAL_SECONDS) + 1
-    old, new = (evaluated(each, series, moments) for each in (old_groups, groups))
+    old, new = (evaluated(in_order(each), series, moments) for each in (old_groups, groups))
+    rows = (
+        *_of_records(_records(old_groups), _records(groups), old, new),
+        *_of_alerts(fired(old), fired(new)),
+    )
+    unwanted = [row.what for row in rows if row.met is False]
     return Result(
         title="Rules on the recorded runs, before and now",
-        rows=(
-            *_of_records(_records(old_groups), _records(groups), old, new),
-            *_of_alerts(fired(old), fired(new)),
-        ),
+        rows=rows,
         notes=(
             f"{moments} moments, {INTERVAL_SECONDS} s apart in the recording, by the default settings.",
             "A sample is one series at one of these moments.",
+            f"No reason for: {', '.join(unwanted)}." if unwanted else "Each difference is wanted.",
         ),
     )
+
+
+def _judged(row: Row, name: str) -> Row:
+    """With the reason for which its difference is wanted: a target that is missed where there is none."""
+    why = next((why for why, names in _WANTED.items() if name in names.split()), "")
+    return row._replace(target=why or "no difference", met=bool(why))
 
 
 def _groups(directory: Path) -> list[Mapping[str, Any]]:
@@ -253,28 +322,36 @@ def _records(groups: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def _of_records(before: set[str], now: set[str], old: Series, new: Series) -> Iterator[Row]:
     for name in sorted(before & now):
-        yield compared(name, old, new)
-    for name in sorted(before ^ now):
-        samples = sum(map(len, (old if name in before else new).get(name, {}).values()))
-        yield Row(name, f"{'gone' if name in before else 'new'}, {samples} samples")
+        row = compared(name, old, new)
+        yield _judged(row, name) if row.measured.startswith("changed") else row
+    for name in sorted(before - now):
+        yield _judged(Row(name, f"gone, {_samples(old, name)} samples"), name)
+    for name in sorted(now - before):
+        yield Row(name, f"new, {_samples(new, name)} samples")
+
+
+def _samples(series: Series, name: str) -> int:
+    return sum(map(len, series.get(name, {}).values()))
 
 
 def _of_alerts(before: Mapping[Fired, When], now: Mapping[Fired, When]) -> Iterator[Row]:
     for alert in sorted({*before, *now}):
         old, new = (str(each[alert]) if alert in each else "never" for each in (before, now))
-        yield Row(f"{alert.what} {alert.whom}", f"now {new}", f"before {old}", met=None)
+        row = Row(f"{alert.what} {alert.whom}", f"now {new}", f"before {old}")
+        yield row if old == new else _judged(row, alert.what)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the lists; exit status 1 if there was nothing to compare with."""
+    """Print the lists; exit status 1 if there was nothing to compare with, or a difference is not wanted."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_compare", description=__doc__)
     parser.add_argument("old_rules_dir", type=Path)
     try:
-        print(as_markdown(result(parser.parse_args(arguments).old_rules_dir)))
+        found = result(parser.parse_args(arguments).old_rules_dir)
     except BenchError as error:
         print(f"rules_compare: {error}", file=sys.stderr)
         return 1
-    return 0
+    print(as_markdown(found))
+    return 0 if met(found) else 1
 
 
 if __name__ == "__main__":
