@@ -1,7 +1,7 @@
 """Which pages of a day somebody had to answer, and which faults nobody was paged for.
 
-Alerts are matched by the labels `run`, `node`, `rank` and `gpu` and by time, and not by their names: so the
-same verdict holds for any set of rules.
+Alerts are matched by the labels `run`, `node`, `rank` and `gpu` and by time, and but for a lost node not by
+their names: so the same verdict holds for any set of rules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch_alerts import RuleConfig
+from rankwatch_alerts import Alert, RuleConfig
 from support.alerts.fleet.day import Day, Fault, FaultKind
 from support.alerts.fleet.firing import Labels, Late, firing, shipped
 from support.alerts.fleet.paging import Notification, Pager
@@ -60,6 +60,8 @@ class Answer(NamedTuple):
             name: getattr(self.fault, name) for name in ("node", "rank", "gpu") if getattr(self.fault, name)
         }
         wrong = any(each.get(name, value) != value for each in labels for name, value in places.items())
+        if self.fault.kind == FaultKind.LOST_NODE:  # ranks that stall there are no answer
+            labels = [each for each in labels if each["alertname"] == Alert.NODE_LOST]
         right = any(each.get(name) == value for each in labels for name, value in places.items())
         return not wrong and (right or not places)
 
