@@ -77,7 +77,9 @@ def _label_names(series: Iterable[str]) -> Mapping[str, set[frozenset[str]]]:
         matched = _SERIES.match(each)
         if matched is not None:
             names = frozenset(name for name, value in _LABEL.findall(matched[2]) if value)
-            found[matched[1]].add(names - {"replica", "run_class", "pid", "version", "driver", "rdma_device"})
+            found[matched[1]].add(
+                names - {"data_parallel", "run_class", "pid", "version", "driver", "rdma_device"}
+            )
     return found
 
 

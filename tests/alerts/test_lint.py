@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankwatch.conventions import METRICS
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import check_alert, check_expression, check_group, check_record, violations
 from rankwatch_alerts.promql import parse, result_labels
@@ -15,6 +16,8 @@ LONGEST_FIRST_ACT = 60
 """Letters that a cell of the on-call board shows."""
 ALERTS = alert_rules(RuleConfig())
 RECORDED = recording_rules(RuleConfig())
+CLAIMED = {"replica", "prometheus", "prometheus_replica", "job", "instance", "tenant_id", "le", "quantile"}
+"""Labels that scrapes, external labels, tenants, histograms and summaries set by themselves."""
 
 
 def _straggler() -> AlertRule:
@@ -34,6 +37,14 @@ def test_records() -> None:
 def test_records_are_unique() -> None:
     """Two producers of one name would be summed silently."""
     assert len({rule.record for rule in RECORDED}) == len(RECORDED)
+
+
+def test_claimed_labels() -> None:
+    """Monitoring systems set or drop these themselves. Records of `instance:` keep that of the scrape."""
+    assert {each.name: found for each in METRICS if (found := CLAIMED.intersection(each.labels))} == {}
+    for rule in RECORDED:
+        own = {"instance"} if rule.record.startswith("instance:") else set()
+        assert not CLAIMED.intersection(rule.labels) - own, rule.record
 
 
 def test_alert_names() -> None:

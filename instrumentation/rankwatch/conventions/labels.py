@@ -32,10 +32,10 @@ class Label(StrEnum):
     WORLD_SIZE = "world_size"
     STAGE = "stage"
     """Pipeline-parallel coordinate; ranks of one stage do the same work."""
-    REPLICA = "replica"
-    SHOWN = "shown"
+    DATA_PARALLEL = "data_parallel"
     """Data-parallel coordinate, empty where the rank states none; ranks of one replica work on the same
-    microbatches."""
+    microbatches. Not `replica`: Thanos and pairs of Prometheus tell themselves apart by that name."""
+    SHOWN = "shown"
     HALF = "half"
     """lower or upper: the half of the ranks on a node, by the value itself, whose median stands for it."""
     EXCESS = "excess"

@@ -128,8 +128,8 @@ NODE_SUMS = (
     counter(
         "rankwatch_node_tokens_total",
         "1",
-        (Label.RUN, Label.REPLICA),
-        "Tokens of a replica, by the rank on this node that has counted most; with an empty replica, "
+        (Label.RUN, Label.DATA_PARALLEL),
+        "Tokens of a replica, by the rank on this node that has counted most; with an empty coordinate, "
         "those of all ranks that state none.",
     ),
     counter("rankwatch_node_records_total", "1", _RUN, "Records read of all ranks of the run on this node."),

@@ -20,7 +20,7 @@ _RANKS = (
     gauge(
         "rankwatch_recent_step_local_seconds",
         "seconds",
-        (*_RANK, Label.REPLICA),
+        (*_RANK, Label.DATA_PARALLEL),
         "Mean seconds per step in which the rank worked and was not blocked in collectives, over the last "
         "`step_window_seconds`. No series while it completes no step.",
     ),

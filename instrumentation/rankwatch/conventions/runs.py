@@ -35,7 +35,7 @@ RUNS = (
 RANKS = (
     info(
         "rankwatch_rank_info",
-        (*_RANK, Label.LOCAL_RANK, Label.WORLD_SIZE, Label.STAGE, Label.REPLICA, Label.HOST, Label.PID),
+        (*_RANK, Label.LOCAL_RANK, Label.WORLD_SIZE, Label.STAGE, Label.DATA_PARALLEL, Label.HOST, Label.PID),
         "Identity of a rank; always 1.",
     ),
     gauge(

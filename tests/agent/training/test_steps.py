@@ -73,7 +73,7 @@ def test_pipeline_of_simulated_ranks(tmp_path: Path) -> None:
     sent = np.isin(np.array(job.table.operations)[job.table.operation], ("send", "recv"))
     for number in range(shape.ranks):
         info, messages, steps = (_of_rank(last, name, number) for name in names)
-        assert f'stage="{number // 2}",replica="{number % 2}"' in info[0]
+        assert f'stage="{number // 2}",data_parallel="{number % 2}"' in info[0]
         rows = sent & (job.table.rank == number) & (job.table.step < steps[1])
         assert messages[1] == pytest.approx(job.table.duration_seconds[rows].sum(), rel=1e-6)
 

@@ -43,10 +43,10 @@ def _rules(window: str, config: RuleConfig) -> Iterator[tuple[str, str]]:
     def mean(counter: str) -> str:
         return f"{rate(counter)} / on ({RANK}) group_right () sum by ({RANK}, stage) ({_STEPS})"
 
-    placed = f"group by ({RANK}, stage, replica) (last_over_time(rankwatch_rank_info[{window}]))"
+    placed = f"group by ({RANK}, stage, data_parallel) (last_over_time(rankwatch_rank_info[{window}]))"
     yield (
         _STEPS,
-        f"({rate('rankwatch_steps_total')} > 0) * on ({RANK}) group_left (stage, replica) "
+        f"({rate('rankwatch_steps_total')} > 0) * on ({RANK}) group_left (stage, data_parallel) "
         f"({placed} unless on ({RANK}) (count by ({RANK}) ({placed}) > 1))",
     )
     yield (
@@ -213,13 +213,13 @@ def _totals(living: str) -> Iterator[tuple[str, str]]:
         yield f"rankwatch_node_{name}", aggregated.replace("{node}", _NODE)
     tokens = 'rankwatch_work_total{unit="tokens"}'
     of_replicas = (
-        f"sum by ({RANK}, replica) ({tokens} * on ({RANK}) group_left (replica) "
-        f'group by ({RANK}, replica) (rankwatch_rank_info{{replica!=""}}))'
+        f"sum by ({RANK}, data_parallel) ({tokens} * on ({RANK}) group_left (data_parallel) "
+        f'group by ({RANK}, data_parallel) (rankwatch_rank_info{{data_parallel!=""}}))'
     )
     yield (
         "rankwatch_node_tokens_total",
-        f"max by ({_NODE}, replica) ({of_replicas}) or "
-        f'sum by ({_NODE}) ({tokens} unless on ({RANK}) rankwatch_rank_info{{replica!=""}})',
+        f"max by ({_NODE}, data_parallel) ({of_replicas}) or "
+        f'sum by ({_NODE}) ({tokens} unless on ({RANK}) rankwatch_rank_info{{data_parallel!=""}})',
     )
 
 

@@ -60,7 +60,7 @@ def recorded_by(
 
 def _series(number: int, rank: SteadyRank, scrapes: int, missing: range) -> Iterator[dict[str, str]]:
     place = f'cluster="c",run="r",rank="{number}",node="n{number}"'
-    info = f'rankwatch_rank_info{{{place},stage="{rank.stage}",replica="{rank.replica}"}}'
+    info = f'rankwatch_rank_info{{{place},stage="{rank.stage}",data_parallel="{rank.replica}"}}'
     counters: dict[str, float] = {
         "rankwatch_steps_total": 1.0,
         "rankwatch_step_seconds_total": 1.0,

@@ -114,7 +114,7 @@ class NodeSeries:
         self.count("node_records_total", 40 * count * self.steps)
         self.count("node_records_missed_total", 0)
         for rank in self.ranks:
-            self.count("node_tokens_total", TOKENS * self.steps, replica=str(rank))
+            self.count("node_tokens_total", TOKENS * self.steps, data_parallel=str(rank))
         if attempt.restored_step is not None:
             self.add_living("node_restored_step", attempt.restored_step)
 

@@ -52,7 +52,7 @@ class RankSeries:
     def _identity(self) -> None:
         node, attempt = self.node, self.whole.attempt
         place = attempt.places[self.rank]
-        stage = {"stage": "0", "replica": str(self.rank), "world_size": str(self.whole.run.ranks)}
+        stage = {"stage": "0", "data_parallel": str(self.rank), "world_size": str(self.whole.run.ranks)}
         pid = f"{10_000 + attempt.number * 512 + self.rank}"
         self.add("rank_info", 1, host=place.node, local_rank=str(place.gpu), pid=pid, **stage)
         started = node.steps > 0
@@ -136,7 +136,7 @@ class RankSeries:
 
         seconds = np.where(there, own, 0) * noise
         data = DATA_WAIT * self.whole.run.step_seconds
-        self.add("recent_step_local_seconds", some(seconds), replica=str(self.rank), **stage)
+        self.add("recent_step_local_seconds", some(seconds), data_parallel=str(self.rank), **stage)
         self.add("recent_step_arrival_seconds", some(seconds), **stage)
         phases: Mapping[str, Values | float] = {
             "compute": seconds - data - 0.001, "data_loading": data, "checkpoint": 0.0, "other": 0.001
