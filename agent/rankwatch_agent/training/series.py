@@ -217,6 +217,9 @@ def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
 
 def _scalars(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_scalar", key, totals.scalars)
+    # Not every store keeps NaN.
+    nonfinite = {name: 1 for name, value in totals.scalars.items() if value - value}
+    yield from _by("rankwatch_scalar_value_nonfinite", key, nonfinite)
     yield from _by("rankwatch_scalar_nonfinite_total", key, totals.nonfinite)
     yield from totals.learning.series(key)
 

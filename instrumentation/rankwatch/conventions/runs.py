@@ -221,6 +221,12 @@ VARIATION = (
 
 SCALARS = (
     gauge("rankwatch_scalar", "1", (*_RANK, Label.NAME), "Last value of a scalar the training loop reports."),
+    gauge(
+        "rankwatch_scalar_value_nonfinite",
+        "1",
+        (*_RANK, Label.NAME),
+        "1 while the last value of the scalar is NaN or infinite; no series while it is finite.",
+    ),
     counter(
         "rankwatch_scalar_nonfinite_total",
         "1",

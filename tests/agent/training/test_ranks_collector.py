@@ -92,6 +92,19 @@ def test_steps_add_up(tmp_path: Path) -> None:
     assert histogram.buckets[-1] == (math.inf, 10)
 
 
+def test_value_that_is_not_finite(tmp_path: Path) -> None:
+    """A store that keeps no NaN still tells that the last value of a scalar is none, until it is finite."""
+    collector = RanksCollector(directory=tmp_path)
+    losses = ("2", "nan", "inf", "-inf", "2")
+    code = "\n".join(f"run.scalar('loss', float('{each}')); ready()" for each in losses)
+    with rank(tmp_path, code) as process:
+        for number, loss in enumerate(losses):
+            expected = {} if loss == "2" else {("job", "0", "loss"): 1}
+            assert values(collector.collect(), "rankwatch_scalar_value_nonfinite") == expected, loss
+            if number < len(losses) - 1:
+                go_on(process)
+
+
 def test_states(tmp_path: Path) -> None:
     """States follow the life of a rank. Starting, running, finished."""
     collector = RanksCollector(directory=tmp_path)
