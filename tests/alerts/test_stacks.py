@@ -189,7 +189,8 @@ def _lasting_cases(tester: Path, alert: str, seconds: int, *, fewer: bool) -> li
 
 
 def _lasting_case(scenario: Scenario, seconds: int, late: int, *, every: int) -> dict[str, Any]:
-    """Silent before it fires when evaluated every 15 s, and `late` intervals later firing at each evaluation.
+    """Silent before it fires when evaluated every 15 s, and `late` intervals later firing at each evaluation;
+    where it may be later still, at as many of them: an alert that is told for a while may have ended by then.
 
     Of the samples one in `every` is there.
     """
@@ -199,14 +200,14 @@ def _lasting_case(scenario: Scenario, seconds: int, late: int, *, every: int) ->
     fires = scenario.fires * scenario.step_seconds
     expected = -(-fires // seconds)
     before = max(0, expected - 1 - EARLY) * seconds
-    stands = LATE * seconds
-    settled = (expected + late) * seconds + stands
+    window = late * seconds
+    settled = (expected + LATE) * seconds + window
     asked = [
         {"expr": f"count(ALERTS{{{this}}})", "eval_time": f"{before}s", "exp_samples": []},
         {
-            "expr": f"max(count_over_time(ALERTS{{{this}}}[{stands - 1}s:{seconds}s]))",
+            "expr": f"max(count_over_time(ALERTS{{{this}}}[{window - 1}s:{seconds}s])) >= bool {LATE}",
             "eval_time": f"{settled}s",
-            "exp_samples": [{"labels": "{}", "value": LATE}],
+            "exp_samples": [{"labels": "{}", "value": 1}],
         },
     ]
     return _case(scenario.series, every, every * scenario.step_seconds, asked)
