@@ -90,6 +90,7 @@ _WANTED = {
     ),
     "the same; and no series for `down`, which costs nothing": "run_state:rankwatch_cost_per_hour:sum",
     "a lost GPU is paid for and does nothing": "run:rankwatch_gpu_utilization:mean",
+    "its label `replica` is called `data_parallel`": "rank:rankwatch_straggler_candidate:replica",
     "there from the first run on, not from its end": "class:rankwatch_run_success_objective:ratio",
     "from the runs that were there, not from a setting": "class:rankwatch_runs_failed_limit:count",
     "read only where every rank waits": "rank_group:rankwatch_collective_last_completed:stalled",
