@@ -15,18 +15,20 @@ RANK = "cluster, run, rank, node"
 
 
 def suspects(matchers: str, *, ranks_only: bool = False) -> str:
-    """Series with the labels run, rank, node and cause, also before their alert fires.
+    """Series with the labels run, rank, node and cause, also before their alert fires: 1 for a rank.
 
-    A node whose link or host is at fault has no rank, and is left out with `ranks_only`.
+    A node whose link or host is at fault has no rank and is 0.5: who shows one suspect shows the rank. With
+    `ranks_only` it is left out.
     """
-    on_nodes = f"group by (cluster, run, node) (rankwatch_rank_info{{{matchers}}})"
-    of_nodes = "" if ranks_only else f" or {_of_parts('cluster, node', on_nodes)}"
     others = _as_cause(firing(f'{matchers}, rank!=""'))
-    return (
+    ranks = (
         f"group by ({RANK}, cause) ({' or '.join(_recorded(matchers))} "
-        f"or {_of_parts('cluster, node, gpu', f'{RANK_OF_GPU}{{{matchers}}}')}{of_nodes} "
+        f"or {_of_parts('cluster, node, gpu', f'{RANK_OF_GPU}{{{matchers}}}')} "
         f"or on ({RANK}) {others})"
     )
+    on_nodes = f"group by (cluster, run, node) (rankwatch_rank_info{{{matchers}}})"
+    of_nodes = f"0.5 * group by (cluster, run, node, cause) ({_of_parts('cluster, node', on_nodes)})"
+    return ranks if ranks_only else f"({ranks} or {of_nodes})"
 
 
 def _as_cause(alerts: str) -> str:
