@@ -82,7 +82,8 @@ COLLECTIVES = (
         "seconds",
         _PLACE,
         "Unix time at which the oldest collective, send or receive of the group that is not complete was "
-        "enqueued; no series where all are complete.",
+        "enqueued; no series where all are complete. From the flight recorder only where the black box sees "
+        "no completions.",
     ),
     gauge(
         "rankwatch_collective_oldest_incomplete_signature",

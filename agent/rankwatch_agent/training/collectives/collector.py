@@ -195,7 +195,7 @@ class CollectivesCollector:
             rank = self._ranks[path]
             key = (rank.run, path.stem)
             if path in doubtful and not ended:
-                series.extend(rank.places(key, now))
+                series.extend(rank.places(key, now, by_black_box))
             series.extend(rank.series(key, by_black_box))
             return len(series) - before
 
@@ -262,11 +262,21 @@ class RecordedRank:
         self._answered, self._answered_at = True, now
         self._succeeded += 1
 
-    def places(self, key: tuple[str, str], now: float) -> Iterator[Series]:
+    def places(
+        self, key: tuple[str, str], now: float, counted: Set[tuple[str, str, str]]
+    ) -> Iterator[Series]:
         """Where a living rank stands, by its last dump, and for how long it has not answered; `key` is (run,
-        rank), `now` monotonic."""
+        rank), `now` monotonic.
+
+        counted: as for `series`. In their groups the black box knows what is incomplete, and at once.
+        """
         if self._answered:
-            yield from position_series(key, FLIGHT_RECORDER, self._positions())
+            known = {at[:2] for at in counted}
+            positions = {
+                group: position._replace(oldest=None) if group in known else position
+                for group, position in self._positions().items()
+            }
+            yield from position_series(key, FLIGHT_RECORDER, positions)
         if self._succeeded:
             silent = 0.0 if self._answered else now - self._answered_at
             yield sample("rankwatch_flight_recorder_silent_seconds", key, silent)
