@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -156,15 +156,20 @@ def _hung() -> list[Line]:
         write_hang_boxes(hang, job, boxes, run=RUN)
         series = list(RanksCollector(directory=boxes).collect().series)
         write_snapshots(hang.snapshots, dumps, "json")
-        for rank in range(SHAPE.ranks):
-            series += _recorded(rank, dumps / f"_dump_{rank}.json")
+        counted: dict[str, set[tuple[str, str, str]]] = {}
+        for each in series:
+            if each.metric.name == "rankwatch_collectives_total":
+                _, rank, *kind = each.labels
+                counted.setdefault(rank, set()).add((kind[0], kind[1], kind[2]))
+        for number in range(SHAPE.ranks):
+            series += _recorded(str(number), dumps / f"_dump_{number}.json", counted.get(str(number), set()))
     return [line for each in series for line in _hung_lines(each)]
 
 
-def _recorded(rank: int, dump: Path) -> Iterator[Series]:
+def _recorded(rank: str, dump: Path, counted: Set[tuple[str, str, str]]) -> Iterator[Series]:
     recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
     recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
-    for each in (*recorded.places((RUN, str(rank)), 0.0), *recorded.series((RUN, str(rank)), frozenset())):
+    for each in (*recorded.places((RUN, rank), 0.0, counted), *recorded.series((RUN, rank), counted)):
         if each.metric.name in _LAST_COLLECTIVES or each.metric.name.startswith("rankwatch_flight_recorder_"):
             yield each
 

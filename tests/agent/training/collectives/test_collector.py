@@ -142,7 +142,7 @@ def test_almost_an_answer(data: st.DataObject) -> None:
     for answer in (document, data.draw(almost(document)), data.draw(almost(document)), document):
         rank.take(1.0, {NCCL: bytearray(answer)}, ())
         key = ("job", "0")
-        series = [*rank.places(key, 2.0), *rank.series(key, frozenset())]
+        series = [*rank.places(key, 2.0, frozenset()), *rank.series(key, frozenset())]
         assert all(float(each.value) >= 0 for each in series)
 
 
@@ -208,6 +208,19 @@ def test_no_double_counting(node: Node) -> None:
     for name in ("rankwatch_collectives_total", "rankwatch_collective_transfers_total"):
         assert values(collection, name) == {}
     assert values(collection, "rankwatch_collective_last_enqueued")
+
+
+def test_what_is_incomplete_comes_from_one_source(node: Node) -> None:
+    """Where the black box sees completions, it knows what is incomplete, and the recorder only knew."""
+    for recorder in node.recorders:
+        recorder[NCCL] = reply(completed(0), entry(1), enqueued=2, done=1)
+    oldest = "rankwatch_collective_oldest_incomplete_timestamp_seconds"
+    node.set_idle(6.0, 6.0)
+    assert len(values(node.collect(), oldest)) == 2
+    node.set_idle(6.0, 6.0, counted=frozenset({("default_pg", "0-1", "barrier")}))
+    collection = node.collect()
+    assert values(collection, oldest) == {}
+    assert len(values(collection, "rankwatch_collective_oldest_incomplete_signature")) == 2
 
 
 def test_gloo_members(node: Node) -> None:
