@@ -99,8 +99,9 @@ def half_writes(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 
 def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """Of a large run: what speaks for the losses of all its ranks on this node."""
-    losses = [each.totals.learning.loss for each in ranks if each.totals.learning.loss.count]
+    """Of a large run: what speaks for the losses of all its living ranks on this node."""
+    living = (each.totals.learning.loss for each in ranks if each.state not in ENDED_STATES)
+    losses = [each for each in living if each.count]
     values = {
         "rankwatch_half_loss_trend": [each.trend for each in losses if each.trend > 0.0],
         "rankwatch_half_loss_deviation": [each.deviation for each in losses],

@@ -102,8 +102,8 @@ NODE_SUMS = (
         "rankwatch_half_loss_trend",
         "1",
         (Label.RUN, Label.HALF),
-        "Median of `rankwatch_loss_trend`, where it is positive, of one half of the run's ranks on this "
-        "node. Only in runs of more ranks than `max_single_ranks`, of which not every rank is exported.",
+        "Median of `rankwatch_loss_trend`, where it is positive, of one half of the run's living ranks on "
+        "this node. Only in runs of more ranks than `max_single_ranks`, of which not every rank is exported.",
     ),
     gauge(
         "rankwatch_half_loss_deviation",

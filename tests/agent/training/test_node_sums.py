@@ -106,3 +106,20 @@ def test_reporting(tmp_path: Path) -> None:
     assert {name: found["job", name] for name in OF_RUNNING_RANKS} == dict.fromkeys(OF_RUNNING_RANKS, 2.0)
     assert found["job", "rankwatch_scalar_nonfinite_total"] == 1.0
     assert {name for _, name in found} <= {*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM}
+
+
+_ENDED_LOSS = "for _ in range(30):\n    with run.step(): run.scalar('loss', 8.0)\nrun.finish()\nready()"
+
+
+def test_loss_of_ended_ranks(tmp_path: Path) -> None:
+    """The loss of an ended rank does not speak for a large run: its attempt may be over."""
+    collector = RanksCollector(directory=tmp_path, max_single_ranks=1)
+    with (
+        rank(tmp_path, "steps(30)\nready()", number=0, world=2),
+        rank(tmp_path, _ENDED_LOSS, number=1, world=2),
+    ):
+        collector.collect()
+        collection = collector.collect()
+    assert state(collection) == {"0": "running", "1": "finished"}
+    assert set(values(collection, "rankwatch_half_loss_trend").values()) == {2.0}
+    assert len(values(collection, "rankwatch_loss_trend")) == 2
