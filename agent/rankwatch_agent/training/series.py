@@ -60,7 +60,7 @@ class RankSeries:
         self._doubtful = doubtful
         self._shown = shown
         self._reporting: dict[str, Counter[str]] = {}
-        """By run: how many of its ranks have each metric that alerts depend on."""
+        """By run: how many of its living ranks have each metric that alerts depend on."""
         self._wall = wall
         self._procfs = procfs
 
@@ -107,13 +107,18 @@ class RankSeries:
             yield from late_series(placed, label, means)
 
     def reporting(self, run: str) -> Iterator[Series]:
-        """How many ranks of a run, of those made so far, have what alerts depend on."""
+        """How many living ranks of a run, of those made so far, have what alerts depend on."""
         found = self._reporting.get(run, Counter[str]())
         for name, count in {**dict.fromkeys(_REPORTED, 0), **found}.items():
             yield sample("rankwatch_node_ranks_reporting", (run, name), count)
 
     def _count(self, rank: RankFollower, series: Collection[Series]) -> None:
-        """Count names that are exported, not those that should be, and those whose lack the rank explains."""
+        """Count names that are exported, not those that should be, and those whose lack the rank explains.
+
+        An ended rank must not make up for a running one that lacks them.
+        """
+        if rank.state in ENDED_STATES:
+            return
         names = {
             each.metric.name
             for each in series

@@ -45,8 +45,8 @@ NODE_SUMS = (
         "rankwatch_node_ranks_reporting",
         "1",
         (Label.RUN, Label.NAME),
-        "Ranks of the run on this node that have the metric of this name, of those that alerts depend on, or "
-        "that say why they have none: local time, where steps replay collectives in a CUDA graph.",
+        "Living ranks of the run on this node that have the metric of this name, of those that alerts depend "
+        "on, or that say why they have none: local time, where steps replay collectives in a CUDA graph.",
     ),
     gauge(
         "rankwatch_node_first_start_timestamp_seconds",

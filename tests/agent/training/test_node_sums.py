@@ -111,6 +111,22 @@ def test_reporting(tmp_path: Path) -> None:
 _ENDED_LOSS = "for _ in range(30):\n    with run.step(): run.scalar('loss', 8.0)\nrun.finish()\nready()"
 
 
+def test_ended_rank_reports_nothing(tmp_path: Path) -> None:
+    """An ended rank had a loss: it does not make up for the running one that has none."""
+    collector = RanksCollector(directory=tmp_path)
+    silent = "for _ in range(30):\n    with run.step(): pass\nready()"
+    with (
+        rank(tmp_path, silent, number=0, world=2),
+        rank(tmp_path, _ENDED_LOSS, number=1, world=2),
+    ):
+        collector.collect()
+        collection = collector.collect()
+    assert state(collection) == {"0": "running", "1": "finished"}
+    found = values(collection, "rankwatch_node_ranks_reporting")
+    assert found["job", "rankwatch_steps_total"] == 1.0
+    assert found["job", "rankwatch_scalar_nonfinite_total"] == 0.0
+
+
 def test_loss_of_ended_ranks(tmp_path: Path) -> None:
     """The loss of an ended rank does not speak for a large run: its attempt may be over."""
     collector = RanksCollector(directory=tmp_path, max_single_ranks=1)

@@ -282,6 +282,6 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
     for name, value in (*OF_RUNNING_RANKS.items(), *OF_RANKS_THAT_HAD_THEM.items()):
         label = _LABELS.get(name)
         matchers = f'{{{label}="{value}"}}' if label else ""
-        count = f"count by ({_NODE}) (group by ({RANK}) ({name}{matchers}))"
+        count = f"count by ({_NODE}) (group by ({RANK}) ({name}{matchers}) {living})"
         count += f" or 0 * count by ({_NODE}) (rankwatch_rank_state)"
         yield "rankwatch_node_ranks_reporting", f'label_replace({count}, "name", "{name}", "", "")'
