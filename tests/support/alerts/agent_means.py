@@ -187,7 +187,7 @@ def _events(config: RuleConfig) -> Iterator[tuple[str, str]]:
     ):
         before = f"last_over_time({counter}[5m] offset {duration(interval)})"
         now = f"timestamp({counter} > {before} or {counter} > 0 unless {before})"
-        yield record, f"max by ({by}) ({now}) or last_over_time({record}[1h])"
+        yield record, f"max by ({by}) ({now}) or max by ({by}) (last_over_time({record}[1h]))"
 
 
 def _totals(living: str) -> Iterator[tuple[str, str]]:
