@@ -142,7 +142,7 @@ def _joined(rule: Mapping[str, Any], how: str, label: str, *reasons: str) -> Map
     return {**rule, "expr": f"(\n{lines}){joins}\n"}
 
 
-def links(alert: str, dashboard: str, *, runbooks: str, dashboards: str) -> dict[str, str]:
+def links(alert: str, dashboard: str = "", *, runbooks: str = "", dashboards: str = "") -> dict[str, str]:
     """Annotations that link to the runbook and to a dashboard (its uid and variables), below base URLs.
 
     None where a base URL is empty: a link that leads nowhere costs time at night.

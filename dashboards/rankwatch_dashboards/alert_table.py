@@ -84,9 +84,10 @@ def firing_alerts(
         age,
         *((_index(rows),) if of_hardware else (f"{of_run} () ({each})" for each in (_GOODPUT, _DONE))),
     )
+    opens = " The alert opens its runbook." if to_runbook(config) else ""
     return Panel(
         title=title,
-        description=f"{_OF_HARDWARE if of_hardware else _OF_ALL} {READS} The alert opens its runbook.",
+        description=f"{_OF_HARDWARE if of_hardware else _OF_ALL} {READS}{opens}",
         no_data=no_data,
         unit="short",
         drawing=Drawing.TABLE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, RUN_DEBUG_UID, RuleConfig
+from rankwatch_alerts.adjustments import links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ TO_NODE = opens(HARDWARE_UID, "Hardware of this node", "node")
 TO_GPU = opens(HARDWARE_UID, "Hardware of this gpu", "node", "gpu")
 
 
-def to_runbook(config: RuleConfig) -> Link:
-    """The page of the alert that a row names."""
-    url = f"{config.runbook_base_url}/{{alertname}}"
-    return Link(title="Runbook", url=url, labels=("alertname",), new_tab=True)
+def to_runbook(config: RuleConfig) -> Link | None:
+    """The page of the alert that a row names; None without `runbook_base_url`."""
+    urls = links("{alertname}", runbooks=config.runbook_base_url)
+    labels = ("alertname",)
+    return Link(title="Runbook", url=urls["runbook_url"], labels=labels, new_tab=True) if urls else None

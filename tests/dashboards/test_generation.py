@@ -19,7 +19,7 @@ from rankwatch_alerts import (
     RuleConfig,
     alert_rules,
 )
-from rankwatch_dashboards import write_dashboards
+from rankwatch_dashboards import all_panels, dashboards, write_dashboards
 from rankwatch_dashboards.__main__ import main
 from support.paths import ROOT
 
@@ -87,6 +87,27 @@ def test_alerts_link_to_the_dashboard() -> None:
         uid = rule.annotations["dashboard_url"].split("/d/")[1].split("?")[0]
         assert uid == rule.dashboard
         assert (GENERATED / f"{uid}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [("", []), ("https://wiki.test/rw/", ["https://wiki.test/rw/${__data.fields.alertname}"] * 2)],
+)
+def test_alerts_link_to_runbooks(base: str, expected: list[str]) -> None:
+    """From both tables of alerts, if runbooks are published, and only then a panel says so."""
+    panels = [each for board in dashboards(RuleConfig(runbook_base_url=base)) for each in all_panels(board)]
+    properties = [
+        each
+        for panel in panels
+        for override in panel.get("fieldConfig", {}).get("overrides", ())
+        for each in override["properties"]
+        if each["id"] == "links"
+    ]
+    assert [
+        each["value"][0]["url"] for each in properties if each["value"][0]["title"] == "Runbook"
+    ] == expected
+    saying = [each for each in panels if "The alert opens its runbook." in each.get("description", "")]
+    assert len(saying) == len(expected)
 
 
 def test_tracker_is_one_click_away() -> None:

@@ -78,7 +78,6 @@ def test_links() -> None:
     }
     assert "var-run=${__data.fields.run}&var-rank=${__data.fields.rank}" in urls["rank"]
     assert urls["node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
-    assert urls["alertname"].endswith("/${__data.fields.alertname}")
 
 
 @pytest.mark.parametrize(
