@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from rankwatch.settings import field_names
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rule_files import rule_documents
+from rankwatch_alerts.rule_files import RuleFileError, document
 from rankwatch_alerts.rules import Alert, duration
 
 ABSENT = (str(Alert.TELEMETRY_ABSENT),)
@@ -66,6 +67,16 @@ class Sli:
 
 
 @cache
-def slis() -> Mapping[str, tuple[Sli, ...]]:
-    """Every indicator, by what it is about."""
-    return {part: tuple(Sli(**each) for each in listed) for part, listed in rule_documents()["slis"].items()}
+def slis(directory: str = "") -> Mapping[str, tuple[Sli, ...]]:
+    """Every indicator, by what it is about; of the user's own directory if it has the file. Raises
+    RuleFileError for a field that is missing or unknown, or names no setting."""
+    try:
+        parts = document("slis", directory).items()
+        found = {part: tuple(Sli(**each) for each in listed) for part, listed in parts}
+    except (TypeError, AttributeError) as error:
+        raise RuleFileError(f"could not use slis.yaml: {error}") from error
+    for each in (each for listed in found.values() for each in listed):
+        for setting in (each.window, each.objective):
+            if isinstance(setting, str) and setting and setting not in field_names(RuleConfig):
+                raise RuleFileError(f"could not use slis.yaml: {each.name} names no setting by {setting!r}")
+    return found

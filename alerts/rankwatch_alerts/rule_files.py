@@ -29,6 +29,7 @@ from rankwatch_alerts.rules import (
     AlertRule,
     RecordingRule,
     RuleGroup,
+    Severity,
     duration,
     reason_of,
     shipped_rules,
@@ -39,6 +40,9 @@ RULE_FILES = (
     *("goodput", "checkpoints", "objectives"),
 )
 """Files of rules, each behind those whose series it reads."""
+NO_RULES = ("slis", "inhibitions")
+"""Files beside them that `catalogue` and `alertmanager.inhibition` read."""
+_NEEDED = {"record": ("expr", "labels", "help"), "alert": ("expr", "labels", "annotations")}
 
 Document = Mapping[str, Any]
 
@@ -54,21 +58,72 @@ def rule_documents(directory: str = "") -> Mapping[str, Document]:
     A directory of the user's own may hold some of them, which take the place of those that are shipped, and
     further ones. Raises RuleFileError for what is no YAML or no file of rules.
     """
+    named = (*RULE_FILES, "lookups", *_own_files(directory))
+    return {name: _checked(name, document(name, directory)) for name in named if name not in NO_RULES}
+
+
+@cache
+def document(name: str, directory: str = "") -> Any:
+    """What a file holds, of the user's own directory if it is there. Raises RuleFileError."""
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     import yaml
 
-    files = {name: shipped_rules() / f"{name}.yaml" for name in (*RULE_FILES, "lookups", "slis")}
-    if directory:
-        files |= {file.stem: file for file in sorted(Path(directory).glob("*.yaml"))}
-    found = {}
-    for name, file in files.items():
-        try:
-            found[name] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise RuleFileError(f"could not read {file}: {' '.join(str(error).split())}") from error
-        if not isinstance(found[name], dict):
-            raise RuleFileError(f"could not read {file}: it is no file of rules")
-    return found
+    file = _own_files(directory).get(name) or shipped_rules() / f"{name}.yaml"
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RuleFileError(f"could not read {file}: {' '.join(str(error).split())}") from error
+
+
+@cache
+def _own_files(directory: str) -> Mapping[str, Path]:
+    own = sorted(Path(directory).iterdir()) if directory else []
+    if wrong := next((each for each in own if each.suffix == ".yml"), None):
+        raise RuleFileError(f"could not use {wrong}: files in rules_directory end in .yaml")
+    return {each.stem: each for each in own if each.suffix == ".yaml"}
+
+
+def _checked(name: str, document: Any) -> Document:
+    """The document, if its groups and rules have what they need. Raises RuleFileError."""
+    with _readable(name):
+        _refuse_without(document, "a file of rules")
+        for group in document.get("groups") or ():
+            _refuse_without(group, "a group", "name", "interval", "rules")
+            kind = "alert" if "alert" in group["rules"][0] else "record"
+            for rule in group["rules"]:
+                _refuse_without(rule, f"a rule of group {group['name']}", kind)
+                _refuse_without(rule, rule[kind], *_NEEDED[kind])
+                if kind == "alert":
+                    _refuse_wrong_labels(rule["alert"], rule["labels"])
+    return document  # type: ignore[no-any-return]
+
+
+def _refuse_without(table: Any, what: str, *needed: str) -> None:
+    if not isinstance(table, dict):
+        raise RuleFileError(f"{what} must be a table")
+    for each in needed:
+        if each not in table or (not table[each] and each != "labels"):
+            raise RuleFileError(f"{what} has no {each}")
+
+
+def _refuse_wrong_labels(alert: str, labels: Any) -> None:
+    _refuse_without(labels, f"labels of {alert}", "owner")
+    if wrong := [name for name, text in labels.items() if not isinstance(text, str)]:
+        raise RuleFileError(f"label {wrong[0]} of {alert} must be text")
+    if labels.get("severity", Severity.INFO) not in tuple(Severity):
+        known = ", ".join(Severity)
+        raise RuleFileError(f"severity {labels['severity']!r} of {alert} is none of {known}")
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """What is wrong says in which file."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise RuleFileError(f"could not read the rules of {name}.yaml: {error!r}") from error
+    except RuleFileError as error:
+        raise RuleFileError(f"could not use {name}.yaml: {error}") from error
 
 
 def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
@@ -79,7 +134,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
 def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
     """Groups of alerting rules. Raises RuleFileError, also for a setting that changes no rule."""
     documents = rule_documents(config.rules_directory).values()
-    groups = [group for document in documents for group in document.get("groups", ())]
+    groups = [group for document in documents for group in document.get("groups") or ()]
     rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     for name in not_applied(rules, config):
         raise RuleFileError(f"disabled_alerts or overrides: no rule has the name and reason {name}")
@@ -103,8 +158,8 @@ def _groups(config: RuleConfig, kind: str) -> Iterator[RuleGroup]:
     render = renderer.recording if kind == "record" else renderer.alerting
     wanted = partial(adjusted, config=config) if kind == "alert" else tuple
     for name, document in rule_documents(config.rules_directory).items():
-        try:
-            for group in document.get("groups", ()):
+        with _readable(name):
+            for group in document.get("groups") or ():
                 if kind in group["rules"][0]:
                     yield RuleGroup(
                         name=group["name"],
@@ -112,8 +167,6 @@ def _groups(config: RuleConfig, kind: str) -> Iterator[RuleGroup]:
                         rules=tuple(render(each) for each in wanted(group["rules"])),
                         of_fleet=group.get("server", document.get("server")) == "fleet",
                     )
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise RuleFileError(f"could not read the rules of {name}.yaml: {error!r}") from error
 
 
 class _Renderer:
@@ -161,12 +214,10 @@ class _Renderer:
 
     def seconds(self, text: str | float) -> float:
         """The time of `${name}`, or a number of seconds."""
-        if isinstance(text, int | float):
-            return text
-        found = _PLACE.fullmatch(text)
-        if not found:
-            raise RuleFileError(f"{text} is neither a setting nor a number of seconds")
-        return float(_evaluated(found[1], self._values)[0])
+        found = _PLACE.fullmatch(text) if isinstance(text, str) else None
+        seconds = _evaluated(found[1], self._values)[0] if found else text
+        _duration(str(text), seconds)
+        return float(seconds)
 
     def _expression(self, rule: Document) -> str:
         expression: str = rule["expr"]
@@ -279,8 +330,17 @@ def fill(text: str, values: Mapping[str, Any]) -> str:
 def _text(source: str, values: Mapping[str, Any]) -> str:
     value, is_duration = _evaluated(source, values)
     if is_duration:
-        return duration(value)
+        return _duration(f"${{{source}}}", value)
     return f"{value:.10g}".replace("inf", "+Inf") if isinstance(value, int | float) else str(value)
+
+
+def _duration(text: str, seconds: Any) -> str:
+    try:
+        return duration(seconds)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RuleFileError(
+            f"{text} gives {seconds!r}, which is no number of seconds from 0.001 on"
+        ) from error
 
 
 def _evaluated(source: str, values: Mapping[str, Any]) -> tuple[Any, bool]:
@@ -306,5 +366,5 @@ def _evaluated(source: str, values: Mapping[str, Any]) -> tuple[Any, bool]:
 
     try:
         return value(ast.parse(source.strip(), mode="eval").body), is_duration
-    except SyntaxError as error:
+    except (SyntaxError, TypeError, ArithmeticError) as error:
         raise RuleFileError(f"${{{source}}} is no setting or sum of settings") from error

@@ -58,7 +58,7 @@ def slis_reference(config: RuleConfig) -> Iterator[str]:
     """The page, below its title, in Markdown."""
     shown = panels_by_series(config)
     yield _HEAD
-    for part, listed in slis().items():
+    for part, listed in slis(config.rules_directory).items():
         yield from (
             f"## {part}",
             "",

@@ -31,7 +31,7 @@ def fragments(
     ours: Mapping[str, list[Any]] = {
         "templates": [TEMPLATES_FILE],
         "routes": [route(config)],
-        "inhibit_rules": list(inhibit_rules()),
+        "inhibit_rules": inhibit_rules(config.rules_directory),
         "time_intervals": time_intervals(config),
         "receivers": receivers(config, webhook_url, theirs),
     }

@@ -15,7 +15,8 @@ from typing import Any
 from rankwatch_alerts.adjustments import FIXED_LABELS
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.delivery import all_owners
-from rankwatch_alerts.rules import ALERT_NAMES, Severity, shipped_rules
+from rankwatch_alerts.rule_files import RuleFileError, document
+from rankwatch_alerts.rules import ALERT_NAMES, Severity
 
 PRODUCT = 'product="rankwatch"'
 """Matcher of all alerts of ours, and of no other."""
@@ -55,17 +56,22 @@ class Inhibition:
             }
 
 
-def inhibitions() -> tuple[Inhibition, ...]:
-    """The entries of the file. Needs PyYAML."""
-    import yaml
+def inhibitions(directory: str = "") -> tuple[Inhibition, ...]:
+    """The entries of the file, of the user's own directory if it is there. Raises RuleFileError."""
+    try:
+        found = tuple(Inhibition(**each) for each in document("inhibitions", directory))
+    except TypeError as error:
+        raise RuleFileError(f"could not use inhibitions.yaml: {error}") from error
+    for each in found:
+        matchers = all(MATCHER.fullmatch(str(one)) for one in (*each.source, *each.target))
+        if not matchers or each.severity not in _SEVERITIES:
+            raise RuleFileError(f"could not use inhibitions.yaml: wrong matcher or severity in {each.why!r}")
+    return found
 
-    file = shipped_rules() / "inhibitions.yaml"
-    return tuple(Inhibition(**each) for each in yaml.safe_load(file.read_text(encoding="utf-8")))
 
-
-def inhibit_rules() -> list[dict[str, list[str]]]:
+def inhibit_rules(directory: str = "") -> list[dict[str, list[str]]]:
     """All of them, as Alertmanager reads them."""
-    return [rule for each in inhibitions() for rule in each.rules()]
+    return [rule for each in inhibitions(directory) for rule in each.rules()]
 
 
 def that_take_ours(rules: Iterable[Mapping[str, Any]], config: RuleConfig) -> Iterator[str]:

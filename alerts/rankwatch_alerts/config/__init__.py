@@ -62,7 +62,7 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
     """Where Grafana finds Prometheus: the data source in the folder of `rankwatch generate`."""
     rules_directory: str = ""
     """Folder with files of rules of one's own: copies of those in `alerts/rules` (installed:
-    `rankwatch_alerts/rules`), changed, and further ones. Empty for those that are shipped."""
+    `rankwatch_alerts/shipped_rules`), changed, and further ones. Empty for those that are shipped."""
     label_names: Mapping[str, str] = field(default_factory=dict)
     """Other names of labels, by those of rankwatch: `{cluster = "k8s_cluster", node = "hostname"}` where a
     relabelling of Prometheus gives them. Rules, routes, dashboards and runbooks take them."""

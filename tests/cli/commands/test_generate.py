@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config
 from rankwatch_alerts.promql import parse, selectors
+from rankwatch_alerts.rules import shipped_rules
 from rankwatch_cli.main import main
 from support.dashboards.lint import filled_in, targets
 from support.servers.prometheus import alertmanager, get_json, poll, post_json, prometheus, require
@@ -219,12 +221,11 @@ def test_merge_into_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_merge_and_output_know_the_same_alerts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name that no rule has, here because files of one's own have left it out, is refused by both."""
-    (tmp_path / "slow.yaml").write_text("groups: []\n")
-    file, settings = tmp_path / "alertmanager.yml", tmp_path / "rankwatch.toml"
+    file = tmp_path / "alertmanager.yml"
     file.write_text(THEIRS)
-    settings.write_text(f'rules_directory = "{tmp_path}"\ndisabled_alerts = ["RankwatchRunSlow/jitter"]\n')
+    settings = 'disabled_alerts = ["RankwatchRunSlow/jitter"]'
     for where in (["--merge-into", str(file)], ["--output", str(tmp_path / "out")]):
-        assert main(["generate", "--config", str(settings), *where]) == 2
+        assert _with_own({"slow.yaml": "groups: []"}, tmp_path, settings=settings, where=where) == 2
         assert "no rule has the name and reason RankwatchRunSlow/jitter" in capsys.readouterr().err
 
 
@@ -349,3 +350,117 @@ def test_wrong_input(
     assert message in error
     assert len(error.splitlines()) == 1
     assert error.startswith("rankwatch generate: ")
+
+
+def _with_own(
+    files: Mapping[str, str], tmp_path: Path, *, settings: str = "", where: Sequence[str] = ()
+) -> int:
+    """The exit status with these files in `rules_directory`."""
+    own = tmp_path / "own"
+    own.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (own / name).write_text(text)
+    (tmp_path / "s.toml").write_text(f'rules_directory = "{own}"\n{settings}')
+    given = where or ("--output", str(tmp_path / "out"))
+    return main(["generate", "--config", str(tmp_path / "s.toml"), *given])
+
+
+def test_copy_of_all_rules(folder: Path, tmp_path: Path) -> None:
+    """The whole folder of rules, copied, gives what is shipped; what it says of indicators and inhibitions
+    holds."""
+    shipped = {path.name: path.read_text() for path in shipped_rules().glob("*.yaml")}
+    assert _with_own(shipped, tmp_path) == 0
+    rules = Path("prometheus") / "alerts.rules.yml"
+    plain = tmp_path / "plain"
+    assert main(["generate", "--output", str(plain)]) == 0
+    assert (tmp_path / "out" / rules).read_text() == (plain / rules).read_text()
+    slis = shipped["slis.yaml"].replace("Does the run complete steps?", "Is it alive?")
+    held = "[{why: w, source: ['reason=\"a\"'], target: ['reason=\"b\"']}]"
+    (tmp_path / "second").mkdir()
+    assert _with_own({"slis.yaml": slis, "inhibitions.yaml": held}, tmp_path / "second") == 0
+    out = tmp_path / "second" / "out"
+    assert "Is it alive?" in (out / "reference" / "slis.md").read_text()
+    routes = yaml.safe_load((out / "alertmanager" / "alertmanager.yml").read_text())
+    assert len(routes["inhibit_rules"]) == 2
+
+
+_OWN = """\
+groups:
+- name: mine
+  interval: 60
+  rules:
+  - alert: QueueFull
+    expr: rankwatch_node_step > 5
+    labels: {owner: training, severity: warning, reason: full}
+    annotations: {summary: The queue is full., description: 'It is full on {{ $labels.node }}.'}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("mine.yml", "", "", "mine.yml: files in rules_directory end in .yaml"),
+        ("mine.yaml", "owner: training, ", "", "could not use mine.yaml: labels of QueueFull has no owner"),
+        ("mine.yaml", "warning", "page", "severity 'page' of QueueFull is none of critical, warning, info"),
+        ("mine.yaml", "full}", "2}", "label reason of QueueFull must be text"),
+        ("mine.yaml", "    expr: rankwatch_node_step > 5\n", "", "QueueFull has no expr"),
+        ("mine.yaml", "60", "1h", "1h gives '1h', which is no number of seconds from 0.001 on"),
+        ("mine.yaml", "step >", "step > ${1 / 0} +", "QueueFull full: ${1 / 0} is no setting or sum"),
+        (
+            "mine.yaml",
+            "step >",
+            "step offset ${stall_floor - keep_firing} >",
+            "${stall_floor - keep_firing} gives -240.0, which is no number of seconds from 0.001 on",
+        ),
+        (
+            "mine.yaml",
+            _OWN,
+            "groups: [{name: mine, interval: 60}]",
+            "could not use mine.yaml: a group has no rules",
+        ),
+        ("mine.yaml", _OWN, "groups: [{name: mine}, 1]", "a group has no interval"),
+        ("mine.yaml", _OWN, "- 1", "could not use mine.yaml: a file of rules must be a table"),
+        ("slis.yaml", _OWN, "Steps: [{name: x}]", "could not use slis.yaml: Sli.__init__() missing"),
+        (
+            "slis.yaml",
+            _OWN,
+            "Steps: [{name: x, question: q, series: [up], figure: up, unit: u, window: w}]",
+            "x names no setting by 'w'",
+        ),
+        ("inhibitions.yaml", _OWN, "groups: []", "could not use inhibitions.yaml: "),
+        ("inhibitions.yaml", _OWN, "[{why: w, source: [a], target: []}]", "wrong matcher or severity in 'w'"),
+    ],
+)
+@pytest.mark.parametrize("merge", [False, True], ids=["output", "merge"])
+def test_wrong_own_rules(
+    file: str,
+    old: str,
+    new: str,
+    message: str,
+    merge: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One sentence that names the file or the alert, and status 2."""
+    if merge and file == "slis.yaml":
+        pytest.skip("no indicator stands in a configuration of Alertmanager")
+    (tmp_path / "a.yml").write_text(THEIRS)
+    where = ["--merge-into", str(tmp_path / "a.yml")] if merge else []
+    assert _with_own({file: _OWN.replace(old, new) if old else _OWN}, tmp_path, where=where) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_own_rules_as_they_should_be(tmp_path: Path) -> None:
+    """What the wrong ones above are changed from."""
+    assert _with_own({"mine.yaml": _OWN}, tmp_path) == 0
+    assert "alert: QueueFull" in (tmp_path / "out" / "prometheus" / "alerts.rules.yml").read_text()
+
+
+def test_time_that_is_too_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rules halve it: one sentence names the rule."""
+    assert _with_own({}, tmp_path, settings="absence_window_seconds = 0.001\n") == 2
+    error = capsys.readouterr().err
+    assert "${absence_window / 2} gives 0.0005, which is no number of seconds" in error
+    assert len(error.splitlines()) == 1
