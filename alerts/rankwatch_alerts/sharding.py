@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.generation import prometheus_config, rule_file, to_yaml
+from rankwatch_alerts.generation import prometheus_config, remove_generated, rule_file, write_yaml
 from rankwatch_alerts.rule_files import alert_groups, recording_groups
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup
 from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
 
 AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
+_FILES = ("runs.rules.yml", "fleet.rules.yml", "fleet.yml", "query.yml")
 _METRIC = re.compile(r'(?<![\w:"$.])(?:[a-z][a-z_0-9]*:)?rankwatch_[a-z_0-9]+(?::[a-z_0-9]+)*')
 _SHARD = "__tmp_shard"
 
@@ -64,38 +65,38 @@ def roles(config: RuleConfig) -> tuple[Role, Role]:
 
 def write_sharded(config: RuleConfig, directory: Path) -> list[Path]:
     """Write rules and configuration of each server and return the paths. Nothing without `prometheus_shards`.
+    What an earlier call wrote for further shards is removed.
 
     Raises OSError where the directory cannot be written.
     """
+    remove_generated(directory, *_FILES, "shard-*.yml")
     shards = config.prometheus_shards
     if not shards:
         return []
     of_runs, of_fleet = roles(config)
-    documents: dict[str, dict[str, object]] = {
-        "runs.rules.yml": rule_file(config, of_runs.groups),
-        "fleet.rules.yml": rule_file(config, of_fleet.groups),
-        "fleet.yml": _server(
+    runs_rules, fleet_rules, fleet, query = _FILES
+    documents: dict[str, Mapping[str, object]] = {
+        runs_rules: rule_file(config, of_runs.groups),
+        fleet_rules: rule_file(config, of_fleet.groups),
+        fleet: _server(
             config,
             config.prometheus_fleet,
-            rules="fleet.rules.yml",
+            rules=fleet_rules,
             kept=_kept_by_fleet(config, of_fleet),
             federated=_federated(SHARDS_JOB, shards, of_fleet.read & of_runs.recorded),
         ),
-        "query.yml": {"remote_read": [_read(each) for each in (*shards, config.prometheus_fleet)]},
+        query: {"remote_read": [_read(each) for each in (*shards, config.prometheus_fleet)]},
     }
     from_fleet = _federated(FLEET_JOB, (config.prometheus_fleet,), of_runs.read & of_fleet.recorded)
     for number, address in enumerate(shards):
         documents[f"shard-{number}.yml"] = _server(
             config,
             address,
-            rules="runs.rules.yml",
+            rules=runs_rules,
             kept=_kept_by_shard(config, of_runs, number),
             federated=from_fleet,
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, document in documents.items():
-        (directory / name).write_text(to_yaml(document), encoding="utf-8")
-    return [directory / name for name in documents]
+    return [write_yaml(directory / name, document) for name, document in documents.items()]
 
 
 def _texts(rule: RecordingRule | AlertRule) -> Iterable[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_alerts import RuleConfig
+from rankwatch_alerts.generation import write_text
 
 __all__ = ["dashboards", "all_panels", "write_dashboards"]
 
@@ -50,12 +51,10 @@ def all_panels(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:
     """Write each dashboard to `<uid>.json` and return the paths; raises OSError where that fails."""
-    documents = dashboards(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for each in documents:
-        path = directory / f"{each['uid']}.json"
-        text = json.dumps(each, indent=1, sort_keys=True, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
-        paths.append(path)
-    return paths
+    return [
+        write_text(
+            directory / f"{each['uid']}.json",
+            json.dumps(each, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+        )
+        for each in dashboards(config)
+    ]

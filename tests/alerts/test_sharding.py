@@ -55,6 +55,17 @@ def test_promtool_check(names: dict[str, str], tmp_path: Path) -> None:
     assert hashed["modulus"] == len(config.prometheus_shards)
 
 
+def test_fewer_servers(tmp_path: Path) -> None:
+    """What belongs to a server that is no more is removed, and nothing that others wrote."""
+    agents = tmp_path / "agents.yml"
+    agents.write_text("[]\n")
+    more = replace(SHARDED, prometheus_shards=("a:9090", "b:9090", "d:9090"))
+    assert tmp_path / "shard-2.yml" in write_sharded(more, tmp_path)
+    assert {agents, *write_sharded(SHARDED, tmp_path)} == set(tmp_path.iterdir())
+    assert not write_sharded(RuleConfig(), tmp_path)
+    assert list(tmp_path.iterdir()) == [agents]
+
+
 def test_one_server(tmp_path: Path) -> None:
     """Without shards nothing is written."""
     assert not write_sharded(RuleConfig(), tmp_path)

@@ -34,9 +34,9 @@ CONFIG = RuleConfig(prometheus_rule_labels={"release": "monitoring"})
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What Prometheus and Grafana read, in `plain`, and beside it the forms."""
     folder = tmp_path_factory.mktemp("made")
-    rules = write_rules(CONFIG, folder / "plain")
+    write_rules(CONFIG, folder / "plain")
     dashboards = write_dashboards(CONFIG, folder / "plain")
-    written = list(write_forms(CONFIG, rules=rules, dashboards=dashboards, directory=folder))
+    written = list(write_forms(CONFIG, dashboards=dashboards, directory=folder))
     assert all(path.is_file() for path in written)
     return folder
 
@@ -77,6 +77,17 @@ def test_large_rule_files() -> None:
     assert [group for each in objects for group in each["spec"]["groups"]] == groups
     with pytest.raises(ValueError, match="group g: over"):
         list(prometheus_rules(CONFIG, "big", [{"name": "g", "rules": [rule] * 4}]))
+
+
+def test_parts_of_earlier_rules(made: Path) -> None:
+    """An operator takes every object in the folder: parts that are no longer written go, what others put
+    there stays."""
+    rules = made / "kubernetes" / "rules"
+    names = {path.name for path in rules.iterdir()}
+    (rules / "rankwatch-alerts-9.yml").write_text((rules / "rankwatch-alerts-1.yml").read_text())
+    (rules / "rankwatch-mine.yml").write_text("kind: PrometheusRule\n")
+    list(write_forms(CONFIG, dashboards=(), directory=made))
+    assert {path.name for path in rules.iterdir()} == {*names, "rankwatch-mine.yml"}
 
 
 def test_dashboards(made: Path) -> None:

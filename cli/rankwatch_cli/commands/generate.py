@@ -22,14 +22,19 @@ from rankwatch_alerts import (
     RuleConfig,
     alert_groups,
     load_config,
-    to_yaml,
     write_rules,
     write_sharded,
 )
 from rankwatch_alerts.alertmanager import TEMPLATES_FILE
 from rankwatch_alerts.alertmanager.merging import merged
 from rankwatch_alerts.delivery import lacks_slack_url
-from rankwatch_alerts.generation import ALERTMANAGER_FILE, write_alertmanager, write_texts
+from rankwatch_alerts.generation import (
+    ALERTMANAGER_FILE,
+    write_alertmanager,
+    write_text,
+    write_texts,
+    write_yaml,
+)
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
@@ -109,15 +114,14 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
     refuse_wrong(config)
     own = dict(_own_alerts(given.own_rules))
     seen_as = given.mounted_at or folder.resolve()
-    rules = write_rules(config, folder / "prometheus")
     dashboards = write_dashboards(config, folder / "grafana" / "dashboards")
-    yield from rules
+    yield from write_rules(config, folder / "prometheus")
     yield from write_sharded(config, folder / "prometheus" / "sharded")
     yield from write_alertmanager(config, folder / "alertmanager")
     yield from dashboards
-    yield from write_forms(config, rules=rules, dashboards=dashboards, directory=folder)
+    yield from write_forms(config, dashboards=dashboards, directory=folder)
     for name, document in _provisioning(config, seen_as).items():
-        yield _text(folder / "grafana" / "provisioning" / name / "rankwatch.yml", to_yaml(document))
+        yield write_yaml(folder / "grafana" / "provisioning" / name / "rankwatch.yml", document)
     yield from _runbooks(config, folder / "runbooks", own)
     pages = {
         "slis": ("Service level indicators", slis_reference(config)),
@@ -125,8 +129,8 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
         "settings": ("Settings", settings_reference(config, field_help(RuleConfig))),
     }
     for name, (title, lines) in pages.items():
-        yield _text(folder / "reference" / f"{name}.md", "\n".join((f"# {title}", "", *lines)) + "\n")
-    yield _text(folder / "rankwatch.toml", to_toml(config))
+        yield write_text(folder / "reference" / f"{name}.md", "\n".join((f"# {title}", "", *lines)) + "\n")
+    yield write_text(folder / "rankwatch.toml", to_toml(config))
 
 
 def _merge_into(config: RuleConfig, file: Path) -> None:
@@ -196,13 +200,13 @@ def _runbooks(config: RuleConfig, folder: Path, own: Mapping[str, tuple[Path, An
     """A copy of each page, and a page to fill in for each own alert that has none yet."""
     pages = shipped_pages()
     readme = next(iter(pages.values())).with_name("README.md")
-    yield _text(folder / readme.name, text_of(readme))
+    yield write_text(folder / readme.name, text_of(readme))
     for alert, page in pages.items():
-        yield _text(folder / f"{alert}.md", in_runbook(text_of(page), config.label_names))
+        yield write_text(folder / f"{alert}.md", in_runbook(text_of(page), config.label_names))
     for alert, (file, rule) in own.items():
         path = folder / f"{alert}.md"
         if not path.exists():
-            yield _text(path, _skeleton(alert, file, rule))
+            yield write_text(path, _skeleton(alert, file, rule))
 
 
 def _skeleton(alert: str, file: Path, rule: Mapping[str, Any]) -> str:
@@ -230,12 +234,6 @@ def _own_alerts(files: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Any]]]
         if wrong := next((each for each in named if not each.isidentifier()), None):
             raise UserError(f"could not name a page after the alert {json.dumps(wrong)} in {file}")
         yield from ((name, (file, rule)) for name, rule in named.items() if name not in ALERT_NAMES)
-
-
-def _text(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def _parser() -> SentenceParser:

@@ -34,12 +34,11 @@ def prometheus_rules(
         parts[-1].append(group)
         filled += size
     for number, part in enumerate(parts, start=1):
-        suffix = f"-{number}" if len(parts) > 1 else ""
         yield {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PrometheusRule",
             "metadata": {
-                "name": f"rankwatch-{name}{suffix}",
+                "name": f"rankwatch-{name}-{number}",
                 "labels": {**_LABELS, **config.prometheus_rule_labels},
             },
             "spec": {"groups": part},
