@@ -8,7 +8,7 @@ from typing import Any
 from rankwatch.settings import FieldError
 
 MAX_TIME_SCALE = 1000.0
-"""Largest divisor of times. From 240 on, every default time is at its floor."""
+"""Largest divisor of times."""
 _LEAST_SCRAPE_SECONDS = 1.0
 
 _LEAST_SCRAPES = {
@@ -30,6 +30,7 @@ _LEAST_SCRAPES = {
     "memory_seconds": 30,
     "confirm_seconds": 2,
     "loss_for_seconds": 15,
+    "data_skew_for_seconds": 10,
     "checkpoint_age_budget_seconds": 30,
     "checkpoint_for_seconds": 2,
     "goodput_window_seconds": 60,
@@ -73,6 +74,9 @@ _LEAST_SCRAPES = {
 }
 """Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that
 start in either order."""
+
+NOT_SCALED = frozenset({"clock_error_seconds", "checkpoint_write_skew_seconds", "checkpoint_slow_seconds"})
+"""Settings in seconds that are thresholds: a slow save is as long in a demo."""
 
 
 def scaled_times(settings: Mapping[str, Any], time_scale: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rankwatch.errors import SettingError
 from rankwatch.settings import FieldError, field_help, field_names, to_toml
 from rankwatch_alerts import RuleConfig, load_config
 from rankwatch_alerts.rules import duration
+from rankwatch_alerts.scaling import NOT_SCALED
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,14 @@ def test_scaling() -> None:
     assert scaled.straggler_for_seconds == config.straggler_for_seconds / 10
     assert scaled.straggler_residual == config.straggler_residual
     assert scaled.loss_deviation == config.loss_deviation
+
+
+def test_every_time_is_scaled() -> None:
+    """A time that stays at half an hour never passes in a demo."""
+    scaled = RuleConfig().scaled(10)
+    times = {name for name in field_names(RuleConfig) if name.endswith("_seconds")}
+    same = {name for name in times if getattr(scaled, name) == getattr(RuleConfig(), name)}
+    assert same == NOT_SCALED
 
 
 def test_scaling_by_one() -> None:
@@ -93,7 +102,7 @@ def test_wrong_values(changes: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize("time_scale", [float("nan"), float("inf"), 0, -1, 1e9])
 def test_wrong_time_scale(time_scale: float) -> None:
-    """Beyond the upper bound, every time is at its floor."""
+    """One sentence: no scale, or one beyond the upper bound."""
     with pytest.raises(FieldError, match="expected a number above 0 and at most 1000"):
         RuleConfig().scaled(time_scale)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,7 @@ LOST_GPU = 5
 CRASHES = 4
 """Attempts of the run that crashes again and again. The first one made progress."""
 HEALTHY = "healthy"
-CONFIG = replace(
-    RuleConfig.for_demo(),
-    checkpoint_age_budget_seconds=600.0,
-    data_skew_for_seconds=10.0,
-)
+CONFIG = RuleConfig.for_demo()
 """The settings with which the runs were recorded: those of the demo."""
 
 
