@@ -17,9 +17,11 @@ def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Wor
     Each matches all of its text, because Grafana replaces only what matches.
     """
     found: dict[str, str] = {}
+    rules = alert_rules(config)
     for alert in alerts:
-        rules = [rule for rule in alert_rules(config) if rule.alert == alert]
-        acts = {reason: act for rule in rules for reason, act in rule.first_acts.items()}
+        acts = {
+            reason: act for rule in rules if rule.alert == alert for reason, act in rule.first_acts.items()
+        }
         same = len(set(acts.values())) == 1
         for reason, act in sorted(acts.items(), key=lambda each: (each[0] == "", each[0])):
             found.setdefault(f"/^{alert} {'' if same else reason}", act)
