@@ -175,6 +175,12 @@ def test_empty_brackets() -> None:
             "an anchor or alias, as in line 3: write out",
         ),
         ("", "the file is no configuration of Alertmanager"),
+        (BARE.replace("- name: all", "- all"), "receivers has a form that Alertmanager does not take"),
+        (f"global: x\n{BARE}", "global has a form that"),
+        (f"inhibit_rules: [x]\n{BARE}", "inhibit_rules has a form that"),
+        (f"inhibit_rules: [{{source_matchers: x}}]\n{BARE}", "source_matchers has a form that"),
+        (f"inhibit_rules: [{{target_match: x}}]\n{BARE}", "target_match has a form that"),
+        ("route: {receiver: a, routes: [{matchers: 1}]}\nreceivers: [{name: a}]\n", "matchers has a form"),
     ],
 )  # fmt: skip
 def test_refused(text: str, sentence: str) -> None:

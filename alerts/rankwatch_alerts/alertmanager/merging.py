@@ -24,14 +24,9 @@ if TYPE_CHECKING:
 _BEGIN, _END = "# begin rankwatch: rankwatch generate --merge-into writes these lines anew", "# end rankwatch"
 _MARK = re.compile(r"\s*# (begin|end) rankwatch\b")
 _ITEM = re.compile(r"^( *)-", re.MULTILINE)
-_PLACES = {
-    "routes": ("route", "routes"),
-    "templates": ("templates",),
-    "receivers": ("receivers",),
-    "inhibit_rules": ("inhibit_rules",),
-    "time_intervals": ("time_intervals",),
-}
-"""Where each list stands."""
+_LISTS = ("receivers", "time_intervals", "mute_time_intervals", "inhibit_rules")
+"""Lists of tables."""
+_OLD_MATCHERS = ("source_match", "source_match_re", "target_match", "target_match_re")
 
 
 class Merged(NamedTuple):
@@ -75,7 +70,7 @@ def _merged(text: str, config: RuleConfig) -> Merged:
         )
     ours = fragments(config, theirs=of_all)
     _refuse_clashes(document, ours)
-    in_brackets = _in_brackets(theirs)
+    in_brackets = _in_brackets(theirs, ours)
     if in_brackets:
         theirs = yaml_text(document)
     listed = document.get("templates") or ()
@@ -113,12 +108,10 @@ def _loaded(text: str) -> Any:
 def _why_not(text: str) -> str:
     import yaml
 
-    marked = next(
-        (each for each in yaml.scan(text) if isinstance(each, yaml.AnchorToken | yaml.AliasToken)), None
-    )
-    if marked:
-        where = f"line {marked.start_mark.line + 1}: write out what & and * stand for"
-        return f"nothing can be added to what has an anchor or alias, as in {where}"
+    for each in yaml.scan(text):
+        if isinstance(each, yaml.AnchorToken | yaml.AliasToken):
+            where = f"line {each.start_mark.line + 1}: write out what & and * stand for"
+            return f"nothing can be added to what has an anchor or alias, as in {where}"
     return "the file has a form that nothing can be added to by lines"
 
 
@@ -134,7 +127,27 @@ def _parsed(text: str) -> dict[str, Any]:
     for key, kind, what in (("route", dict, "table"), ("receivers", list, "list")):
         if not isinstance(document.get(key), kind):
             raise SettingError(f"could not merge: the file has no {what} {key!r}, as Alertmanager wants it")
+    _refuse_wrong_forms(document)
     return document
+
+
+def _refuse_wrong_forms(document: Mapping[str, Any]) -> None:
+    """What Alertmanager would refuse, too. Raises SettingError."""
+    route = document["route"]
+    lists = {key: document.get(key) or [] for key in _LISTS} | {"routes": route.get("routes") or []}
+    wrong = [key for key, listed in lists.items() if not _all(listed, dict)]
+    wrong += ["global"] * (not isinstance(document.get("global") or {}, dict))
+    for entry in () if wrong else (*lists["inhibit_rules"], *lists["routes"]):
+        wrong += [
+            key for key, each in entry.items() if key.endswith("matchers") and not _all(each or [], str)
+        ]
+        wrong += [key for key in _OLD_MATCHERS if not isinstance(entry.get(key) or {}, dict)]
+    if wrong:
+        raise SettingError(f"could not merge: {wrong[0]} has a form that Alertmanager does not take")
+
+
+def _all(listed: Any, kind: type) -> bool:
+    return isinstance(listed, list) and all(isinstance(each, kind) for each in listed)
 
 
 def _without_marked(text: str) -> str:
@@ -189,15 +202,20 @@ def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) 
             raise SettingError(f"could not merge: the file has a {what} {clash[0]} of its own")
 
 
-def _in_brackets(text: str) -> str:
+def _in_brackets(text: str, ours: Iterable[str]) -> str:
     """The key of what we add to that is not written by lines, but in braces or brackets, unless these are
     empty. The list of templates may be in brackets: it is one line."""
     import yaml
 
     root: Any = yaml.compose(text)
-    found = [(key.value, node) for path in _PLACES.values() for key, node in _found(root, path)]
+    found = [(key.value, node) for name in ours for key, node in _found(root, _place(name))]
     nodes = [("the file", root), *(pair for pair in found if pair[0] != "templates")]
     return next((key for key, each in nodes if each.value and getattr(each, "flow_style", False)), "")
+
+
+def _place(name: str) -> tuple[str, ...]:
+    """Where a list stands."""
+    return ("route", name) if name == "routes" else (name,)
 
 
 def _found(root: Any, path: tuple[str, ...]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
@@ -215,7 +233,7 @@ def _edits(text: str, parts: Mapping[str, list[Any]]) -> Iterator[_Edit]:
 
     root: Any = yaml.compose(text)
     for name, part in parts.items():
-        path = _PLACES[name]
+        path = _place(name)
         found = tuple(_found(root, path))
         if not found:
             yield _Edit(len(text), len(text), _block(part, root.start_mark.column, name))
@@ -250,7 +268,7 @@ def _with_parts(document: Mapping[str, Any], parts: Mapping[str, list[Any]]) -> 
     """What the result must say."""
     expected = deepcopy(dict(document))
     for name, part in parts.items():
-        *above, last = _PLACES[name]
+        *above, last = _place(name)
         table = expected[above[0]] if above else expected
         table[last] = [*part, *(table.get(last) or ())]
     return expected
