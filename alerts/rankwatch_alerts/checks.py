@@ -14,7 +14,7 @@ from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_R
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.promql import (
     COUNTERS_OF_PROMETHEUS,
-    declare,
+    declared,
     labels_of,
     parse,
     possible_labels,
@@ -80,16 +80,13 @@ _OF_A_SERVER = frozenset({"rule_group", "job", "instance"})
 
 def violations(config: RuleConfig) -> list[Violation]:
     """All that is wrong with the rules as this configuration renders them. Raises RuleFileError."""
-    declare(recording_rules(config))
-    return [
-        *(each for rule in recording_rules(config) for each in check_record(rule)),
-        *(each for rule in alert_rules(config) for each in check_alert(rule)),
-        *(
-            each
-            for group in (*recording_groups(config), *alert_groups(config))
-            for each in check_group(group)
-        ),
-    ]
+    groups = (*recording_groups(config), *alert_groups(config))
+    with declared(recording_rules(config)):
+        return [
+            *(each for rule in recording_rules(config) for each in check_record(rule)),
+            *(each for rule in alert_rules(config) for each in check_alert(rule)),
+            *(each for group in groups for each in check_group(group)),
+        ]
 
 
 def refuse_wrong(config: RuleConfig) -> None:

@@ -14,9 +14,10 @@ from rankwatch.settings import expect
 from rankwatch_alerts.adjustments import Adjustments, is_plain
 
 PAGE, TICKET, NULL, DEAD_MAN = "page", "ticket", "null", "dead-man"
-CONTACT_EMAIL, CONTACT_SLACK = "ticket-contact-email", "ticket-contact-slack"
 """Kinds of notification: a person is woken, a person looks in working hours, nobody is notified, and the
 service that pages when this one stops."""
+CONTACT_EMAIL, CONTACT_SLACK = "ticket-contact-email", "ticket-contact-slack"
+"""Receivers of the contact that a run names."""
 
 
 class Owner(StrEnum):

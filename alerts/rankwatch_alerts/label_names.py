@@ -22,7 +22,8 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_LISTS = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+_GROUPINGS = frozenset({"by", "without"})
+_LISTS = _GROUPINGS | {"on", "ignoring", "group_left", "group_right"}
 _MATCHED = re.compile(r"\s*(=|!)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = frozenset({"alertname", "alertstate", "severity", "job", "instance", "le"})
@@ -48,7 +49,7 @@ def in_query(text: str, names: Mapping[str, str]) -> str:
 
 def _translated(text: str, names: Mapping[str, str]) -> Iterator[str]:
     opened: list[_Bracket] = []
-    before = ""
+    earlier = before = ""
     for token in _TOKEN.finditer(text):
         word, kind = token.group(), token.lastgroup
         inside = opened[-1] if opened else _Bracket("")
@@ -58,21 +59,24 @@ def _translated(text: str, names: Mapping[str, str]) -> Iterator[str]:
             yield word[0] + names.get(word[1:-1], word[1:-1]) + word[-1]
         else:
             yield word
+        if word.isspace() or kind == "comment":
+            continue
         if word in ("(", "{"):
-            opened.append(_Bracket(word if word == "{" else before.lower()))
-        elif word in (")", "}") and opened:
-            opened.pop()
+            opened.append(_Bracket(word if word == "{" else before.lower(), earlier))
         elif word == ",":
             inside.argument += 1
-        if not word.isspace() and kind != "comment":
-            before = word
+        earlier, before = before, word
+        if word in (")", "}") and opened and opened.pop().word in _GROUPINGS:
+            before = inside.earlier  # count_values by (node) ("x", ...) is count_values("x", ...) by (node)
 
 
 class _Bracket:
     """What stands in a bracket that is open: `{`, or the word before the parenthesis."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, word: str, earlier: str = "") -> None:
         self.word = word
+        self.earlier = earlier
+        """The word before that one."""
         self.argument = 0
 
     def names_label(self, text: str, end: int) -> bool:

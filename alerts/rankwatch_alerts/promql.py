@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import promql_parser
@@ -43,9 +46,17 @@ def _declared() -> dict[str, frozenset[str]]:
     }
 
 
-def declare(rules: Iterable[RecordingRule]) -> None:
-    """Make series known that rules of one's own record."""
-    _declared().update((each.record, frozenset(each.labels)) for each in rules)
+_OWN: ContextVar[Mapping[str, frozenset[str]]] = ContextVar("_OWN", default=MappingProxyType({}))
+
+
+@contextmanager
+def declared(rules: Iterable[RecordingRule]) -> Iterator[None]:
+    """Series that rules of one's own record are known inside the block."""
+    token = _OWN.set({each.record: frozenset(each.labels) for each in rules})
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
 
 
 class Selector(NamedTuple):
@@ -54,12 +65,11 @@ class Selector(NamedTuple):
     metric: str
     matched: tuple[str, ...]
     function: str
-    ranged: bool
 
 
 def labels_of(metric: str) -> frozenset[str] | None:
     """All labels a metric or recorded series may carry; None for a name nobody declared."""
-    return _declared().get(metric)
+    return _OWN.get().get(metric, _declared().get(metric))
 
 
 def parse(expression: str) -> Any:
@@ -71,9 +81,9 @@ def selectors(node: Any, function: str = "") -> Iterator[Selector]:
     """Every selector of the tree, in order."""
     match node:
         case promql_parser.VectorSelector():
-            yield _selector(node, function, ranged=False)
+            yield _selector(node, function)
         case promql_parser.MatrixSelector():
-            yield _selector(node.vector_selector, function, ranged=True)
+            yield _selector(node.vector_selector, function)
         case promql_parser.Call():
             for argument in node.args:
                 yield from selectors(argument, node.func.name)
@@ -86,9 +96,9 @@ def selectors(node: Any, function: str = "") -> Iterator[Selector]:
             yield from selectors(node.expr)
 
 
-def _selector(node: Any, function: str, *, ranged: bool) -> Selector:
+def _selector(node: Any, function: str) -> Selector:
     matched = tuple(each.name for each in node.matchers.matchers if each.name != _NAME)
-    return Selector(metric=_metric(node), matched=matched, function=function, ranged=ranged)
+    return Selector(metric=_metric(node), matched=matched, function=function)
 
 
 def _metric(node: Any) -> str:
@@ -130,7 +140,7 @@ def possible_labels(node: Any) -> frozenset[str]:
 
 
 def _of_aggregation(node: Any) -> frozenset[str]:
-    if node.op in ("topk", "bottomk") or str(node.op) in ("topk", "bottomk"):
+    if str(node.op) in ("topk", "bottomk"):
         return result_labels(node.expr)
     if node.modifier is None:
         return frozenset()

@@ -99,6 +99,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "msgspec": ("agent", "diagnosis"),
         "opentelemetry": ("agent",),
         "prometheus_client": ("agent",),
+        "promql_parser": ("alerts",),
         "yaml": ("alerts",),
         "numpy": ("diagnosis", "trainer"),
         "pyarrow": ("diagnosis",),

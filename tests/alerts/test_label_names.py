@@ -15,7 +15,7 @@ from rankwatch_alerts import RuleConfig, alert_groups, alert_rules, alertmanager
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
 from rankwatch_alerts.promql import parse, selectors
-from rankwatch_alerts.rules import AlertRule
+from rankwatch_alerts.rules import AlertRule, RecordingRule
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 from support.servers.prometheus import require
 
@@ -35,6 +35,9 @@ _OF_SERIES = re.compile(r"(?<=[{,\s])(cluster|node)(?==\")")
         ('label_replace(x, "node", "", "run", "node")', 'label_replace(x, "hostname", "", "run", "node")'),
         ('label_join(x, "node", "-", "run", "node")', 'label_join(x, "hostname", "-", "run", "hostname")'),
         ('count_values("node", x)', 'count_values("hostname", x)'),
+        ('count_values("node", x) by (run)', 'count_values("hostname", x) by (run)'),
+        ('count_values by (cluster) ("node", x)', 'count_values by (k8s_cluster) ("hostname", x)'),
+        ('count_values without (run) (#\n "node", x)', 'count_values without (run) (#\n "hostname", x)'),
         ('x{node=~"$node"}[$__rate_interval]', 'x{hostname=~"$node"}[$__rate_interval]'),
         ("label_values(x{cluster=~'.+'}, node)", "label_values(x{k8s_cluster=~'.+'}, hostname)"),
         ("label_values(node)", "label_values(hostname)"),
@@ -60,6 +63,18 @@ def test_rule(rule: Any) -> None:
     listed = {name.strip() for found in _LIST.findall(new) for name in found.split(",")}
     assert not listed & NAMES.keys()
     assert in_query(new, {new_name: name for name, new_name in NAMES.items()}) == rule.expression
+
+
+def test_label_that_a_rule_counts() -> None:
+    """The recorded series has it, under its new name."""
+    groups = recording_groups(RuleConfig())
+    (rule,) = [
+        rule.as_dict({"excess": "over"})
+        for group in groups
+        for rule in group.rules
+        if isinstance(rule, RecordingRule) and rule.record == "run_excess:rankwatch_ranks:count"
+    ]
+    assert '"over"' in str(rule["expr"]) and "excess" not in str(rule["expr"])
 
 
 @pytest.mark.parametrize("rule", alert_rules(RuleConfig()), ids=lambda rule: rule.alert)

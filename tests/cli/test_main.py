@@ -143,17 +143,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-def test_missing_extra() -> None:
-    """Without prometheus_client the error says what to install."""
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (["agent"], "prometheus_client", "agent"),
+        (["generate", "--output", "/dev/null/x"], "yaml", "alerts"),
+        (["generate", "--output", "/dev/null/x"], "promql_parser", "alerts"),
+        (["generate", "--output", "/dev/null/x"], "grafana_foundation_sdk", "dashboards"),
+    ],
+)
+def test_missing_extra(arguments: list[str], module: str, extra: str) -> None:
+    """The error says what to install, before anything is written."""
     code = (
-        "import sys; sys.modules['prometheus_client'] = None\n"
-        "from rankwatch_cli.main import main; sys.exit(main(['agent']))"
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"from rankwatch_cli.main import main; sys.exit(main({arguments!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "rankwatch agent: could not import prometheus_client: "
-        "in a clone of rankwatch, pip install '.[agent]' brings it\n"
+        f"rankwatch {arguments[0]}: could not import {module}: "
+        f"in a clone of rankwatch, pip install '.[{extra}]' brings it\n"
     )
 
 
