@@ -78,8 +78,6 @@ rules: setup ## check rules, Alertmanager configuration, runbooks and dashboards
 	$(BIN)/pytest -q -p no:cacheprovider tests/alerts/test_lint.py tests/dashboards/test_lint.py
 
 generate: setup ## rebuild rules, dashboards, manifests and references
-	$(BIN)/python -m rankwatch_alerts generate
-	$(BIN)/python -m rankwatch_dashboards generate
 	bash .ci/manifests
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md

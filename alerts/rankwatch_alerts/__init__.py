@@ -2,7 +2,7 @@
 
 from rankwatch_alerts.alertmanager import alertmanager_config
 from rankwatch_alerts.config import RuleConfig, load_config
-from rankwatch_alerts.generation import prometheus_config, to_yaml, write_all, write_rules
+from rankwatch_alerts.generation import prometheus_config, to_yaml, write_rules
 from rankwatch_alerts.rule_files import alert_groups, alert_rules, recording_groups, recording_rules
 from rankwatch_alerts.rules import (
     AGENTS_UID,
@@ -36,7 +36,6 @@ __all__ = [
     "alert_groups",
     "alert_rules",
     "write_rules",
-    "write_all",
     "write_sharded",
     "alertmanager_config",
     "prometheus_config",

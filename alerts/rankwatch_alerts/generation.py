@@ -72,11 +72,6 @@ def write_rules(config: RuleConfig, directory: Path) -> list[Path]:
     ]
 
 
-def write_all(config: RuleConfig, directory: Path) -> list[Path]:
-    """Write the rule files, the Alertmanager configuration and the texts of its notifications."""
-    return [*write_rules(config, directory), *write_alertmanager(config, directory)]
-
-
 def write_alertmanager(config: RuleConfig, directory: Path) -> list[Path]:
     """Write the configuration of Alertmanager, whole and in parts to paste, and the texts that it names.
 

@@ -59,10 +59,8 @@ The folder then holds:
 in stay as they are; all else is written anew. If Grafana sees the folder elsewhere, as in a container, say
 where by `--mounted-at`. `--print-config` prints the settings in force, and writes nothing.
 
-Only the rules and the Alertmanager configuration: `python -m rankwatch_alerts generate --output DIR`; only
-the dashboards: `python -m rankwatch_dashboards generate --output DIR`. Both take `--config`. The former has
-`--time-scale X` (above 0, at most 1000), which divides all times by X to try rules out within minutes; no
-time falls below the scrapes it needs.
+`--time-scale X` (above 0, at most 1000) divides all times by X to try rules out within minutes; no time falls
+below the scrapes it needs.
 """
 
 _LOADING = """\

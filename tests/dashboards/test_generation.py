@@ -20,7 +20,6 @@ from rankwatch_alerts import (
     alert_rules,
 )
 from rankwatch_dashboards import all_panels, dashboards, write_dashboards
-from rankwatch_dashboards.__main__ import main
 from support.paths import ROOT
 
 GENERATED = ROOT / "dashboards" / "generated"
@@ -38,7 +37,7 @@ LARGEST_BYTES = 200 * 1024
 
 
 def test_committed_files(tmp_path: Path) -> None:
-    """`python -m rankwatch_dashboards generate` leaves the repository as it is."""
+    """`make generate` leaves the repository as it is."""
     written = write_dashboards(RuleConfig(), tmp_path)
     assert sorted(each.name for each in written) == sorted(each.name for each in GENERATED.glob("[!.]*"))
     for each in written:
@@ -50,35 +49,10 @@ def test_size() -> None:
     assert all(each.stat().st_size < LARGEST_BYTES for each in GENERATED.glob("[!.]*"))
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a directory that need not exist."""
-    assert main(["generate", "--output", str(tmp_path / "new")]) == 0
-    files = [f"{uid}.json" for uid in UIDS]
-    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in files]
-
-
-def test_wrong_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, status 2, no traceback."""
-    assert main(["generate", "--output", "/dev/null/dashboards"]) == 2
-    assert capsys.readouterr().err.startswith("could not generate the dashboards: ")
-
-
-def test_config_file(tmp_path: Path) -> None:
+def test_threshold(tmp_path: Path) -> None:
     """A panel draws the threshold its alert uses."""
-    file = tmp_path / "rules.toml"
-    file.write_text("checkpoint_age_budget_seconds = 7654\n")
-    assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 0
+    write_dashboards(RuleConfig(checkpoint_age_budget_seconds=7654.0), tmp_path)
     assert "7654" in (tmp_path / f"{RUN_DEBUG_UID}.json").read_text()
-
-
-def test_wrong_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, status 2, no traceback."""
-    file = tmp_path / "rules.toml"
-    file.write_text("loss_deviation = 'high'\n")
-    assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert f"loss_deviation = 'high' from file {file}: expected a number" in error
-    assert len(error.splitlines()) == 1
 
 
 def test_alerts_link_to_the_dashboard() -> None:

@@ -37,6 +37,7 @@ from rankwatch_alerts.generation import (
 )
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
+from rankwatch_alerts.scaling import MAX_TIME_SCALE
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
 
 _SKELETON = """\
@@ -78,7 +79,7 @@ The query above is empty, and stays empty for as long as `for`. Escalate to whom
 def main(arguments: Sequence[str]) -> int:
     """Write the folder, print what is in it, return 0. Raises UserError or SettingError for wrong input."""
     given = _parser().parse_args(arguments)
-    config = load_config(given.config)
+    config = load_config(given.config).scaled(given.time_scale)
     if given.print_config:
         print(to_toml(config), end="")
         return 0
@@ -273,6 +274,13 @@ def _parser() -> SentenceParser:
         metavar="FILE",
         help="configuration of an Alertmanager: add route, receivers, inhibitions and time intervals of "
         "ours, or renew them, and leave all else as it is; needs no --output",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help=f"divide all times by X, above 0 and at most {MAX_TIME_SCALE:g}, to try rules out",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force as TOML, and write nothing"

@@ -300,14 +300,23 @@ def test_page_for_an_own_alert(folder: Path) -> None:
 
 
 def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The settings in force, every one of them; nothing is written."""
+    """The settings in force, every one of them, scaled; nothing is written."""
     file = tmp_path / "x.toml"
     file.write_text(SETTINGS)
-    assert main(["generate", "--config", str(file), "--print-config"]) == 0
+    assert main(["generate", "--config", str(file), "--time-scale", "10", "--print-config"]) == 0
     printed = tomllib.loads(capsys.readouterr().out)
-    assert printed["checkpoint_age_budget_seconds"] == 7200
+    assert printed["checkpoint_age_budget_seconds"] == 720
     assert printed["loss_deviation"] == RuleConfig().loss_deviation
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("text", ["0", "nan", "inf", "-1", "1e9"])
+def test_wrong_time_scale(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence and status 2."""
+    assert main(["generate", "--time-scale", text, "--print-config"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rankwatch generate: could not use time_scale")
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

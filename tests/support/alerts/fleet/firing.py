@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rankwatch_alerts import RuleConfig, write_all
+from rankwatch_alerts import RuleConfig, write_rules
+from rankwatch_alerts.generation import write_alertmanager
 from support.alerts.fleet.day import Day
 from support.alerts.fleet.machines import write_machines
 from support.alerts.fleet.page import Pages
@@ -58,8 +59,9 @@ class Late(NamedTuple):
 
 def shipped(config: RuleConfig, directory: Path) -> Shipped:
     """The rules and the configuration of Alertmanager, as they are generated into this directory."""
+    written = (*write_rules(config, directory), *write_alertmanager(config, directory))
     documents = {path.name: yaml.load(path.read_text(), yaml.CSafeLoader)
-                 for path in write_all(config, directory) if path.suffix == ".yml"}  # fmt: skip
+                 for path in written if path.suffix == ".yml"}  # fmt: skip
     (routes,) = (each for each in documents.values() if "route" in each)
     files = sorted(name for name, each in documents.items() if "groups" in each)
     recording = [name for name in files if "record" in documents[name]["groups"][0]["rules"][0]]
