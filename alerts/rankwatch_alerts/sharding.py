@@ -16,11 +16,12 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.generation import prometheus_config, remove_generated, rule_file, write_yaml
 from rankwatch_alerts.rule_files import alert_groups, recording_groups
 from rankwatch_alerts.rules import AlertRule, RecordingRule, RuleGroup
-from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
 
 AGENTS_FILE = "agents.yml"
 """Targets of all agents, as `file_sd_configs` reads them; the only file that is not generated."""
 _FILES = ("runs.rules.yml", "fleet.rules.yml", "fleet.yml", "query.yml")
+SHARDS_JOB, FLEET_JOB = "rankwatch-shards", "rankwatch-fleet"
+"""Values of `job` where one of these servers reads what the others record."""
 _METRIC = re.compile(r'(?<![\w:"$.])(?:[a-z][a-z_0-9]*:)?rankwatch_[a-z_0-9]+(?::[a-z_0-9]+)*')
 _SHARD = "__tmp_shard"
 

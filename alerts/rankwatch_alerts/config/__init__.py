@@ -1,5 +1,5 @@
-"""Every window, threshold and selector of the rules: here what concerns all of them, in the files beside it
-what one subject needs."""
+"""Every setting of rules, notifications and dashboards: here what concerns all of them, and the objects and
+servers that take what is generated."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rankwatch.settings import build, expect, read_file, read_flags
-from rankwatch_alerts.config.life import Life
-from rankwatch_alerts.config.machines import Machines
-from rankwatch_alerts.config.pace import Pace
-from rankwatch_alerts.config.work import DTYPES, Work
-from rankwatch_alerts.delivery import Delivery, is_url
-from rankwatch_alerts.importing import Importing
+from rankwatch_alerts.config.thresholds import DTYPES, Thresholds
+from rankwatch_alerts.delivery import HOST_PORT, Delivery, is_url
 from rankwatch_alerts.label_names import wrong_names
 from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
 from rankwatch_alerts.scaling import scaled_times
-from rankwatch_alerts.servers import Servers
 
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
@@ -30,7 +25,60 @@ LONGEST_SECONDS = 365 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Delivery):
+class Importing:
+    """Labels and names that make an operator, a sidecar or Grafana take what is generated."""
+
+    prometheus_rule_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the PrometheusRule objects. An operator takes those that its `ruleSelector` matches; that of
+    kube-prometheus-stack wants `release = "NAME"`."""
+    dashboard_labels: Mapping[str, str] = field(default_factory=lambda: {"grafana_dashboard": "1"})
+    """Labels of the ConfigMaps of dashboards, by which the sidecar of Grafana finds them."""
+    grafana_instance_labels: Mapping[str, str] = field(default_factory=lambda: {"dashboards": "grafana"})
+    """Labels of the Grafana to which the Grafana operator gives the dashboards."""
+    grafana_folder: str = "Rankwatch"
+    """Folder of dashboards and alerts in Grafana."""
+    grafana_datasource_uid: str = "rankwatch"
+    """Uid of the Prometheus data source that alerts of Grafana ask."""
+
+    def check_importing(self) -> None:
+        """Raise FieldError for what Kubernetes or Grafana would refuse."""
+        for name in ("prometheus_rule_labels", "dashboard_labels", "grafana_instance_labels"):
+            given = getattr(self, name)
+            valid = all(_KEY.fullmatch(key) and _VALUE.fullmatch(value) for key, value in given.items())
+            expect(self, name, valid, "labels of Kubernetes")
+        folder, uid = self.grafana_folder, self.grafana_datasource_uid
+        plain = bool(folder) and folder.isprintable() and not set(folder) & set("$/\\")
+        expect(self, "grafana_folder", plain, "a name without $ and slashes")
+        expect(self, "grafana_datasource_uid", bool(_UID.fullmatch(uid)), "a uid of Grafana")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """Addresses of the servers, as they reach each other."""
+
+    prometheus_shards: tuple[str, ...] = ()
+    """Prometheus servers (`host:port`) that share the runs, where one is too small for all of them: at least
+    two. Their configuration is then generated, too."""
+    prometheus_fleet: str = ""
+    """The Prometheus (`host:port`) beside these shards that has the machines and adds up runs."""
+    alertmanager_address: str = "localhost:9093"
+    """Where shards and fleet find Alertmanager (`host:port`)."""
+
+    def check_servers(self) -> None:
+        """Raise FieldError for what is no address, and for shards without a fleet server."""
+        shards, fleet = self.prometheus_shards, self.prometheus_fleet
+        addresses = all(map(HOST_PORT.fullmatch, shards)) and len({*shards, fleet}) > len(shards)
+        expected = "host:port of two or more servers, none of them twice or prometheus_fleet"
+        expect(self, "prometheus_shards", not shards or (addresses and len(shards) > 1), expected)
+        expected = "host:port, because prometheus_shards names shards" if shards else "host:port, or nothing"
+        valid = bool(HOST_PORT.fullmatch(fleet)) or not (shards or fleet)
+        expect(self, "prometheus_fleet", valid, expected)
+        alertmanager = bool(HOST_PORT.fullmatch(self.alertmanager_address))
+        expect(self, "alertmanager_address", alertmanager, "host:port")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleConfig(Thresholds, Objectives, Importing, Servers, Delivery):
     """Settings of the rules, the Alertmanager configuration and the dashboards.
 
     Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
@@ -106,16 +154,10 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
         scrapes = 4 * self.scrape_interval_seconds
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
-        self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
-        self._expect_longer("goodput_window_seconds", "goodput_interval_seconds")
-        self._expect_longer("interval_advice_window_seconds", "goodput_window_seconds")
-        self._expect_longer("goodput_slow_window_seconds", "goodput_fast_window_seconds")
-        self._expect_longer("slo_period_seconds", "goodput_slow_window_seconds")
+        for name, shorter in _LONGER:
+            least = getattr(self, shorter)
+            expect(self, name, getattr(self, name) > least, f"more than {shorter} ({least})")
         self.check_objectives()
-        self._expect_longer("straggler_for_seconds", "step_window_seconds")
-        self._expect_longer("cause_for_seconds", "step_window_seconds")
-        self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
-        self._expect_shorter("straggler_min_history_seconds", "straggler_history_seconds")
 
     @property
     def fresh_seconds(self) -> float:
@@ -137,14 +179,6 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Del
             expect(self, name, SHORTEST_SECONDS <= value <= LONGEST_SECONDS, expected)
         if name.endswith("_share") or name in _SHARES:
             expect(self, name, value < 1, "a share below 1")
-
-    def _expect_longer(self, name: str, than: str) -> None:
-        least = getattr(self, than)
-        expect(self, name, getattr(self, name) > least, f"more than {than} ({least})")
-
-    def _expect_shorter(self, name: str, than: str) -> None:
-        limit = getattr(self, than)
-        expect(self, name, getattr(self, name) < limit, f"less than {than} ({limit})")
 
     def scaled(self, time_scale: float) -> RuleConfig:
         """The same rules with all times divided by `time_scale`; thresholds stay.
@@ -183,7 +217,23 @@ _SHARES = (
     *("pcie_load", "goodput_fast_budget", "goodput_slow_budget", "success_page_chance"),
 )
 """Shares whose name does not say so."""
+_LONGER = (
+    ("absence_lookback_seconds", "absence_window_seconds"),
+    ("goodput_window_seconds", "goodput_interval_seconds"),
+    ("interval_advice_window_seconds", "goodput_window_seconds"),
+    ("goodput_slow_window_seconds", "goodput_fast_window_seconds"),
+    ("slo_period_seconds", "goodput_slow_window_seconds"),
+    ("straggler_for_seconds", "step_window_seconds"),
+    ("cause_for_seconds", "step_window_seconds"),
+    ("network_baseline_seconds", "network_min_baseline_seconds"),
+    ("straggler_history_seconds", "straggler_min_history_seconds"),
+)
+"""Times, each with one that must be shorter."""
 _OPTIONAL_URLS = ("runbook_base_url", "dashboard_base_url")
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")
+_VALUE = re.compile(rf"({_NAME})?")
+_UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 
