@@ -15,19 +15,6 @@ _MOST_OF_RATE = 0.9
 where nearly all is lost, and from 1 on never."""
 
 
-def burn_factor(config: Objectives, budget: str) -> float:
-    """How many times as fast as the objective allows the budget burns if the share `budget` of it (a setting)
-    is used up within its window: share x period / window, as in chapter 5 of Google's SRE workbook."""
-    window: float = getattr(config, budget.replace("_budget", "_window_seconds"))
-    share: float = getattr(config, budget)
-    return round(share * config.slo_period_seconds / window, 4)
-
-
-def can_burn(factor: float, objective: float) -> bool:
-    """True if a burn rate is possible at an objective: where all is lost, it is 1 / (1 - objective)."""
-    return factor * (1 - objective) < _MOST_OF_RATE
-
-
 @dataclass(frozen=True, kw_only=True)
 class Objectives:
     """Settings of the objectives of classes of runs. Times are in seconds."""
@@ -71,17 +58,22 @@ class Objectives:
     """How many times as long as its median step the slowest twentieth of the steps of a run may take."""
 
     def check_objectives(self) -> None:
-        """Raise FieldError for what could never fire: rates and counts that nothing reaches."""
+        """Raise FieldError for what could never fire: rates and counts that nothing reaches.
+
+        A budget of which a share is used up within a window burns at the rate share x period / window
+        (chapter 5 of Google's SRE workbook), and at most at 1 / (1 - objective), where all is lost.
+        """
         intervals = 12 * self.slo_interval_seconds
         expected = f"at least 12 intervals of objectives ({intervals})"
         expect(self, "goodput_fast_window_seconds", self.goodput_fast_window_seconds >= intervals, expected)
         for budget in ("goodput_fast_budget", "goodput_slow_budget"):
-            factor = burn_factor(self, budget)
+            window: float = getattr(self, budget.replace("_budget", "_window_seconds"))
+            factor = round(getattr(self, budget) * self.slo_period_seconds / window, 4)
             run_class, lowest = min(self.goodput_objectives.items(), key=lambda each: each[1])
             expect(
                 self,
                 budget,
-                can_burn(factor, lowest),
+                factor * (1 - lowest) < _MOST_OF_RATE,
                 f"a share whose window can fire: it needs a burn rate of {factor:g}, and at the objective of "
                 f"class {run_class}, {lowest:g}, nothing burns faster than {1 / (1 - lowest):g}",
             )

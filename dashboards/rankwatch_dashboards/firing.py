@@ -52,9 +52,9 @@ def named(alerts: Iterable[Alert]) -> str:
     return f'alertname=~"Rankwatch({names})( .+)?"'
 
 
-def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> str:
-    """How many; 0 only while telemetry of `known` arrives, so that silence is not read as health."""
-    return f"count({series}) or 0 * count({known})"
+def count_of(series: str) -> str:
+    """How many; 0 only while telemetry of agents arrives, so that silence is not read as health."""
+    return f"count({series}) or 0 * count(rankwatch_agent_info{{{CLUSTER}}})"
 
 
 def age_of(matchers: str, labels: Iterable[str]) -> str:
