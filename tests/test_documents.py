@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, load_config
-from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_alerts.checks import violations
 from rankwatch_cli.main import COMMANDS
+from support.alerts.reasons import ALERTS
 from support.jobs.forked_ranks import shared_ranks
 from support.paths import ROOT
 

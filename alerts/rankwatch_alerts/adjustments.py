@@ -5,46 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import Label
 from rankwatch.settings import FieldError, expect
 from rankwatch_alerts.label_names import RESERVED
-from rankwatch_alerts.rules import NAMED_REASON, Severity, reason_of
+from rankwatch_alerts.rules import Severity, reason_of
 
-ALERTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        f"Rankwatch{name}": tuple(reasons.split())
-        for name, reasons in {
-            "RunStalled": "rank_known rank_unknown mismatch_known mismatch_unknown",
-            "NodeLost": "node network",
-            "RunFailed": "failed ranks_lost killed_while_waiting waited restarts_fail",
-            "RunSlow": "slow_rank slow_stage unequal_batches data_loading network jitter own_past last_run",
-            "RunLate": "startup behind_plan",
-            "LossDiverging": "non_finite trend loss_scale norm data_skew",
-            "ReplicasDisagree": "rank_known gradient_norm rank_unknown",
-            "CheckpointAtRisk": "damaged resume_failed disk_full failed stale disk_filling "
-            "resumed_from_older",
-            "CheckpointSlow": "own_past blocking one_writer overlap",
-            "SuccessBudget": "day period restarts preemptions",
-            "GoodputBudget": "fast slow",
-            "GpusWasted": "idle utilisation mfu",
-            "OverBudget": "",
-            "GpuFault": "lost driver_unresponsive ecc_uncorrected xid needs_reset nvlink_down missing",
-            "GpuDegraded": "throttled power_brake pcie nvlink_errors sram_ecc_threshold row_remap_failed "
-            "row_remap_exhausted retired_pages",
-            "LinkDown": "rdma nic flapping",
-            "LinkErrors": "rdma nic marked resent tcp",
-            "HostFault": "clock clock_differs oom_kill",
-            "TelemetryAbsent": "agents_missing prometheus_down rules_failing run_vanished agent_down "
-            "collector_state node_unseen",
-            "TelemetryIncomplete": "collector records_missed black_boxes",
-            "Watchdog": "",
-        }.items()
-    }
-)
-"""Alert -> its reasons: values of its label `reason`, or `cause` of a slow run."""
 FIXED_LABELS = frozenset({"product", *RESERVED, *map(str, Label)})
 """Labels by which rules, routes and inhibitions work."""
 
@@ -72,13 +39,10 @@ class Adjustments:
     severity here wins over the one that the run's class decides."""
 
     def check_adjustments(self) -> None:
-        """Raise FieldError for an alert that does not exist, or a label that must stay."""
-        known = set(self.owners) <= set(ALERTS) and all(map(_OWNER.fullmatch, self.owners.values()))
+        """Raise FieldError for an option that does not exist, or a label that must stay."""
+        known = all(map(_OWNER.fullmatch, self.owners.values()))
         expect(self, "owners", known, "names of alerts, each with an owner of small letters, digits and _")
         self._check_labels("extra_labels", self.extra_labels)
-        named = "names of alerts, or of an alert and one of its reasons, such as RankwatchRunSlow/jitter"
-        expect(self, "disabled_alerts", all(map(_exists, self.disabled_alerts)), named)
-        expect(self, "overrides", all(map(_exists, self.overrides)), named)
         for name, changes in self.overrides.items():
             for option, value in changes.items():
                 expected, valid = _OPTIONS.get(
@@ -118,7 +82,7 @@ def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterato
 def _parts(rule: Mapping[str, Any], config: Adjustments) -> Iterator[Mapping[str, Any]]:
     """The rule without reasons that are off. Where its series have the reason, each that has an override is a
     rule of its own."""
-    reasons = _reasons(rule)
+    reasons = reasons_of(rule)
     off = [each for each in reasons if f"{rule['alert']}/{each}" in config.disabled_alerts]
     if _static(rule) or not reasons:
         if not off:
@@ -154,12 +118,25 @@ def links(alert: str, dashboard: str = "", *, runbooks: str = "", dashboards: st
     return {name: url for name, url in found.items() if url}
 
 
-def not_applied(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> list[str]:
-    """Names in the settings that no rule has, because files of one's own have changed it."""
-    rules = tuple(rules)
-    named = {f"{rule['alert']}/{each}" for rule in rules for each in _reasons(rule)}
-    named |= {rule["alert"] for rule in rules}
-    return [each for each in (*config.disabled_alerts, *config.overrides) if each not in named]
+def refuse_unknown(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> None:
+    """Raise FieldError for a name in the settings that no rule has."""
+    alerts = reasons_by_alert(rules)
+    named = {*alerts, *(f"{alert}/{each}" for alert, reasons in alerts.items() for each in reasons)}
+    for setting, known, what in (
+        ("owners", set(alerts), "names of alerts"),
+        ("disabled_alerts", named, _NAMED),
+        ("overrides", named, _NAMED),
+    ):
+        unknown = next((each for each in getattr(config, setting) if each not in known), "")
+        expect(config, setting, not unknown, f"{what}: no rule has the name and reason {unknown}")
+
+
+def reasons_by_alert(rules: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Alert -> its reasons: values of its label `reason`, or `cause` of a slow run."""
+    found: dict[str, dict[str, None]] = {}
+    for rule in rules:
+        found.setdefault(rule["alert"], {}).update(dict.fromkeys(reasons_of(rule)))
+    return {alert: tuple(reasons) for alert, reasons in found.items()}
 
 
 def _static(rule: Mapping[str, Any]) -> str:
@@ -167,13 +144,13 @@ def _static(rule: Mapping[str, Any]) -> str:
     return reason_of(rule.get("labels", {}))
 
 
-def _reasons(rule: Mapping[str, Any]) -> tuple[str, ...]:
+def reasons_of(rule: Mapping[str, Any]) -> tuple[str, ...]:
     """All that the rule may have: of its label, of `reasons`, of its texts, or of its expression."""
     if static := _static(rule):
         return (static,)
     described = rule.get("annotations", {}).get("description")
     texts = described if isinstance(described, Mapping) else ()
-    return tuple(dict.fromkeys((*rule.get("reasons", ()), *texts, *NAMED_REASON.findall(rule["expr"]))))
+    return tuple(dict.fromkeys((*rule.get("reasons", ()), *texts, *_IN_EXPRESSION.findall(rule["expr"]))))
 
 
 def _adjusted(rule: Mapping[str, Any], config: Adjustments) -> dict[str, Any]:
@@ -191,12 +168,6 @@ def _adjusted(rule: Mapping[str, Any], config: Adjustments) -> dict[str, Any]:
     return {**rule, **waits, "labels": labels}
 
 
-def _exists(name: str) -> bool:
-    alert, slash, reason = name.partition("/")
-    reasons = ALERTS.get(alert)
-    return reasons is not None and (not slash or reason in reasons)
-
-
 def is_plain(text: str) -> bool:
     """True for printable text in which no template begins."""
     return text.isprintable() and "{{" not in text
@@ -206,6 +177,9 @@ def _waits(seconds: object) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= 31_536_000
 
 
+_NAMED = "names of alerts, or of an alert and one of its reasons, such as RankwatchRunSlow/jitter"
+_IN_EXPRESSION = re.compile(r'"(?:reason|cause)", "(\w+)", "", ""')
+"""A reason that `label_replace` gives to a part of an expression."""
 _OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPTIONS = {

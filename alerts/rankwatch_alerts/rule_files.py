@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.errors import SettingError
-from rankwatch_alerts.adjustments import adjusted, links, not_applied
+from rankwatch_alerts.adjustments import adjusted, links, reasons_of, refuse_unknown
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.rules import (
@@ -132,13 +132,16 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
 
 
 def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
-    """Groups of alerting rules. Raises RuleFileError, also for a setting that changes no rule."""
-    documents = rule_documents(config.rules_directory).values()
-    groups = [group for document in documents for group in document.get("groups") or ()]
-    rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    for name in not_applied(rules, config):
-        raise RuleFileError(f"disabled_alerts or overrides: no rule has the name and reason {name}")
+    """Groups of alerting rules. Raises RuleFileError, and FieldError for a setting that changes no rule."""
+    refuse_unknown(written_alerts(config.rules_directory), config)
     return tuple(_groups(config, "alert"))
+
+
+def written_alerts(directory: str = "") -> list[Document]:
+    """All alerting rules as the files have them, before settings change them. Raises RuleFileError."""
+    documents = rule_documents(directory).values()
+    groups = [group for document in documents for group in document.get("groups") or ()]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def recording_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -207,7 +210,7 @@ class _Renderer:
                 for_seconds=self.seconds(rule.get("for", 0)),
                 keep_firing_seconds=self.seconds(rule.get("keep_firing_for", "${keep_firing}")),
                 labels={**labels, "product": PRODUCT},
-                dashboard=board.partition("?")[0],
+                reasons=reasons_of(rule) or ("",),
                 first_acts={key: act[1][0].upper() + act[1][1:] for key, act in acts.items() if act},
                 annotations={**texts, **self._links(rule["alert"], _opened_on(board))},
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -91,10 +90,6 @@ class RecordingRule:
         return {"record": self.record, "expr": in_query(self.expression, names)}
 
 
-NAMED_REASON = re.compile(r'"(?:reason|cause)", "(\w+)", "", ""')
-"""A reason that `label_replace` gives to a part of an expression."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AlertRule:
     """One alerting rule; several may share an alert's name."""
@@ -108,10 +103,10 @@ class AlertRule:
     """Static labels; without `severity`, the expression has it: that of the run."""
     annotations: Mapping[str, str]
     """Summary, description and links; templates may use labels the expression has."""
+    reasons: tuple[str, ...] = ("",)
+    """Values of its label `reason` or `cause`; ("",) if it has none, or none that is known beforehand."""
     first_acts: Mapping[str, str] = field(default_factory=dict)
     """What to do first, in the words of the description, by reason; `""` where the rule names none."""
-    dashboard: str = RUN_DEBUG_UID
-    """Uid of the board to look at."""
 
     @property
     def severity(self) -> Severity | None:
@@ -122,14 +117,6 @@ class AlertRule:
     def reason(self) -> str:
         """What tells the rules of one alert apart; empty if the series has it."""
         return reason_of(self.labels)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The same where the rule has several, as it names them; ("",) if only its series do."""
-        named = tuple(each for each in self.first_acts if each) or tuple(
-            dict.fromkeys(NAMED_REASON.findall(self.expression))
-        )
-        return (self.reason,) if self.reason else named or ("",)
 
     def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
         """The rule as Prometheus reads it; `names` are other names of labels."""

@@ -9,8 +9,9 @@ import pytest
 
 from rankwatch.errors import SettingError
 from rankwatch_alerts import RuleConfig, alert_groups, load_config
-from rankwatch_alerts.adjustments import ALERTS, adjusted, links, not_applied
+from rankwatch_alerts.adjustments import adjusted, links
 from rankwatch_alerts.rules import AlertRule
+from support.alerts.reasons import ALERTS
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 
 
@@ -118,22 +119,45 @@ def test_reason_that_is_off(tmp_path: Path) -> None:
     check(cases["tests"], groups, cases["evaluation_interval"], tmp_path)
 
 
-def test_not_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("disabled_alerts = ['RankwatchLinkDown/nic', 'RankwatchNoSuch']", "RankwatchNoSuch"),
+        ("disabled_alerts = ['RankwatchRunSlow/tired']", "RankwatchRunSlow/tired"),
+        ("disabled_alerts = ['RankwatchRunSlow/']", "RankwatchRunSlow/"),
+        ("overrides = {RankwatchRunSlo = {severity = 'warning'}}", "RankwatchRunSlo"),
+        ("owners = {RankwatchRunSlo = 'hpc'}", "RankwatchRunSlo"),
+        ("owners = {'RankwatchRunSlow/jitter' = 'hpc'}", "RankwatchRunSlow/jitter"),
+    ],
+)
+def test_unknown_alert(line: str, unknown: str, tmp_path: Path) -> None:
     """A name that no rule has is told, rather than nothing being done in silence."""
-    config = _settings('disabled_alerts = ["RankwatchRunSlow/jitter", "RankwatchLinkDown/nic"]\n', tmp_path)
-    assert not_applied(RULES, config) == ["RankwatchLinkDown/nic"]
+    with pytest.raises(SettingError, match=f"no rule has the name and reason {unknown}$"):
+        alert_groups(_settings(line, tmp_path))
+
+
+def test_alert_of_ones_own(tmp_path: Path) -> None:
+    """What settings say of it holds as of those that are shipped."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text(
+        "groups: [{name: mine, interval: 60, rules: [{alert: QueueFull, expr: up == 0, labels: "
+        "{owner: training, reason: full}, annotations: {summary: It is full., description: It is.}}]}]\n"
+    )
+    config = _settings(
+        f"rules_directory = '{tmp_path}/own'\nowners = {{QueueFull = 'hpc'}}\n"
+        "overrides = {'QueueFull/full' = {severity = 'critical', for_seconds = 90}}\n",
+        tmp_path,
+    )
+    rules = [rule for group in alert_groups(config) for rule in group.rules if isinstance(rule, AlertRule)]
+    (rule,) = [rule for rule in rules if rule.alert == "QueueFull"]
+    assert (rule.labels["owner"], rule.severity, rule.for_seconds) == ("hpc", "critical", 90)
+    off = _settings(f"rules_directory = '{tmp_path}/own'\ndisabled_alerts = ['QueueFull/full']\n", tmp_path)
+    assert not [rule for group in alert_groups(off) for rule in group.rules if "QueueFull" in str(rule)]
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (
-            "disabled_alerts = ['RankwatchNoSuch']",
-            "names of alerts, or of an alert and one",
-        ),
-        ("disabled_alerts = ['RankwatchRunSlow/tired']", "names of alerts, or of an alert and one"),
-        ("disabled_alerts = ['RankwatchRunSlow/']", "names of alerts, or of an alert and one"),
-        ("overrides = {RankwatchRunSlo = {severity = 'warning'}}", "names of alerts, or of an alert and one"),
         (
             "overrides = {RankwatchRunSlow = {severity = 'page'}}",
             "for RankwatchRunSlow a severity of",

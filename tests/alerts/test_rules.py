@@ -15,8 +15,8 @@ import pytest
 
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts import RuleConfig, alert_rules
-from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_alerts.rules import Alert, AlertRule, duration, reason_of
+from support.alerts.reasons import ALERTS
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
 from support.paths import ROOT
 

@@ -14,9 +14,9 @@ import pytest
 
 import rankwatch
 from rankwatch_alerts import ALERT_NAMES
-from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_cli.main import main
+from support.alerts.reasons import ALERTS
 from support.alerts.runbooks import LONGEST_MEDIAN, anchors, check_runbook, commands, runbook_queries
 from support.paths import ROOT
 from support.recorded.runs import RUNS, Recorded

@@ -59,7 +59,6 @@ def test_alerts_link_to_the_dashboard() -> None:
     """The uid in every dashboard_url is that of a generated file."""
     for rule in alert_rules(RuleConfig(dashboard_base_url="https://grafana.test")):
         uid = rule.annotations["dashboard_url"].split("/d/")[1].split("?")[0]
-        assert uid == rule.dashboard
         assert (GENERATED / f"{uid}.json").exists()
 
 

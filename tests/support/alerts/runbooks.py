@@ -9,9 +9,9 @@ from typing import Any
 import promql_parser
 
 from rankwatch_alerts import RuleConfig, alert_rules
-from rankwatch_alerts.adjustments import ALERTS
 from rankwatch_alerts.checks import Violation, check_expression
 from rankwatch_alerts.promql import labels_of, parse, selectors
+from support.alerts.reasons import ALERTS
 
 HEADINGS = ("Do now", "What it means", "Causes by evidence", "Verify")
 DO_NOW_LINES = 25
@@ -23,7 +23,10 @@ _PLACED = frozenset({"node", "rank", "gpu", "device", "alertname"})
 """Labels that leave few series, by a matcher."""
 _MANY = frozenset({"instance", "rank", "gpu"})
 """Labels that leave many series, in a list after `by`."""
-_DASHBOARDS = [(rule.alert, rule.dashboard) for rule in alert_rules(RuleConfig())]
+_DASHBOARDS = [
+    (rule.alert, rule.annotations["dashboard_url"].rpartition("/")[2].partition("?")[0])
+    for rule in alert_rules(RuleConfig(dashboard_base_url="https://grafana.test"))
+]
 """Alert and uid of a dashboard that it links to."""
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _SECTION = re.compile(r"^### (.+)$", re.MULTILINE)
