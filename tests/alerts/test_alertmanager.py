@@ -76,7 +76,12 @@ def test_dead_man_is_called_each_interval() -> None:
 
 def test_webhook() -> None:
     """Pages and tickets of all owners are posted there; the receiver null stays empty."""
-    config: Any = alertmanager_config(RuleConfig(), "http://127.0.0.1:1/alerts")
+    config: Any = alertmanager_config(
+        replace(
+            RuleConfig(),
+            webhook_urls={"page": "http://127.0.0.1:1/alerts", "ticket": "http://127.0.0.1:1/alerts"},
+        )
+    )
     silent = {each["name"] for each in config["receivers"] if "webhook_configs" not in each}
     assert silent == {"rankwatch-null", "rankwatch-dead-man"}
 
@@ -155,7 +160,10 @@ def test_second_cause_is_not_held_behind_the_first(tmp_path: Path) -> None:
     config = replace(RuleConfig.for_demo(), group_interval_seconds=600.0, page_group_interval_seconds=600.0)
     with (
         _webhook() as (url, received),
-        alertmanager(alertmanager_config(config, url), tmp_path) as base,
+        alertmanager(
+            alertmanager_config(replace(config, webhook_urls={"page": url, "ticket": url})),
+            tmp_path,
+        ) as base,
     ):
         for name in ("ReplicasDisagree", "LossDiverging"):
             post_json(f"{base}/api/v2/alerts", [_alert(name, "", "critical", run="a")])
@@ -169,7 +177,10 @@ def test_further_rank_of_an_open_page(tmp_path: Path) -> None:
     stall = "RankwatchRunStalled"
     with (
         _webhook() as (url, received),
-        alertmanager(alertmanager_config(config, url), tmp_path) as base,
+        alertmanager(
+            alertmanager_config(replace(config, webhook_urls={"page": url, "ticket": url})),
+            tmp_path,
+        ) as base,
     ):
         for rank in ("1", "2"):
             post_json(

@@ -265,7 +265,6 @@ def test_details_are_no_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("owners = {RankwatchRunSlo = 'me'}", "names of alerts, each with an owner"),
         ("owners = {RankwatchRunSlow = 'My Team'}", "names of alerts, each with an owner"),
         ("email_to = {pages = 'a@b'}", "a table with some of the receivers page, page-platform"),
         ("email_to = {page = '{{ .x }}'}", "without template braces"),

@@ -22,9 +22,7 @@ TEMPLATES_FILE = TEMPLATES.name
 """Name of their copy beside the configuration."""
 
 
-def fragments(
-    config: RuleConfig, webhook_url: str | None = None, theirs: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, list[Any]]:
+def fragments(config: RuleConfig, theirs: Mapping[str, Any] = MappingProxyType({})) -> dict[str, list[Any]]:
     """What is added to each list of a configuration, by the key of the list; `routes` is that below `route`.
     Labels have the names that the settings give. Receivers leave out what is not set and `theirs`, the table
     `global` of the configuration, has."""
@@ -33,18 +31,17 @@ def fragments(
         "routes": [route(config)],
         "inhibit_rules": inhibit_rules(config.rules_directory),
         "time_intervals": time_intervals(config),
-        "receivers": receivers(config, webhook_url, theirs),
+        "receivers": receivers(config, theirs),
     }
     return {key: in_routes(each, config.label_names) for key, each in ours.items()}
 
 
-def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
+def alertmanager_config(config: RuleConfig) -> dict[str, object]:
     """The configuration as Alertmanager reads it; the texts of its receivers lie beside it (TEMPLATES_FILE).
 
-    Receivers deliver to what the settings name for them, or nothing. With `webhook_url` pages and tickets are
-    posted there instead. Alerts of other rules are tickets.
+    Receivers deliver to what the settings name for them, or nothing. Alerts of other rules are tickets.
     """
-    ours = fragments(config, webhook_url)
+    ours = fragments(config)
     root = {"receiver": in_alertmanager(TICKET), "group_by": ["alertname"], "routes": ours.pop("routes")}
     templates = ours.pop("templates")
     return {"templates": templates, "route": root, **ours}

@@ -30,17 +30,11 @@ _OF_GLOBAL = {
 _CONTACT = "{{ .CommonLabels.contact }}"
 
 
-def receivers(
-    config: RuleConfig, webhook_url: str | None, theirs: Mapping[str, Any]
-) -> list[dict[str, object]]:
-    """One for each kind and owner; `webhook_url` takes the place of all that the settings name, and `theirs`,
-    a table `global`, that of what is not set."""
-    found: list[dict[str, object]] = []
-    for name in receiver_names(config.owners):
-        posted = {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]}
-        found.append(
-            {"name": in_alertmanager(name), **(posted if webhook_url else _of(config, name, theirs))}
-        )
+def receivers(config: RuleConfig, theirs: Mapping[str, Any]) -> list[dict[str, object]]:
+    """One for each kind and owner; `theirs`, a table `global`, has what is not set."""
+    found: list[dict[str, object]] = [
+        {"name": in_alertmanager(name), **_of(config, name, theirs)} for name in receiver_names(config.owners)
+    ]
     url = config.dead_man_url
     called = {"webhook_configs": [{"url": url, "send_resolved": False}]} if url else {}
     found.extend(_contacts(config, theirs))

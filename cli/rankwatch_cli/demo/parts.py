@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def start_agent(workspace: Workspace, config: RuleConfig) -> str:
 def start_alertmanager(workspace: Workspace, binary: str, config: RuleConfig, webhook_url: str) -> str:
     """Start Alertmanager, which delivers to the webhook; returns its address."""
     file = workspace.directory / "alertmanager.yml"
-    file.write_text(json.dumps(alertmanager_config(config, webhook_url)))  # JSON is YAML
+    posted = replace(config, webhook_urls={"page": webhook_url, "ticket": webhook_url})
+    file.write_text(json.dumps(alertmanager_config(posted)))  # JSON is YAML
     command = [
         *(binary, f"--config.file={file}", "--cluster.listen-address="),
         f"--storage.path={workspace.directory / 'alertmanager'}",

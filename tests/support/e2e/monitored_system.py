@@ -7,7 +7,7 @@ import queue
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -206,9 +206,8 @@ def servers(
     require("prometheus", "prometheus-alertmanager")
     with ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
-        alertmanager_url = stack.enter_context(
-            alertmanager(alertmanager_config(config, receiver.url), directory)
-        )
+        posted = replace(config, webhook_urls={"page": receiver.url, "ticket": receiver.url})
+        alertmanager_url = stack.enter_context(alertmanager(alertmanager_config(posted), directory))
         content: dict[str, Any] = prometheus_config(
             config,
             rule_files=write_rules(config, directory / "rules"),

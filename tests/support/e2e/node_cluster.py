@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -125,9 +125,8 @@ def node_cluster(
         joined = stack.enter_context(switch(nodes))
         stack.enter_context(entered(joined.hub))
         receiver = stack.enter_context(Receiver())
-        alertmanager_url = stack.enter_context(
-            alertmanager(alertmanager_config(config, receiver.url), directory)
-        )
+        posted = replace(config, webhook_urls={"page": receiver.url, "ticket": receiver.url})
+        alertmanager_url = stack.enter_context(alertmanager(alertmanager_config(posted), directory))
         cluster = NodeCluster(
             directory,
             "",
