@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from rankwatch_alerts.alertmanager import TEMPLATES, TEMPLATES_FILE, alertmanager_config, fragments
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.label_names import in_template
@@ -19,27 +21,27 @@ _HEADER = f"{_GENERATED}: change alerts/rules or the settings, not this file.\n"
 
 
 def to_yaml(document: Mapping[str, object] | Sequence[object]) -> str:
-    """The document as YAML below a header: same input, same bytes. Needs PyYAML."""
+    """The document as YAML below a header: same input, same bytes."""
     return _HEADER + yaml_text(document)
 
 
 def yaml_text(document: object) -> str:
     """As YAML, in which multi-line strings are literal blocks."""
-    # Only here, so that a missing extra is named by the command, and not by an ImportError.
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: object) -> bool:
-            return True  # no anchors: people read these files
-
-    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in text else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
-
-    Dumper.add_representer(str, represent)
-    Dumper.add_multi_representer(str, represent)
-    text: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, width=110, allow_unicode=True)
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return text
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        return True  # no anchors: people read these files
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent)
+_Dumper.add_multi_representer(str, _represent)
 
 
 def write_text(path: Path, text: str) -> Path:

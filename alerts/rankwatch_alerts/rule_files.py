@@ -19,6 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rankwatch.errors import SettingError
 from rankwatch_alerts.adjustments import adjusted, links, reasons_of, refuse_unknown
 from rankwatch_alerts.config import RuleConfig
@@ -53,7 +55,7 @@ class RuleFileError(SettingError):
 
 @cache
 def rule_documents(directory: str = "") -> Mapping[str, Document]:
-    """The files of rules and what they share, by name without suffix. Needs PyYAML.
+    """The files of rules and what they share, by name without suffix.
 
     A directory of the user's own may hold some of them, which take the place of those that are shipped, and
     further ones. Raises RuleFileError for what is no YAML or no file of rules.
@@ -65,9 +67,6 @@ def rule_documents(directory: str = "") -> Mapping[str, Document]:
 @cache
 def document(name: str, directory: str = "") -> Any:
     """What a file holds, of the user's own directory if it is there. Raises RuleFileError."""
-    # Only here, so that a missing extra is named by the command, and not by an ImportError.
-    import yaml
-
     file = _own_files(directory).get(name) or shipped_rules() / f"{name}.yaml"
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import yaml
 
 from rankwatch.errors import SettingError
 from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
@@ -17,9 +19,6 @@ from rankwatch_alerts.alertmanager.inhibition import PRODUCT, that_take_ours
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.delivery import BY_RECEIVER, PAGE, TICKET, in_alertmanager, lacks_slack_url
 from rankwatch_alerts.generation import yaml_text
-
-if TYPE_CHECKING:
-    import yaml
 
 _BEGIN, _END = "# begin rankwatch: rankwatch generate --merge-into writes these lines anew", "# end rankwatch"
 _MARK = re.compile(r"\s*# (begin|end) rankwatch\b")
@@ -46,7 +45,7 @@ class _Edit(NamedTuple):
 
 
 def merged(text: str, config: RuleConfig) -> Merged:
-    """The configuration with our parts in place of those of an earlier merge, if any. Needs PyYAML.
+    """The configuration with our parts in place of those of an earlier merge, if any.
 
     Raises SettingError where it is no configuration, or has names of ours, or cannot be added to.
     """
@@ -97,8 +96,6 @@ def _notes(
 
 def _loaded(text: str) -> Any:
     """The document, or None if it is no YAML."""
-    import yaml
-
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -106,8 +103,6 @@ def _loaded(text: str) -> Any:
 
 
 def _why_not(text: str) -> str:
-    import yaml
-
     for each in yaml.scan(text):
         if isinstance(each, yaml.AnchorToken | yaml.AliasToken):
             where = f"line {each.start_mark.line + 1}: write out what & and * stand for"
@@ -116,8 +111,6 @@ def _why_not(text: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    import yaml
-
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -205,8 +198,6 @@ def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) 
 def _in_brackets(text: str, ours: Iterable[str]) -> str:
     """The key of what we add to that is not written by lines, but in braces or brackets, unless these are
     empty. The list of templates may be in brackets: it is one line."""
-    import yaml
-
     root: Any = yaml.compose(text)
     found = [(key.value, node) for name in ours for key, node in _found(root, _place(name))]
     nodes = [("the file", root), *(pair for pair in found if pair[0] != "templates")]
@@ -229,8 +220,6 @@ def _found(root: Any, path: tuple[str, ...]) -> Iterator[tuple[yaml.Node, yaml.N
 
 
 def _edits(text: str, parts: Mapping[str, list[Any]]) -> Iterator[_Edit]:
-    import yaml
-
     root: Any = yaml.compose(text)
     for name, part in parts.items():
         path = _place(name)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rankwatch.errors import SettingError
 from rankwatch.settings import SentenceParser, field_help, printable, to_toml
 from rankwatch_agent.runtime.errors import UserError
@@ -221,8 +223,6 @@ def _skeleton(alert: str, file: Path, rule: Mapping[str, Any]) -> str:
 
 def _own_alerts(files: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Any]]]:
     """The alerts of rule files of the user that are not among ours. Raises UserError."""
-    import yaml
-
     for file in files:
         try:
             groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
