@@ -24,7 +24,7 @@ def write_forms(config: RuleConfig, *, dashboards: Sequence[Path], directory: Pa
     Prometheus, not with them.
 
     Raises OSError where the directory cannot be written, and ValueError for a group of rules that is larger
-    than Kubernetes takes. Needs PyYAML and the SDK.
+    than Kubernetes takes.
     """
     kubernetes = directory / "kubernetes"
     remove_generated(kubernetes / "rules", "rankwatch-*.yml")
