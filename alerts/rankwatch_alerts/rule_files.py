@@ -86,6 +86,7 @@ def _checked(name: str, document: Any) -> Document:
     """The document, if its groups and rules have what they need. Raises RuleFileError."""
     with _readable(name):
         _refuse_without(document, "a file of rules")
+        _refuse_without(document.get("lookups") or {}, "lookups")
         for group in document.get("groups") or ():
             _refuse_without(group, "a group", "name", "interval", "rules")
             kind = "alert" if "alert" in group["rules"][0] else "record"

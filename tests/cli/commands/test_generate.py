@@ -428,6 +428,7 @@ groups:
             "could not use mine.yaml: a group has no rules",
         ),
         ("mine.yaml", _OWN, "groups: [{name: mine}, 1]", "a group has no interval"),
+        ("mine.yaml", _OWN, "lookups: [a]", "could not use mine.yaml: lookups must be a table"),
         ("mine.yaml", _OWN, "- 1", "could not use mine.yaml: a file of rules must be a table"),
         ("slis.yaml", _OWN, "Steps: [{name: x}]", "could not use slis.yaml: Sli.__init__() missing"),
         (
