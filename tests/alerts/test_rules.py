@@ -87,7 +87,7 @@ AT_THE_EDGE = {
     (Alert.RUN_SLOW, "network"),
     (Alert.CHECKPOINT_SLOW, "blocking"),
 }
-"""They fire when a window loses a sample. Releases of Prometheus differ by one evaluation in when it does: from
+"""They fire when a window loses a sample. Releases of Prometheus differ by an evaluation in when it does: from
 3.0 on a window is open to the left."""
 
 
