@@ -87,8 +87,8 @@ AT_THE_EDGE = {
     (Alert.RUN_SLOW, "network"),
     (Alert.CHECKPOINT_SLOW, "blocking"),
 }
-"""They fire when a window loses a sample. Releases of Prometheus differ by an evaluation in when it does: from
-3.0 on a window is open to the left."""
+"""They fire when a window loses a sample. Releases of Prometheus differ by one evaluation in when it does:
+from 3.0 on a window is open to the left."""
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
