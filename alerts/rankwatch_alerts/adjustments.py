@@ -73,10 +73,27 @@ class Adjustments:
 
 
 def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterator[dict[str, Any]]:
-    """The alerting rules of `alerts/rules`, as the settings want them; those that are off are left out."""
+    """The alerting rules of a group, as the settings want them; those that are off are left out, and those
+    that differ in nothing but their reasons any more are one."""
+    found: dict[object, dict[str, Any]] = {}
     for rule in rules:
         if rule["alert"] not in config.disabled_alerts:
-            yield from (_adjusted(part, config) for part in _parts(rule, config))
+            for each in (_adjusted(part, config) for part in _parts(rule, config)):
+                by_reason = isinstance(each["annotations"].get("description"), Mapping)
+                labels = sorted(each["labels"].items())
+                key = (each["alert"], each.get("for"), *labels) if by_reason else len(found)
+                found[key] = _together(found[key], each) if key in found else each
+    yield from found.values()
+
+
+def _together(rule: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """One rule for both: Prometheus takes two with equal labels for one that was written twice."""
+    described = {**rule["annotations"]["description"], **other["annotations"]["description"]}
+    return {
+        **rule,
+        "expr": f"{rule['expr'].strip()}\nor\n{other['expr'].strip()}\n",
+        "annotations": {**rule["annotations"], **other["annotations"], "description": described},
+    }
 
 
 def _parts(rule: Mapping[str, Any], config: Adjustments) -> Iterator[Mapping[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,25 @@ def test_labels(tmp_path: Path) -> None:
     assert jitter["labels"] == {**JITTER["labels"], "team": "ml", "owner": "hpc"}
     assert stalled["labels"] == {**STALLED["labels"], "team": "ml"}
     assert "team" not in JITTER["labels"]
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_owner_makes_no_rule_twice(alert: str, tmp_path: Path) -> None:
+    """Prometheus takes two rules with equal names and labels for one that was written twice."""
+    config = _settings(f'owners = {{{alert} = "hpc"}}\n', tmp_path)
+    rules = [each for group in groups_of(config) for each in group["rules"] if "alert" in each]
+    labels = [(each["alert"], *sorted(each["labels"].items())) for each in rules]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.process
+def test_rules_that_became_one(tmp_path: Path) -> None:
+    """Each reason of them is told as before, by the new owner."""
+    config = _settings('owners = {RankwatchRunSlow = "hpc"}\n', tmp_path)
+    for name in ("jitter", "regressed"):
+        content = cases_in(CASES / f"RankwatchRunSlow.{name}.yml")
+        cases = re.sub(r'(owner(?:": "|=\\"))(?:training|platform)', r"\1hpc", json.dumps(content["tests"]))
+        check(json.loads(cases), without_keeping(groups_of(config)), content["evaluation_interval"], tmp_path)
 
 
 def test_disabled(tmp_path: Path) -> None:

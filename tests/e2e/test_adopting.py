@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -58,6 +59,13 @@ pidof() {{ pgrep --full -- "--config.file=$PWD/etc/$1/$1.yml"; }}
 """
 
 
+class Servers(NamedTuple):
+    """Their addresses."""
+
+    prometheus: str
+    alertmanager: str
+
+
 def test_servers_with_files(tmp_path: Path) -> None:
     """Our watchdog reaches the dead man's switch through servers that others use. Their rules, routes and
     boards are as they were, their alerts go where they went, and none of ours goes there."""
@@ -76,13 +84,15 @@ def test_servers_with_files(tmp_path: Path) -> None:
             }
             with prometheus(config, files["rules"].parents[1], RESENT) as asked:
                 poll(lambda: posted.get("/team"), DEADLINE_SECONDS, "an alert of theirs")
-                _follow(tmp_path, asked, agent.address, url)
+                servers = Servers(asked, notifier)
+                _follow(tmp_path, servers, agent.address, url)
                 watchdog = 'ALERTS{alertname="RankwatchWatchdog", cluster="lab", alertstate="firing"}'
                 poll(lambda: query(asked, watchdog), DEADLINE_SECONDS, "our watchdog in Prometheus")
                 poll(lambda: posted.get("/dead-man"), DEADLINE_SECONDS, "our watchdog outside")
                 before = len(posted["all /team"])
                 poll(lambda: len(posted["all /team"]) > before, DEADLINE_SECONDS, "theirs once more")
-                printed = _bash(tmp_path, _blocks("sh")[-1], asked)
+                printed = _bash(tmp_path, _blocks("sh")[-1], servers)
+                poll(lambda: _tried(posted.get("all /ticket", [])), DEADLINE_SECONDS, "the ticket to try it out")
                 (held_back,) = get_json(f"{notifier}/api/v2/alerts", {"filter": 'alertname="StorageSlow"'})
     assert held_back["status"]["state"] == "suppressed"
     assert "rankwatch-page-platform" in printed.splitlines()
@@ -110,26 +120,26 @@ def _theirs(root: Path) -> dict[str, Path]:
     return files
 
 
-def _follow(root: Path, asked: str, agent: str, url: str) -> None:
+def _follow(root: Path, servers: Servers, agent: str, url: str) -> None:
     """Run the commands of the page up to the last, which asks whether all is right."""
     paths = {name: f"{url}/{name}" for name in ("page", "ticket")}
     config = replace(RuleConfig.for_demo(), webhook_urls=paths, dead_man_url=f"{url}/dead-man")
     (root / "rankwatch.toml").write_text(to_toml(config))
     (generate,) = re.findall(r"^\$ (rankwatch generate .*)$", PAGE, flags=re.MULTILINE)
-    _bash(root, generate, asked)
+    _bash(root, generate, servers)
     _add_job(root / "etc/prometheus/prometheus.yml", agent)
     for block in _blocks("sh")[:-1]:
-        _bash(root, block, asked)
+        _bash(root, block, servers)
 
 
 def _add_job(file: Path, agent: str) -> None:
-    """The job of the page, with the agent that there is; that of the rules is there already."""
+    """The job and the rules of the page, with the agent that there is."""
     config = yaml.safe_load(file.read_text())
     (block,) = (yaml.safe_load(each) for each in _blocks("yaml"))
     (job,) = block["scrape_configs"]
-    assert block["rule_files"] == config["rule_files"]
+    rules = [*config["rule_files"], *block["rule_files"]]
     own = {"scrape_interval": "1s", "static_configs": [{"targets": [agent]}]}
-    file.write_text(yaml.safe_dump({**config, "scrape_configs": [{**job, **own}]}))
+    file.write_text(yaml.safe_dump({**config, "rule_files": rules, "scrape_configs": [{**job, **own}]}))
 
 
 def _blocks(language: str) -> list[str]:
@@ -138,15 +148,20 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, flags=re.DOTALL)
 
 
-def _bash(root: Path, commands: str, asked: str) -> str:
+def _bash(root: Path, commands: str, servers: Servers) -> str:
     """What the commands print, with `root` in place of `/`."""
-    here = commands.replace("http://localhost:9090", asked)
+    here = commands.replace("http://localhost:9090", servers.prometheus)
+    here = here.replace("http://localhost:9093", servers.alertmanager)
     here = re.sub(r"(?<![\w.])/(etc|var)/", rf"{root}/\1/", here)
     script = root / "script.sh"  # a file: its text would be found by pgrep among the arguments of bash
     script.write_text(PREAMBLE + here)
     done = subprocess.run(["bash", script], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def _tried(posted: list[dict[str, list[dict[str, dict[str, str]]]]]) -> bool:
+    return any(alert["labels"].get("node") == "try" for each in posted for alert in each["alerts"])
 
 
 def _names(posted: list[dict[str, list[dict[str, dict[str, str]]]]]) -> set[str]:
