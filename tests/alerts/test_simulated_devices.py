@@ -123,7 +123,7 @@ def test_unknown_local_time(of_rules: Mapping[Job, Judged], program: str, fault:
     names = {each.metric.name for each in found.job.series}
     assert not {each for each in names if "local" in each or "arrival" in each or "compute" in each}
     reporting, visible = (
-        {each.labels[1:]: each.value for each in found.job.series if each.metric.name == name}
+        {each.labels[1:]: each.value for each in found.job.of_living if each.metric.name == name}
         for name in ("rankwatch_node_ranks_reporting", "rankwatch_run_capability_visible")
     )
     size, says = found.job.job.of.grid.size, program != "two_devices"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from unittest.mock import patch
 
 from rankwatch.conventions import Cause, Kind
 from rankwatch_agent.runtime.collector import Series
@@ -45,6 +46,8 @@ class Exported(Result):
 
     steps_on_host = 0
     series: Sequence[Series]
+    of_living: Sequence[Series]
+    """What the agent exported after the first steps, had the ranks been processes that live."""
     seconds: float
     """How long all of it took."""
 
@@ -62,7 +65,8 @@ class Exported(Result):
         super()._warmed(now)
         if len(self._warm) == len(self.ranks):
             self._now = self._end()
-            self._agent.collect()
+            with patch("rankwatch_agent.training.series.ENDED_STATES", frozenset()):
+                self.of_living = self._agent.collect().series
 
 
 class Judged:
