@@ -92,7 +92,11 @@ def test_servers_with_files(tmp_path: Path) -> None:
                 before = len(posted["all /team"])
                 poll(lambda: len(posted["all /team"]) > before, DEADLINE_SECONDS, "theirs once more")
                 printed = _bash(tmp_path, _blocks("sh")[-1], servers)
-                poll(lambda: _tried(posted.get("all /ticket", [])), DEADLINE_SECONDS, "the ticket to try it out")
+                poll(
+                    lambda: _tried(posted.get("all /ticket", [])),
+                    DEADLINE_SECONDS,
+                    "the ticket to try it out",
+                )
                 (held_back,) = get_json(f"{notifier}/api/v2/alerts", {"filter": 'alertname="StorageSlow"'})
     assert held_back["status"]["state"] == "suppressed"
     assert "rankwatch-page-platform" in printed.splitlines()
