@@ -93,7 +93,11 @@ _WANTED = {
     "its label `replica` is called `data_parallel`": "rank:rankwatch_straggler_candidate:replica",
     "there from the first run on, not from its end": "class:rankwatch_run_success_objective:ratio",
     "from the runs that were there, not from a setting": "class:rankwatch_runs_failed_limit:count",
-    "read only where every rank waits": "rank_group:rankwatch_collective_last_completed:stalled",
+    "read only where every rank waits": (
+        "rank_group:rankwatch_collective_last_completed:stalled group:rankwatch_stall_waiting:share"
+    ),
+    "of ranks that do not wait, or where all do": "rank_group:rankwatch_collective_last_enqueued:stalled",
+    "the alert looks up who was on the node": "rank:rankwatch_rank_silent_step:last",
     "boards show alerts whether they are held back or not": "alert:rankwatch_held_back:bool",
     "alerts on hardware name node and part, whichever run is there": (
         "node:rankwatch_node_user:info node:rankwatch_network_user:info "
