@@ -138,7 +138,10 @@ def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
         config["scrape_configs"][0]["honor_labels"] = True
         replay.began = time.time()
         with prometheus(config, tmp_path, FLAGS):
-            poll(lambda: expected <= _active(am), SECONDS_TO_FIRE, "firing of every alert")
+            try:
+                poll(lambda: expected <= _active(am), SECONDS_TO_FIRE, "firing of every alert")
+            except pytest.fail.Exception:
+                pytest.fail(f"not raised: {sorted(expected - _active(am))}")
             time.sleep(SECONDS_TO_SETTLE)  # further alerts of the same faults
             before = _active(am)
             watch = Watch(am, before)
