@@ -21,7 +21,7 @@ _EVERYWHERE = frozenset({str(Label.CLUSTER), str(Label.NODE), "job", "instance"}
 _OF_ALERTS = frozenset({"alertname", "severity", "product", "owner", "contact", "instance", *map(str, Label)})
 COUNTERS_OF_PROMETHEUS = tuple(
     f"prometheus_rule_{name}_total"
-    for name in ("evaluation_failures", "group_iterations", "group_iterations_missed")
+    for name in ("evaluation_failures", "group_iterations_missed")
 )
 """On its own rules."""
 
@@ -37,7 +37,10 @@ def _declared() -> dict[str, frozenset[str]]:
             for name in (each.name, *each.series)
         },
         **{each.record: frozenset(each.labels) for each in recording_rules(RuleConfig())},
-        **dict.fromkeys(COUNTERS_OF_PROMETHEUS, frozenset({"rule_group", "job", "instance"})),
+        **dict.fromkeys(
+            (*COUNTERS_OF_PROMETHEUS, "prometheus_rule_group_interval_seconds"),
+            frozenset({"rule_group", "job", "instance"}),
+        ),
         **dict.fromkeys(
             ("up", "scrape_duration_seconds"), frozenset({"job", "instance", str(Label.CLUSTER)})
         ),

@@ -60,6 +60,7 @@ _LEAST_SCRAPES = {
     "absence_for_seconds": 15,
     "ticket_interval_seconds": 1,
     "agent_down_for_seconds": 15,
+    "rules_failing_window_seconds": 30,
     "collector_for_seconds": 15,
     "link_flap_window_seconds": 30,
     "disk_history_seconds": 30,

@@ -219,6 +219,7 @@ _SHARES = (
 """Shares whose name does not say so."""
 _LONGER = (
     ("absence_lookback_seconds", "absence_window_seconds"),
+    ("rules_failing_window_seconds", "slo_interval_seconds"),
     ("goodput_window_seconds", "goodput_interval_seconds"),
     ("interval_advice_window_seconds", "goodput_window_seconds"),
     ("goodput_slow_window_seconds", "goodput_fast_window_seconds"),

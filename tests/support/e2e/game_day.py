@@ -46,6 +46,7 @@ CONFIG = replace(
     step_regression=10.0,
     jitter_ranks=4,
     event_window_seconds=45.0,
+    rules_failing_window_seconds=180.0,
     runbook_base_url="https://runbooks.test",
     dashboard_base_url="https://grafana.test",
 )
@@ -53,7 +54,9 @@ CONFIG = replace(
 does not start must be slow before it stands still. Windows and period of goodput are in the same proportions
 as in production. No disk on which this runs is so empty. When further jobs start on the same cores, all
 steps become slower, indeed, and short steps are late now on one rank, now on another. Events are remembered
-for longer than alerts wait for a telemetry that is absent, as in production."""
+for longer than alerts wait for a telemetry that is absent, as in production. The processes of all plays take as
+long to start as they do, and leave both cores to few rules meanwhile: up to a minute, of the 15 in which
+production counts the evaluations that are missed."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
 
