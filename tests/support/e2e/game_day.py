@@ -1,12 +1,15 @@
 """A game day: many faults at once, below one Prometheus and one Alertmanager.
 
 Each file in tests/e2e/game_day has a function `play`, which makes its faults in a cluster of its own and
-waits for their alerts. All of them are played side by side, because each one mostly waits.
+waits for their alerts. All of them are played side by side, because each one mostly waits. But none starts its
+processes while those of others do: agents that do not answer for seconds are faults that nobody made.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -59,6 +62,8 @@ long to start as they do, and leave both cores to few rules meanwhile: up to a m
 production counts the evaluations that are missed."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
+IDLE_SHARE, MOST_SECONDS_TO_START = 0.25, 15.0
+"""Of the cores, over two seconds: the processes of a play have started. Others may keep the cores busy longer."""
 
 Shown = TypeVar("Shown")
 Play = Callable[["GameDay"], Shown]
@@ -78,11 +83,24 @@ class GameDay:
         self._playing: dict[Play[Any], Future[Any]] = {}
 
     def begin(self, plays: Sequence[Play[Any]]) -> None:
-        """Start the servers, and all plays."""
-        pool = self._stack.enter_context(ThreadPoolExecutor(len(plays)))  # ends last: plays may still ask
+        """Start the servers, and all plays, in this order."""
+        pool = self._stack.enter_context(ThreadPoolExecutor(len(plays) + 1))  # ends last: plays may still ask
         self._forked = self._stack.enter_context(forked_ranks(clean_environment()))
         self._url, self._receiver = self._stack.enter_context(servers(self.directory, CONFIG))
-        self._playing = {each: pool.submit(each, self) for each in plays}
+        turns = {each: threading.Event() for each in plays}
+        self._playing = {each: pool.submit(self._played, each, turn) for each, turn in turns.items()}
+        pool.submit(self._give_turns, list(turns.values()))
+
+    def _played(self, play: Play[Shown], turn: threading.Event) -> Shown:
+        turn.wait()
+        return play(self)
+
+    def _give_turns(self, turns: Sequence[threading.Event]) -> None:
+        for turn in turns:
+            turn.set()
+            latest = time.monotonic() + MOST_SECONDS_TO_START
+            while not self._over and time.monotonic() < latest and _idle_share(2.0) < IDLE_SHARE:
+                pass
 
     @contextmanager
     def shown(self, play: Play[Shown]) -> Iterator[Shown]:
@@ -140,3 +158,15 @@ class GameDay:
         for system in self._systems:
             system.end()
         self._stack.close()
+
+
+def _idle_share(seconds: float) -> float:
+    """Share of the next seconds for which the cores of this machine have nothing to do."""
+    before = _idle_seconds()
+    time.sleep(seconds)
+    return (_idle_seconds() - before) / seconds / (os.cpu_count() or 1)
+
+
+def _idle_seconds() -> float:
+    _, _, _, _, ticks, *_ = Path("/proc/stat").read_text().split(maxsplit=5)  # proc_stat(5)
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
