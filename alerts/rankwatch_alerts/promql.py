@@ -20,8 +20,7 @@ _NAME = "__name__"
 _EVERYWHERE = frozenset({str(Label.CLUSTER), str(Label.NODE), "job", "instance"})
 _OF_ALERTS = frozenset({"alertname", "severity", "product", "owner", "contact", "instance", *map(str, Label)})
 COUNTERS_OF_PROMETHEUS = tuple(
-    f"prometheus_rule_{name}_total"
-    for name in ("evaluation_failures", "group_iterations_missed")
+    f"prometheus_rule_{name}_total" for name in ("evaluation_failures", "group_iterations_missed")
 )
 """On its own rules."""
 

@@ -59,7 +59,7 @@ def test_faults_and_health(evaluator: Path, tmp_path: Path, monkeypatch: pytest.
     with served(replay) as target, alertmanager(alertmanager_config(config), tmp_path) as url:
         replay.began = time.time()
         with evaluating(evaluator, _evaluation(config, speed, tmp_path, target, url)):
-            poll(lambda: expected <= _seen(url, seen), SECONDS_TO_FIRE, "firing of every alert")
+            poll(lambda: expected <= _seen(url, seen), SECONDS_TO_FIRE, lambda: f"{sorted(expected - seen)}")
     assert not [key for key, cluster in seen if cluster == HEALTHY]
 
 

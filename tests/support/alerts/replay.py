@@ -29,6 +29,8 @@ HEALTHY = "healthy"
 _SECONDS = frozenset(each.name for each in METRICS if each.unit == "seconds")
 _SUCCESS = "rankwatch_collector_last_success_timestamp_seconds"
 """Of the healthy run it would be old: collectors run more often than the steps of a replay."""
+_ATTEMPT_END, _STEPS_BEHIND = "rankwatch_run_attempt_end_timestamp_seconds", 5
+"""An agent exports it beside the number of ranks that run. Here rules count these, some evaluations later."""
 
 
 def replayed_rules(speed: float = SPEED) -> RuleConfig:
@@ -84,10 +86,16 @@ def healthy(steps: int) -> list[TimeSeries]:
     case, *_ = cases_in(CASES / "healthy.yml")["tests"]
     series = (continued(each, 20, steps) for each in case["input_series"])
     return [
-        each._replace(labels={**each.labels, "cluster": HEALTHY})
+        _behind_ranks(each)._replace(labels={**each.labels, "cluster": HEALTHY})
         for each in series
         if each.name.startswith("rankwatch_") and each.name != _SUCCESS
     ]
+
+
+def _behind_ranks(series: TimeSeries) -> TimeSeries:
+    if series.name != _ATTEMPT_END:
+        return series
+    return series._replace(samples=(None,) * _STEPS_BEHIND + series.samples[_STEPS_BEHIND:])
 
 
 def agents_file(config: RuleConfig, directory: Path) -> Path:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
+from rankwatch_alerts import Alert
 from rankwatch_alerts.rules import reason_of
 from support.alerts.rule_test import CASES, cases_in
 
@@ -29,6 +30,9 @@ Key = tuple[str, str]
 _NUMBER = r"(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN)"
 _TOKEN = re.compile(rf"(?P<start>[-+]?{_NUMBER})(?P<slope>[-+]{_NUMBER})?(?:x(?P<times>\d+))?")
 _SERIES = re.compile(r'(\w+)=(?:"([^"]*)"|\'([^\']*)\')')
+_WHILE_SEEN = (Alert.RUN_SLOW, Alert.LOSS_DIVERGING)
+"""Alerts on what lasts, as long as the ranks of the run are seen."""
+_OF_RANK = ("cluster", "run", "rank", "node")
 _RESET = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER)
 
 
@@ -79,8 +83,27 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
                 if 0 < at - silent < unknown.get(key, at):
                     unknown[key] = at - silent
                     series = tuple(continued(each, at, at + steps) for each in case["input_series"])
+                    if key[0] in _WHILE_SEEN:
+                        series = _with_states(series)
                     found[key] = Scenario(key, labels, _seconds(case["interval"]), at, series)
     return found
+
+
+def _with_states(series: tuple[TimeSeries, ...]) -> tuple[TimeSeries, ...]:
+    """With the states of the ranks, which a case may leave out and every agent exports."""
+    if any(each.name == "rankwatch_rank_state" for each in series):
+        return series
+    ranks = {tuple(each.labels.get(label, "") for label in _OF_RANK): each.samples for each in series}
+    states = (
+        TimeSeries(
+            "rankwatch_rank_state",
+            {**dict(zip(_OF_RANK, rank, strict=True)), "state": "running"},
+            tuple(1.0 if isinstance(each, float) else each for each in samples),
+        )
+        for rank, samples in ranks.items()
+        if all(rank)
+    )
+    return (*series, *states)
 
 
 def fired(case: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, str], int, int]]:

@@ -1,8 +1,8 @@
 """A game day: many faults at once, below one Prometheus and one Alertmanager.
 
 Each file in tests/e2e/game_day has a function `play`, which makes its faults in a cluster of its own and
-waits for their alerts. All of them are played side by side, because each one mostly waits. But none starts its
-processes while those of others do: agents that do not answer for seconds are faults that nobody made.
+waits for their alerts. All of them are played side by side, because each one mostly waits. But none starts
+its processes while those of others do: agents that do not answer for seconds are faults that nobody made.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ CONFIG = replace(
 does not start must be slow before it stands still. Windows and period of goodput are in the same proportions
 as in production. No disk on which this runs is so empty. When further jobs start on the same cores, all
 steps become slower, indeed, and short steps are late now on one rank, now on another. Events are remembered
-for longer than alerts wait for a telemetry that is absent, as in production. The processes of all plays take as
-long to start as they do, and leave both cores to few rules meanwhile: up to a minute, of the 15 in which
-production counts the evaluations that are missed."""
+for longer than alerts wait for a telemetry that is absent, as in production. The start of all processes takes
+no less time than elsewhere, and leaves little of two cores to rules: up to a minute of the three in which the
+evaluations that are missed are counted here."""
 MOST_RANKS = 50
 """Of torch, at once: two cores run no more of them at their pace."""
 IDLE_SHARE, MOST_SECONDS_TO_START = 0.25, 15.0
-"""Of the cores, over two seconds: the processes of a play have started. Others may keep the cores busy longer."""
+"""Of the cores, over two seconds: the processes of a play have started. Others may keep them busy longer."""
 
 Shown = TypeVar("Shown")
 Play = Callable[["GameDay"], Shown]

@@ -34,8 +34,11 @@ def require(*programs: str) -> None:
         pytest.skip(f"{', '.join(missing)} not installed: apt install prometheus prometheus-alertmanager")
 
 
-def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
-    """Ask until an answer is truthy, and return it, ever less often. Fail the test after `seconds`."""
+def poll(question: Callable[[], Answer | None], seconds: float, what: str | Callable[[], str]) -> Answer:
+    """Ask until an answer is truthy, and return it, ever less often. Fail the test after `seconds`.
+
+    what: is missing then; a function is called for it then.
+    """
     deadline, pause = time.monotonic() + seconds, 0.05
     while time.monotonic() < deadline:
         answer = question()
@@ -43,7 +46,7 @@ def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> An
             return answer
         time.sleep(pause)
         pause = min(1.1 * pause, 0.5)
-    pytest.fail(f"no {what} within {seconds:g} s")
+    pytest.fail(f"no {what if isinstance(what, str) else what()} within {seconds:g} s")
 
 
 def get_json(url: str, parameters: Mapping[str, str] | None = None) -> Any:
