@@ -69,7 +69,8 @@ class Thresholds:
     agent_down_for_seconds: float = 180.0
     """How long an agent must be down. Longer than it takes to restart, so that a roll-out raises nothing."""
     rules_failing_window_seconds: float = 900.0
-    """How far back failed and missed evaluations of rules are counted: half of all in it raise an alert."""
+    """How far back failed and missed evaluations of a rule group are counted. Half of all evaluations in
+    that time raise an alert."""
     agents_missing_share: float = 0.5
     """Share of the agents of a cluster that do not answer from which the way to them is the cause: one page,
     not one ticket for each."""
