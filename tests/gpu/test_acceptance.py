@@ -92,7 +92,7 @@ def test_rehearsal(tmp_path: Path) -> None:
     ]
     ended = subprocess.run(
         script, env={**os.environ, "PYTHON": sys.executable}, capture_output=True,
-        text=True, timeout=120, check=False,
+        text=True, timeout=280, check=False,
     )  # fmt: skip
     found = {each["part"]: each for each in json.loads((tmp_path / "results.json").read_text())}
     assert ended.returncode == 0, ended.stdout + ended.stderr

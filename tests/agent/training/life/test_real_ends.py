@@ -30,6 +30,9 @@ import rankwatch
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 together = attempt < 2  # nobody waits for a peer in the last attempt, so it need not import torch
+deadline = time.monotonic() + 100
+while not os.path.exists(f"{sys.argv[1]}-seen{attempt}") and time.monotonic() < deadline:
+    time.sleep(0.02)  # an agent on a busy machine may look too late
 if together:
     import torch, torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -105,12 +108,19 @@ def test_attempts_of_torchrun(tmp_path: Path) -> None:
         *(str(tmp_path / "train.py"), str(tmp_path / "store")),
     ]
     collector = RanksCollector(directory=tmp_path / "boxes")
+
+    def all_ended(seen: list[Attempt]) -> bool:
+        """The ends of an attempt are seen before the next one takes its place."""
+        over = sum(len(each.ends) == 2 and not each.living for each in seen)
+        (tmp_path / f"store-seen{over}").touch()
+        return len(seen) == 3 and seen[-1].end is not None
+
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(command, env=env, stdout=log, stderr=log) as job,
     ):
         try:
-            found = followed(collector, lambda seen: len(seen) == 3 and seen[-1].end is not None)
+            found = followed(collector, all_ended)
         finally:
             job.kill()
     assert [shown(each) for each in found] == ENDS
