@@ -80,8 +80,9 @@ class Thresholds:
     """How long a collector must stay failed or overdue."""
 
     ticket_interval_seconds: float = 60.0
-    """Interval of rules that no page waits for, and that read something of every node: alerts on telemetry,
-    on hosts and other tickets on hardware, and what slows a run down without a rank to blame."""
+    """Interval of rules that read something of every node, and for which no page waits by the second: alerts
+    on telemetry, on hosts and other tickets on hardware, checkpoints, and what slows a run down, which is
+    judged by means over `step_window_seconds`. Baselines, and which metrics a run lacks: five times that."""
     missed_seconds: float = 60.0
     """Evaluations that are missing for so long, as after a restart of Prometheus, do not begin the wait for
     persistence anew."""
@@ -156,7 +157,7 @@ class Thresholds:
     table 3 of arXiv 2204.02311)."""
     mfu_dtype: str = "bf16"
     """Type of numbers against whose peak it is judged: tf32, fp16, bf16 or fp8."""
-    goodput_interval_seconds: float = 60.0
+    goodput_interval_seconds: float = 120.0
     """Interval of the rules of goodput and cost, which change slowly and read long windows."""
     interval_advice_window_seconds: float = 604800.0
     """Window over which saves and interruptions are averaged for the advice about the checkpoint interval:
