@@ -46,8 +46,9 @@ FLAGS = (
 SHORT_SECONDS, LONG_SECONDS = 2.0, 48.0
 """Outages of 15 s and of 6 min."""
 SECONDS_TO_FIRE, SECONDS_TO_SETTLE = 400.0, 24.0
-SECONDS_TO_SEND_AGAIN = 40.0
-"""Longer than the delay above: what fires at once is sent before Prometheus has found Alertmanager."""
+SECONDS_TO_SEND_AGAIN = 50.0
+"""Longer than the delay above and two intervals of tickets: what fires at once is sent before Prometheus has
+found Alertmanager."""
 SECONDS_WITH_METRICS = 20.0
 """Until one of the few moments at which lost metrics are looked up; cases lose theirs after twice as long."""
 NEIGHBOUR = "neighbour"

@@ -82,7 +82,7 @@ class Thresholds:
     ticket_interval_seconds: float = 60.0
     """Interval of rules that read something of every node, and for which no page waits by the second: alerts
     on telemetry, on hosts and other tickets on hardware, checkpoints, and what slows a run down, which is
-    judged by means over `step_window_seconds`. Baselines, and which metrics a run lacks: five times that."""
+    judged by means over `step_window_seconds`. Baselines: five times that."""
     missed_seconds: float = 60.0
     """Evaluations that are missing for so long, as after a restart of Prometheus, do not begin the wait for
     persistence anew."""
