@@ -28,12 +28,9 @@ PHASES_OF_NAMED = (
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:residual"
-_GROUPS = ("rankwatch-telemetry", "rankwatch-runs-severity", "rankwatch-runs-life")
-RULES = [
-    each
-    for each in groups_of(_CONFIG)
-    if each["name"] in _GROUPS or each["name"].startswith("rankwatch-slow")
-]
+_GROUPS = ("rankwatch-runs-severity", "rankwatch-runs-life", "rankwatch-slow")
+"""Names of groups begin so."""
+RULES = [each for each in groups_of(_CONFIG) if each["name"].startswith(_GROUPS)]
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 
 
