@@ -236,11 +236,13 @@ def test_nobody_hears() -> None:
     ],
 )  # fmt: skip
 def test_their_inhibitions(rule: str, sides: str) -> None:
-    """Each that can hold for our alerts is named, with what to add to which side."""
-    notes = merged(
+    """Each that can hold for our alerts is named, with its line now and what to add to which side."""
+    result, notes = merged(
         f"{BARE}\ninhibit_rules:\n- {{{rule}}}\n", replace(CONFIG, extra_labels={"team": "ml"})
-    ).notes
+    )
     asked = " and ".join(f"{side}_matchers" for side in sides.split())
+    line = result.splitlines().index(f"- {{{rule}}}") + 1
+    assert all(each.startswith(f"the inhibition in line {line}, of ") for each in notes)
     assert [each.partition("add ")[2] for each in notes] == [f'product!="rankwatch" to its {asked}'] * bool(
         sides
     )

@@ -55,7 +55,7 @@ BOARDS = "apiVersion: 1\nproviders: []  # theirs\n"
 PREAMBLE = f"""\
 set -eu
 rankwatch() {{ {sys.executable} -m rankwatch_cli "$@"; }}
-pidof() {{ pgrep --full -- "--config.file=$PWD/etc/$1/$1.yml"; }}
+pidof() {{ pgrep --full -- "--config.file=$PWD/etc/$1/$1.yml"; }}  # of its first name
 """
 
 

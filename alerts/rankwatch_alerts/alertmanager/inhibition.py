@@ -74,14 +74,14 @@ def inhibit_rules(directory: str = "") -> list[dict[str, list[str]]]:
     return [rule for each in inhibitions(directory) for rule in each.rules()]
 
 
-def that_take_ours(rules: Iterable[Mapping[str, Any]], config: RuleConfig) -> Iterator[str]:
-    """A sentence on each inhibition of others that can hold for alerts of ours."""
-    for rule in rules:
+def that_take_ours(rules: Iterable[tuple[int, Mapping[str, Any]]], config: RuleConfig) -> Iterator[str]:
+    """A sentence on each inhibition of others that can hold for alerts of ours. Given with their lines."""
+    for line, rule in rules:
         matchers = {side: list(_matchers(rule, side)) for side in ("source", "target")}
         if ours := [f"{side}_matchers" for side, each in matchers.items() if _can_match(each, config)]:
             source, target = (" ".join(map("".join, each)) for each in matchers.values())
             yield (
-                f"the inhibition of {target} by {source} takes alerts of ours, too: "
+                f"the inhibition in line {line}, of {target} by {source}, takes alerts of ours, too: "
                 f'add product!="rankwatch" to its {" and ".join(ours)}'
             )
 

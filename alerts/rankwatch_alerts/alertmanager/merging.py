@@ -79,19 +79,20 @@ def _merged(text: str, config: RuleConfig) -> Merged:
     result_text = _edited(theirs, _edits(theirs, parts))
     if _loaded(result_text) != _with_parts(document, parts):
         raise SettingError(f"could not merge: {_why_not(theirs)}")
-    return Merged(result_text, tuple(_notes(document, ours, config, in_brackets)))
+    return Merged(result_text, tuple(_notes(result_text, ours, config, in_brackets)))
 
 
-def _notes(
-    document: Mapping[str, Any], ours: Mapping[str, list[Any]], config: RuleConfig, in_brackets: str
-) -> Iterator[str]:
+def _notes(result: str, ours: Mapping[str, list[Any]], config: RuleConfig, in_brackets: str) -> Iterator[str]:
     if in_brackets:
         yield f"{in_brackets} stands in brackets, so all is written anew: comments and layout are lost"
     kinds = tuple(map(in_alertmanager, (PAGE, TICKET)))
     empty = [each["name"] for each in ours["receivers"] if each["name"].startswith(kinds) and len(each) == 1]
     if empty:
         yield f"nobody hears of what goes to {', '.join(empty)}: set one of {', '.join(BY_RECEIVER)}"
-    yield from that_take_ours(document.get("inhibit_rules") or (), config)
+    ((_, listed),) = _found(yaml.compose(result), ("inhibit_rules",))
+    lines = (each.start_mark.line + 1 for each in listed.value)
+    numbered = list(zip(lines, yaml.safe_load(result)["inhibit_rules"], strict=True))
+    yield from that_take_ours(numbered[len(ours["inhibit_rules"]) :], config)
 
 
 def _loaded(text: str) -> Any:

@@ -152,6 +152,9 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
     except SettingError as error:
         raise UserError(str(error).replace("could not merge", f"could not merge into {file}", 1)) from None
     print(file, texts, sep="\n")
+    if config.ticket_hours:
+        when = f"{config.ticket_weekdays} {config.ticket_hours} {config.ticket_time_zone}"
+        print(f"{file}: tickets go out {when} only (ticket_hours)", file=sys.stderr)
     for note in result.notes:
         print(printable(f"{file}: {note}"), file=sys.stderr)
 

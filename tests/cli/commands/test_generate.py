@@ -186,7 +186,7 @@ def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["alertmanager.yml", "rankwatch.tmpl"]
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [str(file), str(tmp_path / "rankwatch.tmpl")] * 2
-    assert printed.err == ""
+    assert printed.err == f"{file}: tickets go out monday:friday 08:00-18:00 UTC only (ticket_hours)\n" * 2
 
 
 def test_merge_keeps_the_file(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "alertmanager.yml"
     file.write_text("# ours\nroute: {receiver: all}\nreceivers: [{name: all}]\n")
     assert main(["generate", "--merge-into", str(file)]) == 0
-    lost, silent = capsys.readouterr().err.splitlines()
+    _, lost, silent = capsys.readouterr().err.splitlines()
     assert lost == f"{file}: route stands in brackets, so all is written anew: comments and layout are lost"
     assert silent.startswith(f"{file}: nobody hears of what goes to rankwatch-page, ")
 
