@@ -52,10 +52,9 @@ groups:
       - {alert: StorageNote, expr: vector(1), labels: {severity: info}}
 """
 BOARDS = "apiVersion: 1\nproviders: []  # theirs\n"
-PREAMBLE = f"""\
+PREAMBLE = """\
 set -eu
-rankwatch() {{ {sys.executable} -m rankwatch_cli "$@"; }}
-pidof() {{ pgrep --full -- "--config.file=$PWD/etc/$1/$1.yml"; }}  # of its first name
+pidof() { pgrep --full -- "--config.file=$PWD/etc/$1/$1.yml"; }
 """
 
 
@@ -129,8 +128,12 @@ def _follow(root: Path, servers: Servers, agent: str, url: str) -> None:
     paths = {name: f"{url}/{name}" for name in ("page", "ticket")}
     config = replace(RuleConfig.for_demo(), webhook_urls=paths, dead_man_url=f"{url}/dead-man")
     (root / "rankwatch.toml").write_text(to_toml(config))
-    (generate,) = re.findall(r"^\$ (rankwatch generate .*)$", PAGE, flags=re.MULTILINE)
-    _bash(root, generate, servers)
+    installed = root / ".venv/bin/rankwatch"
+    installed.parent.mkdir(parents=True)
+    installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m rankwatch_cli "$@"\n')
+    installed.chmod(0o755)
+    (block,) = _blocks("bash")
+    _bash(root, block.splitlines()[-1], servers)  # without the installation
     _add_job(root / "etc/prometheus/prometheus.yml", agent)
     for block in _blocks("sh")[:-1]:
         _bash(root, block, servers)
