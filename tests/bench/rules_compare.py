@@ -96,6 +96,11 @@ _WANTED = {
     "read only where every rank waits": (
         "rank_group:rankwatch_collective_last_completed:stalled group:rankwatch_stall_waiting:share"
     ),
+    "of ended ranks only": "rank:rankwatch_stall_waited:seconds",
+    "asked of the lost ranks only, by the rules that need it": "rank:rankwatch_stall_alive:bool",
+    "its group is evaluated half as often, while promtool evaluates all groups at one pace": (
+        "run:rankwatch_failure_interval_seconds:mean"
+    ),
     "of ranks that do not wait, or where all do": "rank_group:rankwatch_collective_last_enqueued:stalled",
     "the alert looks up who was on the node": "rank:rankwatch_rank_silent_step:last",
     "boards show alerts whether they are held back or not": "alert:rankwatch_held_back:bool",
