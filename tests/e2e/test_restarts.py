@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)
 
 STEPS = 1500
 CONFIG = replace(replayed_rules(), event_window_seconds=900.0, absence_lookback_seconds=360.0)
-"""Events, and runs that vanished, keep their alerts firing throughout the test: it lasts 40 min, and rules
-remember such a run for 30."""
+"""Events, and runs that vanished, keep their alerts firing throughout the test, which lasts 40 min: here
+rules remember such a run for 45 min, by default for 30."""
 FLAGS = (
     "--query.lookback-delta=40s",
     "--rules.alert.for-grace-period=80s",
