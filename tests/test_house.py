@@ -154,6 +154,27 @@ def test_door_to_the_diagnosis() -> None:
         assert "rankwatch_diagnosis" not in text or path == ROOT / DOOR, path
 
 
+NAMES_PYTHON = {
+    "instrumentation/rankwatch/processes.py": "builds every command line",
+    "instrumentation/rankwatch/exit_summary.py": "takes that of the command instead, where there is one",
+    "instrumentation/rankwatch/automatic/launching.py": "tells ranks which Python has the command",
+    "instrumentation/rankwatch/automatic/site/sitecustomize.py": "names it in a message",
+}
+
+
+def test_one_command_line_of_children() -> None:
+    """Children in this Python are started by one function: without -P they run modules of the directory in
+    which an operator stands."""
+    found = {
+        str(path.relative_to(ROOT))
+        for package in FOLDERS
+        for path in modules(package)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr == "executable"
+    }
+    assert found == NAMES_PYTHON.keys()
+
+
 def test_no_cycles() -> None:
     """No two modules import each other at their top, directly or by way of others."""
     known = {name for package in FOLDERS for name in names(package)}

@@ -48,6 +48,9 @@ class Batches(Generic[T]):
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self.loader)  # which may have no length
+
     def __iter__(self) -> Iterator[T]:
         return _TimedIterator(iter(self.loader), self._wait)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import threading
 import time
 from collections import deque
@@ -21,10 +20,10 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
 from rankwatch.endings import LONGEST_ERROR
 from rankwatch.notes import note_entries
+from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.text import redacted, redacted_place
 
 SUFFIX = ".checkpoints"
-ASIDE_SUFFIX = ".checkpoints-new"
-"""Of a note that is not complete yet."""
 MOST_BYTES = 1 << 17
 """Of a note. JSON writes a character in up to six bytes."""
 _MOST_ENTRIES = 16
@@ -89,28 +88,28 @@ class CheckpointPaths:
         while self._outdated and self._writing.acquire(blocking=False):
             try:
                 self._outdated = False
-                self._replace_note(self._writer.path.with_suffix(SUFFIX))
+                self._replace_note(*self._writer.beside(SUFFIX))
             finally:
                 self._writing.release()
 
-    def _replace_note(self, note: Path) -> None:
+    def _replace_note(self, folder: Folder, name: str) -> None:
         if self._earlier is None:
-            self._earlier = read_checkpoints(note)
+            self._earlier = _read(folder, name)
         entries = [*self._entries.copy(), *self._earlier][:_MOST_ENTRIES]
-        aside = note.with_suffix(ASIDE_SUFFIX)
-        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(file, json.dumps({"checkpoints": [each._asdict() for each in entries]}).encode())
-        finally:
-            os.close(file)
-        aside.replace(note)
+        folder.write(name, note_content(entries))
+
+
+def note_content(entries: Iterable[NotedCheckpoint]) -> bytes:
+    """A note with these entries."""
+    return json.dumps({"checkpoints": [each._asdict() for each in entries]}).encode()
 
 
 def place_of(path: object) -> str:
-    """A path as the note holds it: absolute, or a URL; empty if this is no path, or too long a one."""
+    """A path as the note holds it: absolute, or a URL without credentials; empty if this is no path, or too
+    long a one."""
     if isinstance(path, str | os.PathLike | bytes):
         text = os.fsdecode(path)
-        place = text if "://" in text else str(Path(text).absolute())
+        place = redacted_place(text if "://" in text else str(Path(text).absolute()))
         return place if text and len(place) <= _LONGEST_PATH else ""
     name = getattr(path, "name", None)  # an open file
     return place_of(name) if isinstance(name, str) else ""
@@ -138,18 +137,17 @@ def common_place(places: Iterable[str]) -> str:
 def read_checkpoints(path: Path) -> tuple[NotedCheckpoint, ...]:
     """The entries of a note, the newest first; none if it is missing or unreadable."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with Folder.open(path.parent, follow=True) as folder:
+            return _read(folder, path.name)
     except OSError:
         return ()
+
+
+def _read(folder: Folder, name: str) -> tuple[NotedCheckpoint, ...]:
     try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            return ()
-        return parse_checkpoints(os.read(file, MOST_BYTES))
+        return parse_checkpoints(folder.read(name, most_bytes=MOST_BYTES))
     except OSError:
         return ()
-    finally:
-        os.close(file)
 
 
 def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
@@ -172,7 +170,11 @@ def _entry(raw: object) -> NotedCheckpoint | None:
         return None
     if not isinstance(ended, int | float) or not 0.0 <= ended < _LATEST:
         return None
-    return NotedCheckpoint(operation, step, path, float(ended), failed, error)
+    place, error = (
+        redacted_place(path),
+        redacted(error)[:LONGEST_ERROR],
+    )  # an earlier version wrote them whole
+    return NotedCheckpoint(operation, step, place, float(ended), failed, error)
 
 
 def _is_place(path: str) -> bool:

@@ -12,8 +12,10 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoint_paths import CheckpointPaths, place_of
 from rankwatch.endings import error_text
+from rankwatch.errors import UsageError, shown
 from rankwatch.failures import Failures, guarded
 from rankwatch.spans import Span
+from rankwatch.steps import as_whole
 
 _MOST_SAVES = 64
 """Saves that are followed at a time: a program may begin and never end them."""
@@ -41,7 +43,7 @@ class CheckpointLog:
             self._saves.add(moment)
         name = self._writer.name_number(operation)
         kind, payload = RecordKind.CHECKPOINT_BEGAN, layout.CHECKPOINT_BEGAN
-        self._writer.append(kind, name, moment, moment, payload, step, overlaps)
+        self._writer.append(kind, name, moment, moment, payload, self._whole(step, -1), overlaps)
 
     @guarded("record a stage of a checkpoint")
     def stage(
@@ -56,7 +58,8 @@ class CheckpointLog:
         failed: bool = False,
     ) -> None:
         """Record a stage. Moments are on the monotonic clock. size: bytes of the checkpoint so far."""
-        self._write(operation, began, ended, size, step, self._writer.name_number(stage), failed, 0.0)
+        number = self._writer.name_number(stage[: layout.NAME_SIZE])
+        self._write(operation, began, ended, size, step, number, failed, 0.0)
 
     @guarded("record a checkpoint")
     def operation(
@@ -79,6 +82,7 @@ class CheckpointLog:
         checkpoint. error: why it failed, in one line.
         """
         self._saves.discard(began)
+        step = self._whole(step, -1)
         outcome = (layout.FAILED_BESIDE if beside else layout.FAILED_BLOCKING) if failed else layout.SUCCEEDED
         self._write(operation, began, ended, size, step, 0, outcome, blocked_seconds)
         if not failed and operation in ("save", "verify"):
@@ -98,9 +102,23 @@ class CheckpointLog:
         """Write the note of paths, once the box has its place."""
         self._paths.write()
 
-    def _write(self, operation: str, began: float, ended: float, *values: float) -> None:
+    def _write(
+        self, operation: str, began: float, ended: float, size: int, step: int, *values: float
+    ) -> None:
         name = self._writer.name_number(operation)
-        self._writer.append(RecordKind.CHECKPOINT, name, began, ended, layout.CHECKPOINT, *values)
+        numbers = max(0, self._whole(size, 0)), self._whole(step, -1)
+        self._writer.append(RecordKind.CHECKPOINT, name, began, ended, layout.CHECKPOINT, *numbers, *values)
+
+    def _whole(self, number: object, otherwise: int) -> int:
+        """A number that the caller has set. One that is none must not cost the record."""
+        if (whole := as_whole(number)) is None:
+            self.wrong(f"{shown(number)} is no number of bytes or of a step")
+            return otherwise
+        return whole
+
+    def wrong(self, message: str) -> None:
+        """Count and log wrong use that only shows once an operation ends: it never raises."""
+        self._failures.note("follow a checkpoint", UsageError(message))
 
 
 class Stage(AbstractContextManager[None]):
@@ -183,13 +201,17 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
     def end(self, *, failed: bool = False) -> None:
         """End the operation and record it."""
         ended = time.monotonic()
+        began, self._began = self._began, 0.0
+        if not began:
+            self._log.wrong(f"the {self.name} has not begun, or has ended already")
+            return
         until = ended if self._unblocked is None else self._unblocked
         self._log.operation(
             self.name,
-            self._began,
+            began,
             ended,
             step=self.step,
-            blocked_seconds=until - self._began if self._blocks else 0.0,
+            blocked_seconds=until - began if self._blocks else 0.0,
             size=self.bytes,
             failed=self._failed or failed,
             beside=not self._blocks or self._unblocked is not None,

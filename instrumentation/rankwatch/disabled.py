@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeVar
@@ -32,7 +32,7 @@ class DisabledStage(NullSpan):
 class DisabledOperation(AbstractContextManager["DisabledOperation"]):
     """A checkpoint operation that is not recorded."""
 
-    def __init__(self, name: str, step: int | None) -> None:
+    def __init__(self, name: str = "", *_: object, step: int | None = None, **__: object) -> None:
         self.name = name
         self.step = -1 if step is None else step
         self.bytes = 0
@@ -47,7 +47,11 @@ class DisabledOperation(AbstractContextManager["DisabledOperation"]):
 
     def end(self, *, failed: bool = False) -> None: ...
 
+    def unblock(self) -> None: ...
+
     def failed(self, reason: str) -> None: ...
+
+    def record_stage(self, name: str, began: float, *, failed: bool) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,6 +62,9 @@ class DisabledRun:
     """Accepts every call of `Run` and records nothing."""
 
     identity = Identity(run="disabled")
+    current_step = -1
+    steps_completed = 0
+    unused = True
 
     def step(self, number: int | None = None) -> NullSpan:
         """Does nothing, like all methods here."""
@@ -92,7 +99,7 @@ class DisabledRun:
     def checkpoint(
         self, operation: str, *, step: int | None = None, path: object = None
     ) -> DisabledOperation:
-        return DisabledOperation(operation, step)
+        return DisabledOperation(operation, step=step)
 
     def fingerprint(self, *models: object) -> None: ...
 
@@ -107,6 +114,16 @@ class DisabledRun:
     def finish(self) -> None: ...
 
     def fail(self, error: BaseException | type[BaseException]) -> None: ...
+
+    def show_phase(self, name: str, began: float) -> None: ...
+
+    def record_phase(self, name: str, began: float, ended: float) -> None: ...
+
+    def when_ended(self, close: Callable[[], object]) -> None: ...
+
+    def when_ending(self, conclude: Callable[..., None]) -> None: ...
+
+    def after_steps(self, resolve: Callable[[], None]) -> None: ...
 
     def __enter__(self) -> DisabledRun:
         return self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
+
 from rankwatch.blackbox import layout
 from rankwatch.conventions import Lifecycle
+from rankwatch.processes import umask
+from rankwatch.untrusted.text import message_of
 
-_MESSAGE_READ = 1000
-"""Characters of an exception's message that are looked at."""
 LONGEST_ERROR = 252
 """Characters of an error in one text, as many as a black box holds of a message."""
 
@@ -15,32 +17,32 @@ Ending = tuple[Lifecycle, list[str]]
 
 
 def ending_by(error: BaseException | type[BaseException]) -> Ending:
-    """The end of a run by this exception. Holds nothing of it, such as its frames."""
+    """The end of a run by this exception. Holds nothing of it, such as its frames.
+
+    Every user of the node can read a black box, whatever the umask. Where the umask takes that from other
+    users, the message stays out of it.
+    """
     kind = error if isinstance(error, type) else type(error)
     if issubclass(kind, KeyboardInterrupt):
         return Lifecycle.INTERRUPTED, []
-    message = "" if error is kind else _message(error)
+    message = "" if error is kind or umask() & stat.S_IROTH else _message(error)
     return Lifecycle.FAILED, [kind.__qualname__, *_pieces(message)]
 
 
 def error_text(error: BaseException | str) -> str:
-    """An exception in one line: `OSError: [Errno 28] No space left on device`. A text becomes printable."""
-    if isinstance(error, str):
-        return _printable(error)[:LONGEST_ERROR]
-    message = _message(error)
-    name = type(error).__qualname__
-    return (f"{name}: {message}" if message else name)[:LONGEST_ERROR]
+    """An exception in one line: `OSError: [Errno 28] No space left on device`; a text in one line.
+
+    Neither holds credentials. Raises nothing, whatever it is given.
+    """
+    name = "" if issubclass(type(error), str) else type(error).__qualname__
+    return ": ".join(filter(None, (name, _message(error))))[:LONGEST_ERROR]
 
 
 def _message(error: object) -> str:
     try:
-        return _printable(str(error))
+        return message_of(str(error))
     except Exception:  # noqa: BLE001 - the code of any exception
         return ""
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text[:_MESSAGE_READ].split()))
 
 
 def _pieces(text: str) -> list[str]:

@@ -42,3 +42,14 @@ class SettingError(RankwatchError):
 
 class TrackerError(RankwatchError):
     """An experiment tracker did not take what it was sent."""
+
+
+def shown(value: object) -> str:
+    """Return the text of any value for a message, of at most 100 characters. Raises nothing, and reads no
+    tensor on a device: that would wait for the device."""
+    try:
+        if getattr(value, "is_cpu", True):
+            return f"{value!r:.100}"
+    except Exception:  # noqa: BLE001 - the code of any object
+        pass
+    return f"<{type(value).__name__}>"

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankwatch.conventions import environment
+from rankwatch.processes import python
+from rankwatch.untrusted.text import last_argument, printable
 from rankwatch.variables import is_on
 
 DEADLINE_SECONDS = 5.0
@@ -27,10 +29,10 @@ def announce(directory: Path, env: Mapping[str, str]) -> None:
     if not is_on(environment.SUMMARY, env):
         return
     base = Path(env.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
-    name = directory.name if directory.parent == base else directory
+    name = last_argument(directory.name if directory.parent == base else os.fspath(directory))
     line = f"rankwatch: records in {directory}; look with `rankwatch diagnose run {name}`"
     if sys.stderr is not None:  # else `print` would take standard output
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def print_at_exit(directory: Callable[[], Path | None], env: Mapping[str, str]) -> None:
@@ -65,7 +67,7 @@ def _interpreter(env: Mapping[str, str]) -> list[str]:
     """That of `rankwatch run`, which has the command. It gets no path that is meant for the training."""
     of_command = env.get(environment.PYTHON, "")
     if of_command in ("", sys.executable) or not Path(of_command).exists():
-        return [sys.executable, "-P"]
+        return python()
     return [of_command, "-I"]
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import is_compiling
+from rankwatch.endings import error_text
 from rankwatch.errors import UsageError
 
 _log = logging.getLogger("rankwatch")
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failures:
@@ -28,21 +30,21 @@ class Failures:
         self._logged: set[str] = set()
         writer.refused_name = self._refused_name
         self.strict = True
-        """Wrong use raises until the first step has ended. After that it is only logged, because a branch
-        first taken at step 10,000 must not end the run."""
+        """Wrong use raises until the first step or the run has ended. After that it is only logged, because a
+        branch first taken at step 10,000 must not end the run."""
 
     def note(self, what: str, error: BaseException) -> None:
-        """Count the failure; log it if it is the first of its kind."""
-        self._writer.integers[Now.ERRORS] += 1
-        kind = f"{what}: {type(error).__name__}"
-        if kind not in self._logged:
-            self._logged.add(kind)
-            _log.warning(
-                "rankwatch could not %s: %s: %s (training goes on; logged once)",
-                what,
-                type(error).__name__,
-                error,
-            )
+        """Count the failure; log it if it is the first of its kind. Raises nothing, whatever the handlers of
+        the script do."""
+        try:
+            self._writer.integers[Now.ERRORS] += 1
+            kind = f"{what}: {type(error).__name__}"
+            if kind not in self._logged:
+                self._logged.add(kind)
+                text = error_text(error)
+                _log.warning("rankwatch could not %s: %s (training goes on; logged once)", what, text)
+        except Exception:  # noqa: BLE001 - a filter that raises, or the end of the stack
+            return
 
     def _refused_name(self, name: str) -> None:
         """Say once that the table of names is full."""
@@ -55,35 +57,47 @@ class Failures:
                 layout.NAME_COUNT - 1,
             )
 
+    def caught(self, what: str, error: Exception) -> None:
+        """Count and log an exception that a guard has caught; wrong use may raise."""
+        if isinstance(error, UsageError):
+            self.misuse(str(error))
+        else:
+            self.note(what, error)
+
     def misuse(self, message: str) -> None:
-        """Raise UsageError until the first step has ended; after that count and log."""
-        if self.strict:
+        """Raise UsageError while `strict`; else count and log.
+
+        It never takes the place of an exception of the training, as in a `finally` or at the end of a `with`.
+        """
+        under_way = sys.exception()
+        while isinstance(under_way, UsageError):
+            under_way = under_way.__context__
+        if self.strict and under_way is None:
             raise UsageError(message)
         self.note("follow the calls of the training loop", UsageError(message))
 
 
-class _Guarded(Protocol):
-    _failures: Failures
+def _nothing(*args: object, **kwargs: object) -> None: ...
 
 
-S = TypeVar("S", bound=_Guarded)
+def guarded(what: str, otherwise: Callable[..., object] = _nothing) -> Callable[[F], F]:
+    """Decorate a method that the training thread calls: it raises nothing but the UsageError of `misuse`.
 
+    The object must have `_failures`. Where the method fails, and in a compiled graph, `otherwise` returns the
+    result for the same arguments.
+    """
 
-def guarded(what: str) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """Decorate a method that the training thread calls: it raises nothing but UsageError."""
-
-    def decorate(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+    def decorate(method: F) -> F:
         @functools.wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
-                return
+                return otherwise(*args, **kwargs)
             try:
-                method(self, *args, **kwargs)
-            except UsageError:
-                raise
+                return method(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
-                self._failures.note(what, error)
+                self._failures.caught(what, error)
+            return otherwise(*args, **kwargs)
 
-        return call
+        return call  # type: ignore[return-value]
 
     return decorate

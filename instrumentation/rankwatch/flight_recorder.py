@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions import environment
+from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.peers import connect
 from rankwatch.variables import is_on
 
 SUFFIX = ".sock"
@@ -58,15 +59,16 @@ def enable_nccl_timing(env: MutableMapping[str, str]) -> None:
 class FlightRecorderServer:
     """A running worker server. Raises RuntimeError or OSError if it cannot be started."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Folder, name: str) -> None:
         from torch._C._distributed_c10d import _WorkerServer
 
+        path = folder.path_of(name)
         if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
             raise OSError(f"socket path {path} is longer than {_SOCKET_PATH_BYTES} bytes")
-        path.unlink(missing_ok=True)
-        self._path = path
+        folder.remove(name)
+        self._folder, self._name = folder, name
         with _without_warnings():
-            self._server = _WorkerServer(str(path))
+            self._server = _WorkerServer(path)
         # Never destroyed: its destructor ends the process if its thread was not joined, as in a forked child.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
 
@@ -75,19 +77,17 @@ class FlightRecorderServer:
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
-        self._path.unlink(missing_ok=True)
+        self._folder.remove(self._name)
 
     def _close(self) -> None:
         # A shutdown before the server's thread accepts is lost and never returns (torch 2.13). So one
         # request must be answered first.
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(_CLOSE_SECONDS)
-            try:
-                probe.connect(str(self._path))
+        try:
+            with connect(self._folder, self._name, os.geteuid(), _CLOSE_SECONDS) as probe:
                 probe.sendall(b"GET /handler/ HTTP/1.0\r\n\r\n")
                 answered = bool(probe.recv(1))
-            except OSError:
-                answered = False
+        except OSError:
+            answered = False
         if answered:
             with _without_warnings():
                 self._server.shutdown()

@@ -31,12 +31,15 @@ class FlopCount(AbstractContextManager["FlopCount"]):
     ) -> None:
         self._tokens, self._stated, self._failures, self._coordinates = tokens, stated, failures, coordinates
         self._mode: Any = None
+        self._inside = 0
+        """How often it has been entered again inside itself."""
 
     def __enter__(self) -> FlopCount:
+        if self._mode is not None:
+            self._inside += 1
+            return self
         try:
-            from torch.utils.flop_counter import FlopCounterMode
-
-            self._mode = FlopCounterMode(display=False)
+            self._mode = _counter(self._failures)
             self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - no counter may end the training
             self._mode = None
@@ -46,12 +49,14 @@ class FlopCount(AbstractContextManager["FlopCount"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._mode is None:
+        if self._mode is None or self._inside:
+            self._inside = max(0, self._inside - 1)
             return
+        mode, self._mode = self._mode, None
         try:
-            self._mode.__exit__(kind, error, trace)
+            mode.__exit__(kind, error, trace)
             if kind is None:
-                self._state(int(self._mode.get_total_flops()))
+                self._state(int(mode.get_total_flops()))
         except Exception as failure:  # noqa: BLE001 - as above
             self._failures.note("count FLOPs", failure)
 
@@ -66,3 +71,18 @@ class FlopCount(AbstractContextManager["FlopCount"]):
             self._failures.misuse("count_flops saw no operation that torch can count, such as compiled code")
         else:
             self._stated.state(FLOPS_PER_TOKEN, flops / self._tokens)
+
+
+def _counter(failures: Failures) -> Any:
+    """torch's counter. It runs inside each operation of the block, so its own failures must stay there."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Counter(FlopCounterMode):
+        def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+            except Exception as error:  # noqa: BLE001 - the formula of any operation
+                failures.note("count FLOPs", error)
+                return out
+
+    return Counter(display=False)

@@ -66,17 +66,15 @@ def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Ident
     if ending:
         return
     run.checkpoint_log.note_paths()
-    if variables.is_on(environment.LOG_LINES, os.environ):
-        _install(run, "keep the newest lines", lambda: keep_lines(writer.path.with_suffix(lines.SUFFIX)))
+    if writer.plenty and variables.is_on(environment.LOG_LINES, os.environ):
+        _install(run, "keep the newest lines", lambda: _keep_lines(writer))
     if identity.rank == 0:
         _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
         _install(run, "look for experiment trackers", lambda: watch_trackers(run, writer, os.environ))
     _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
     _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
-    killed = writer.path.with_suffix(lifecycle.KILLED_SUFFIX)
-    _install(run, "forget how the process before ended", lambda: killed.unlink(missing_ok=True))
-    error_file = writer.path.with_suffix(lifecycle.ERROR_FILE_SUFFIX)
-    _install(run, "note torchrun's error file", lambda: lifecycle.note_error_file(error_file, os.environ))
+    _install(run, "forget how the process before ended", lambda: _forget_kill(writer))
+    _install(run, "note torchrun's error file", lambda: _note_error_file(writer))
     if recorder and "torch" in sys.modules:
         _install(run, "serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
 
@@ -87,6 +85,19 @@ def _install(run: Run, what: str, action: Callable[[], None]) -> None:
         action()
     except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
         run._failures.note(what, error)
+
+
+def _keep_lines(writer: Writer) -> None:
+    keep_lines(*writer.beside(lines.SUFFIX), copied=writer.copied)
+
+
+def _forget_kill(writer: Writer) -> None:
+    folder, name = writer.beside(lifecycle.KILLED_SUFFIX)
+    folder.remove(name)
+
+
+def _note_error_file(writer: Writer) -> None:
+    lifecycle.note_error_file(*writer.beside(lifecycle.ERROR_FILE_SUFFIX), os.environ)
 
 
 def _directory_of_rank_0(writer: Writer) -> Path | None:
@@ -100,13 +111,13 @@ def _watch_end(run: Run, writer: Writer) -> None:
 
 
 def _write_stacks(run: Run, writer: Writer) -> None:
-    stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
+    stacks = lifecycle.StacksOnSigterm(*writer.beside(lifecycle.TERMINATED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
 
 
 def _write_crash(run: Run, writer: Writer) -> None:
-    stacks = lifecycle.StacksOnCrash(writer.path.with_suffix(lifecycle.CRASHED_SUFFIX))
+    stacks = lifecycle.StacksOnCrash(*writer.beside(lifecycle.CRASHED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
 
@@ -156,10 +167,13 @@ def _watch_gpu(run: Run, writer: Writer, timeline: DeviceTimeline, torch: Any) -
 def _profile_on_slow(run: Run, writer: Writer) -> None:
     if "torch" not in sys.modules or not (count := variables.profile_on_slow(os.environ)):
         return
+    if not writer.plenty:
+        _log.warning("rankwatch profiles no step: the file system of %s is small", writer.directory)
+        return
     from rankwatch.profiling import SlowStepProfiler
 
     others = os.environ.get(environment.PROFILE_REQUESTS_FROM, "").split(",")
-    trusted = [os.geteuid(), 0, writer.directory.stat().st_uid, *map(int, filter(str.strip, others))]
+    trusted = [os.geteuid(), 0, writer.boxes.owner, *map(int, filter(str.strip, others))]
     profiler = SlowStepProfiler(writer, run._steps, run._failures, count=count, trusted=trusted)
     run.after_steps(profiler.step_ended)
     run.when_ended(profiler.close)
@@ -207,4 +221,4 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
-        run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)
+        run.when_ended(FlightRecorderServer(*writer.beside(SOCKET_SUFFIX)).close)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from rankwatch import processes, torch_world
 from rankwatch.attempts import attempt_by, most_attempts_by
+from rankwatch.blackbox.tenants import in_tenant
+from rankwatch.conventions import environment
 from rankwatch.errors import IdentityError
 from rankwatch.identity import Identity, safe_run
 from rankwatch.launchers import Place, find_place, has_only_one_node, job_name, run_id
@@ -58,7 +60,9 @@ def identify(given: Given, env: Mapping[str, str], *, last: bool, ask: bool) -> 
     if place is None:
         return None
     run = given.run or run_id(env) or _derived_run(given, env, place, last=last, ask=ask)
-    return None if run is None else _identity(given, safe_run(run), place, env)
+    if run is None:
+        return None
+    return _identity(given, safe_run(in_tenant(run, env.get(environment.TENANT, ""))), place, env)
 
 
 def _place(given: Given, env: Mapping[str, str], *, last: bool) -> Place | None:

@@ -5,6 +5,7 @@ A launcher counts only as a whole: a rank of one and a world size of another wou
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -42,6 +43,14 @@ RANK_VARIABLES = tuple(each.rank for each in _LAUNCHERS)
 LOCAL_RANK_VARIABLES = tuple(each.local_rank for each in _LAUNCHERS)
 _NODE_RANKS = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
 _PROCESSES_PER_NODE = ("LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_RANKS_OF_NODE = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "HOROVOD_LOCAL_SIZE",
+)
+_USUAL_RANKS = 8
+"""Of a node with GPUs."""
 _NODES = ("GROUP_WORLD_SIZE", "NUM_NODES", "NNODES", "SLURM_NNODES")
 _UNNAMED = re.compile(
     r"bash|sh|zsh|interactive|wrap|env|python[0-9.]*|torchrun|accelerate|deepspeed|rankwatch|uv|conda"
@@ -141,6 +150,18 @@ def is_first_here(env: Mapping[str, str]) -> bool:
     """True unless the launcher says that this process is not the first one of the node."""
     local_ranks = (env[name] for name in LOCAL_RANK_VARIABLES if name in env)
     return next(local_ranks, "0") == "0"
+
+
+def ranks_here(env: Mapping[str, str]) -> int:
+    """Ranks of the job on this node. It is a guess where the launcher does not say it."""
+    try:
+        number = _number(env, *_PROCESSES_PER_NODE, *_RANKS_OF_NODE)
+    except IdentityError:
+        number = None  # such as PET_NPROC_PER_NODE=gpu
+    if number:
+        return number
+    is_alone = multiprocessing.parent_process() is None and not any(each in env for each in RANK_VARIABLES)
+    return 1 if is_alone else _USUAL_RANKS
 
 
 def has_only_one_node(env: Mapping[str, str], world_size: int) -> bool:

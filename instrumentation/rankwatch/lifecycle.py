@@ -10,7 +10,8 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
+
+from rankwatch.untrusted.folders import Folder
 
 TERMINATED_SUFFIX = ".terminated"
 """File beside the black box that receives every thread's stack when SIGTERM arrives."""
@@ -53,16 +54,16 @@ def on_fork(silence: Callable[[], None]) -> None:
 
 
 class StacksOnSigterm:
-    """Writes the stacks of all threads to `path` when SIGTERM arrives, then lets the signal act as before.
+    """Writes the stacks of all threads to a new file when SIGTERM arrives. Then the signal acts as before.
 
     faulthandler's handler is in C: it runs while Python hangs in a collective, and then ends the process or
     calls the handler that it replaced. Without it, the ranks that torchrun terminates after one has died
     would look as dead as that one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.unlink(missing_ok=True)  # a run that was started before in this process may still have it open
-        self._file = path.open("w")
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder, self._name = folder, name
+        folder.remove(name)  # a run that was started before in this process may still have it open
+        self._file = os.fdopen(folder.create(name), "w")
         self._found = signal.getsignal(signal.SIGTERM)
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
@@ -81,20 +82,20 @@ class StacksOnSigterm:
         with self._file as file:
             opened = os.fstat(file.fileno())
         with contextlib.suppress(FileNotFoundError):
-            if opened.st_size == 0 and os.path.samestat(opened, self._path.stat()):
-                self._path.unlink()
+            if opened.st_size == 0 and os.path.samestat(opened, self._folder.status_of(self._name)):
+                self._folder.remove(self._name)
 
 
 class StacksOnCrash:
-    """Writes the stacks of all threads to `path` when a signal ends the process because of an error.
+    """Writes the stacks of all threads to a new file when a signal ends the process because of an error.
 
     It does nothing where faulthandler is on already. A script that turns it on later gets the stacks.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.unlink(missing_ok=True)
-        self._file = None if faulthandler.is_enabled() else path.open("w")
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder, self._name = folder, name
+        folder.remove(name)
+        self._file = None if faulthandler.is_enabled() else os.fdopen(folder.create(name), "w")
         if self._file is not None:
             faulthandler.enable(file=self._file, all_threads=True)
 
@@ -113,17 +114,17 @@ class StacksOnCrash:
         if self._file is not None:
             self.release()
             _open_files.append(self._file)
-            self._path.unlink(missing_ok=True)
+            self._folder.remove(self._name)
 
 
 _open_files: list[object] = []
 """Files that faulthandler may still write to."""
 
 
-def note_error_file(path: Path, env: Mapping[str, str]) -> None:
+def note_error_file(folder: Folder, name: str, env: Mapping[str, str]) -> None:
     """Leave beside the box the path of torchrun's error file, for those who ask after the end of the rank."""
     error_file = env.get(_ERROR_FILE, "")
     if error_file and len(error_file) < _LONGEST_PATH:
-        path.write_text(error_file)
+        folder.write(name, os.fsencode(error_file))
     else:
-        path.unlink(missing_ok=True)
+        folder.remove(name)

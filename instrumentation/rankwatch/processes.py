@@ -90,6 +90,21 @@ def own_start() -> float | None:
     return None
 
 
+def python(*arguments: str) -> list[str]:
+    """The command line of a child in this Python. It imports no module from its working directory."""
+    return [sys.executable, "-P", *arguments]
+
+
+def umask() -> int:
+    """The umask of this process. To ask the system call would change it; where /proc does not tell it, it is
+    that which hides everything."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o777
+
+
 def _ticks(pid: int) -> int:
     """When a process started, in ticks since the boot. Raises OSError, ValueError or IndexError."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

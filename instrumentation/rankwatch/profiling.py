@@ -22,6 +22,7 @@ from rankwatch.automatic.patching import Replacement, watch
 from rankwatch.blackbox.writer import Writer
 from rankwatch.failures import Failures
 from rankwatch.steps import Steps
+from rankwatch.untrusted.folders import Folder
 
 _log = logging.getLogger("rankwatch")
 
@@ -55,17 +56,20 @@ def request_path(directory: Path, run: str, rank: int, user: int) -> Path:
 def request(directory: Path, run: str, rank: int) -> Path:
     """Ask a rank for traces of its slowest next steps; returns the request. Raises OSError."""
     path = request_path(directory, run, rank, os.geteuid())
-    path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+    with Folder.open(directory, follow=True) as boxes:
+        remove_old_requests(boxes)
+        boxes.remove(path.name)
+        os.close(boxes.create(path.name))
     return path
 
 
-def remove_old_requests(directory: Path) -> None:
+def remove_old_requests(boxes: Folder) -> None:
     """Remove this user's requests that are too old to be served."""
-    for path in directory.glob(f".*.{os.geteuid()}{_REQUEST_SUFFIX}"):
+    ending = f".{os.geteuid()}{_REQUEST_SUFFIX}"
+    for name in [each for each in boxes.names() if each.startswith(".") and each.endswith(ending)]:
         with contextlib.suppress(OSError):  # another process was faster
-            if path.lstat().st_mtime < time.time() - VALID_SECONDS:
-                path.unlink()
+            if boxes.status_of(name).st_mtime < time.time() - VALID_SECONDS:
+                boxes.remove(name)
 
 
 def traces_beside(box: Path) -> list[Path]:
@@ -174,7 +178,8 @@ class SlowStepProfiler:
         newest = 0.0
         for user in self._trusted:
             try:
-                status = request_path(self._writer.directory, identity.run, identity.rank, user).lstat()
+                path = request_path(self._writer.directory, identity.run, identity.rank, user)
+                status = self._writer.boxes.status_of(path.name)
             except OSError:
                 continue
             if status.st_uid == user:
@@ -226,21 +231,23 @@ class SlowStepProfiler:
         self._next_look = self._clock() + _LOOK_SECONDS
 
     def _write(self, recorded: _Recorded) -> None:
-        folder = self._writer.path.with_suffix(SUFFIX)
-        folder.mkdir(mode=0o755, exist_ok=True)
+        run, traces = self._writer.beside(SUFFIX)
         name = f"rank{self._writer.path.stem}_step{recorded.step:09}{TRACE_SUFFIX}"
-        partial = folder / f".partial-{name}"
-        try:
-            recorded.profiler.export_chrome_trace(str(partial))
-            size = partial.stat().st_size
-            used = sum(each.stat().st_size for each in folder.iterdir()) - size
-            if size > min(MOST_BYTES, MOST_BYTES_IN_ALL - used):
-                _log.warning("rankwatch keeps no trace of step %d: it has %d bytes", recorded.step, size)
-                return
-            partial.chmod(0o644)  # the agent is another user
-            partial.rename(folder / name)
-        finally:
-            partial.unlink(missing_ok=True)
+        partial = f".partial-{name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(traces, 0o755, dir_fd=run.fileno())
+        with run.folder(traces) as folder:
+            try:
+                recorded.profiler.export_chrome_trace(folder.path_of(partial))
+                size = folder.status_of(partial).st_size
+                used = sum(folder.status_of(each).st_size for each in folder.names()) - size
+                if size > min(MOST_BYTES, MOST_BYTES_IN_ALL - used):
+                    _log.warning("rankwatch keeps no trace of step %d: it has %d bytes", recorded.step, size)
+                    return
+                os.chmod(partial, 0o644, dir_fd=folder.fileno())  # the agent is another user
+                folder.rename(partial, name)
+            finally:
+                folder.remove(partial)
 
     def _give_up(self, error: Exception) -> None:
         """Record nothing any more. What runs is stopped, whatever that raises."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +19,15 @@ from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
 from rankwatch.device.timeline import DeviceTimeline
-from rankwatch.disabled import DisabledOperation
+from rankwatch.disabled import DisabledOperation, DisabledRun
 from rankwatch.endings import Ending, ending_by
-from rankwatch.errors import UsageError
+from rankwatch.errors import shown
 from rankwatch.failures import Failures, guarded
 from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.flops import FlopCount
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars
-from rankwatch.spans import NullSpan, Span, phase_span
+from rankwatch.spans import NullSpan, Phases, Span, phase_span
 from rankwatch.stated import StatedValues, as_amount
 from rankwatch.steps import Steps
 
@@ -82,7 +83,7 @@ class Run:
         """What the run states about itself."""
         self._resolvers: list[Callable[[], None]] = [self._scalars.resolve, self.stated.after_step]
         self._followers: list[Callable[[], None]] = []
-        self._spans = _Phases(self._failures)
+        self._spans = Phases(self._failures)
         for name in phases:
             number = writer.name_number(name)
             span, follow = phase_span(writer, number, clock)
@@ -99,6 +100,8 @@ class Run:
         self._lifecycle(Lifecycle.STARTED)
 
     # -- steps and phases -------------------------------------------------------------------------
+
+    # Some methods catch errors themselves instead of by `guarded`: it saves a frame in every step.
 
     def step(self, number: int | None = None) -> AbstractContextManager[None]:
         """`with run.step():` records one training step, from the wait for its batch to the optimizer.
@@ -125,19 +128,25 @@ class Run:
         """Begin a phase, as `phase` does. `end_phase` ends it."""
         if is_compiling():
             return
-        span = self._spans[name]
-        self._open_calls.append((name, span))
-        span.__enter__()
+        try:
+            span = self._spans[name]
+            self._open_calls.append((name, span))
+            span.__enter__()
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            self._failures.caught("begin a phase", error)
 
     def end_phase(self, name: str) -> None:
         """End the phase that `begin_phase` began last. Its name must be `name`."""
         if is_compiling():
             return
-        if not self._open_calls or self._open_calls[-1][0] != name:
-            last = self._open_calls[-1][0] if self._open_calls else "none"
-            self._failures.misuse(f"phase {name!r} is not the phase that began last ({last})")
-            return
-        self._open_calls.pop()[1].__exit__(None, None, None)
+        try:
+            if self._open_calls and self._open_calls[-1][0] == name:
+                self._open_calls.pop()[1].__exit__(None, None, None)
+            else:
+                last = shown(self._open_calls[-1][0]) if self._open_calls else "none"
+                self._failures.misuse(f"phase {shown(name)} is not the phase that began last ({last})")
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            self._failures.caught("end a phase", error)
 
     @guarded("record the target")
     def target(self, steps: int) -> None:
@@ -157,8 +166,6 @@ class Run:
 
     # -- what the step did ------------------------------------------------------------------------
 
-    # These two methods catch errors themselves instead of by `guarded`: it saves a frame in every step.
-
     def scalar(self, name: str, value: object) -> None:
         """Record a value of this step: a number, or a tensor with one element on the CPU or a CUDA device."""
         if is_compiling():
@@ -175,10 +182,8 @@ class Run:
         try:
             for unit, amount in amounts.items():
                 self._record(unit, amount, self._steps.current, _WORK)
-        except UsageError as error:
-            self._failures.misuse(str(error))
         except Exception as error:  # noqa: BLE001 - as in `guarded`
-            self._failures.note("record work", error)
+            self._failures.caught("record work", error)
 
     @guarded("show a phase")
     def show_phase(self, name: str, began: float) -> None:
@@ -191,12 +196,13 @@ class Run:
         number = self._writer.name_number(name)
         self._writer.append(RecordKind.PHASE, number, began, ended, layout.NO_PAYLOAD)
 
+    @guarded("count FLOPs", lambda *_, **__: NullSpan())
     def count_flops(self, *, tokens: float) -> AbstractContextManager[object]:
         """`with run.count_flops(tokens=inputs.numel()):` around forward and backward of one step.
 
         torch counts the floating-point operations of the block, which it makes slower. They are stated as the
         FLOPs of a token from then on. What is computed again for activation checkpointing counts, too.
-        Raises UsageError where `tokens` is no number above 0.
+        It is wrong use if `tokens` is no number above 0.
         """
         amount = as_amount("tokens", tokens)
         return FlopCount(amount, self.stated, self._failures, self.identity.coordinates)
@@ -215,6 +221,7 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    @guarded("record a checkpoint", DisabledOperation)
     def checkpoint(
         self, operation: str, *, step: int | None = None, path: object = None
     ) -> CheckpointOperation | DisabledOperation:
@@ -224,11 +231,9 @@ class Run:
         `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
         Operation and stage can also be used by plain calls of `begin` and `end`.
         """
-        if is_compiling():
-            return DisabledOperation(operation, step)
         if operation not in CHECKPOINT_OPERATIONS:
             self._failures.misuse(
-                f"checkpoint operation {operation!r} is not one of {', '.join(CHECKPOINT_OPERATIONS)}"
+                f"checkpoint operation {shown(operation)} is not one of {', '.join(CHECKPOINT_OPERATIONS)}"
             )
         if threading.current_thread() is threading.main_thread():
             self._steps.waiting_since(0.0)
@@ -271,9 +276,19 @@ class Run:
         """Record that this exception ends the run: its type and the beginning of its message."""
         self._end(*ending_by(error))
 
+    def __copy__(self) -> Run:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Run:
+        return self  # a model that holds its run is copied for averages of its weights
+
+    def __reduce__(self) -> tuple[type[DisabledRun], tuple[()]]:
+        return DisabledRun, ()  # what another process, or a checkpoint, holds of it records nothing
+
     def __enter__(self) -> Run:
         return self
 
+    @guarded("record the end")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -328,11 +343,12 @@ class Run:
 
     def remove_box(self) -> None:
         """Remove the black box of a run that has ended."""
-        self._writer.path.unlink(missing_ok=True)
+        self._writer.discard()
 
     def silence(self) -> None:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
         self._ended = True
+        self._failures.strict = False
         self._resolvers.clear()
         self._writer.detach()
         for follow in self._followers:
@@ -348,8 +364,11 @@ class Run:
             self._writer.fill_name(number, text)
         self._lifecycle(event, *numbers)
         self._ended = True
-        self._conclude(discard=event is Lifecycle.EXITED and self.unused)
-        for close in self._closers:
+        self._failures.strict = False
+        conclude: Callable[[], object] = partial(
+            self._conclude, discard=event is Lifecycle.EXITED and self.unused
+        )
+        for close in (conclude, *self._closers):
             try:
                 close()
             except Exception as error:  # noqa: BLE001 - the others must still be closed
@@ -377,24 +396,3 @@ class Run:
 
 
 def _nothing(*, discard: bool) -> None: ...
-
-
-class _Phases(dict[str, Any]):
-    """Name of a phase -> its span. An undeclared name is reported, and its time counts as `other`."""
-
-    def __init__(self, failures: Failures) -> None:
-        self._failures: Failures | None = failures
-
-    def release(self) -> None:
-        """Record no phase any more and let go of the box, because torch's compiler keeps `run.phase`."""
-        self.update(dict.fromkeys(self, NullSpan()))
-        self._failures = None
-
-    def __missing__(self, name: str) -> Any:
-        if self._failures is None:
-            return NullSpan()
-        known = ", ".join(self)
-        self._failures.misuse(
-            f"phase {name!r} is not one of {known}; declare it with start(phases=({name!r},))"
-        )
-        return NullSpan()

@@ -89,9 +89,10 @@ class Scalars:
             self._writer.floats[_LOSS_WORD] = value
 
     def _tag(self, kind: RecordKind, name: str, tags: dict[str, int]) -> int:
-        number = self._writer.name_number(name)
+        number = self._writer.name_number(name[: layout.NAME_SIZE])
         tag = layout.tag(kind, number)
-        if number:  # 0: the table of names is full; `tags` must not grow without bound
+        # 0: the table of names is full. `tags` must not grow without bound, in number or in length.
+        if number and len(name) <= layout.NAME_SIZE:
             tags[name] = tag
         return tag
 

@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from rankwatch.errors import SettingError
+from rankwatch.untrusted.text import printable
 
 Config = TypeVar("Config")
 
@@ -195,13 +196,6 @@ class SentenceParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{printable(f'{self.prog}: {message}; see {self.prog} --help')}\n")
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    """The text with a `?` for each character that could steer a terminal, except those in `keep`."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in keep else "?" for each in text)
 
 
 class _Kind(NamedTuple):

@@ -17,17 +17,19 @@ from rankwatch import variables
 from rankwatch.attempts import as_traceparent, nvrx_job_by, started_before_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.earlier import next_attempt
-from rankwatch.blackbox.place import own_run
+from rankwatch.blackbox.place import distrust, open_directory, own_run
+from rankwatch.blackbox.room import REMEDY, Room, room_in
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
 from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN
 from rankwatch.device.cuda import has_cuda
 from rankwatch.disabled import DisabledRun
-from rankwatch.errors import BlackBoxError, IdentityError, UsageError
+from rankwatch.endings import error_text
+from rankwatch.errors import BlackBoxError, IdentityError, UsageError, shown
 from rankwatch.hooks import install_beside_box, install_hooks
 from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_contact, as_run_class
-from rankwatch.launchers import is_first_here
+from rankwatch.launchers import is_first_here, ranks_here
 from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
@@ -35,6 +37,7 @@ from rankwatch.run import Run
 from rankwatch.stated import as_amount
 from rankwatch.sweep import sweep
 from rankwatch.torch_world import has_store, place_in_torch
+from rankwatch.untrusted.folders import Folder
 
 _log = logging.getLogger("rankwatch")
 
@@ -96,36 +99,37 @@ def start(
     Raises UsageError for invalid arguments. Any other obstacle (a full disk, a read-only directory, an
     invalid environment) is logged once, and the returned run object records nothing.
     """
-    names = _names(phases)
-    _check(capacity, gpu, checkpoint_interval_seconds, contact)
-    done_by = _deadline(deadline)
-    stated = _stated(flops_per_token, baseline_tokens_per_second)
-    given = Given(
-        run=run,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        host=host,
-        coordinates=dict(coordinates or {}),
-    )
-    if variables.is_disabled(os.environ):
-        return DisabledRun()
     try:
-        given.check()
-    except IdentityError as error:  # the arguments are wrong, whatever the environment holds
-        raise UsageError(str(error)) from error
-    if is_helper():
+        names = _names(phases)
+        _check(capacity, gpu, checkpoint_interval_seconds, contact)
+        done_by = _deadline(deadline)
+        stated = _stated(flops_per_token, baseline_tokens_per_second)
+        given = Given(
+            run=run,
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            host=host,
+            coordinates=dict(coordinates or {}),
+        )
+        recorder = bool(flight_recorder) and variables.is_on(environment.FLIGHT_RECORDER, os.environ)
+        collectives = bool(collectives) and variables.is_on(environment.COLLECTIVES, os.environ)
+        disabled = variables.is_disabled(os.environ)
+        if not disabled:
+            given.check()
+    except (UsageError, IdentityError) as error:  # the arguments are wrong, whatever the environment holds
+        raise UsageError(str(error)) from None
+    except Exception as error:
+        raise UsageError(f"an argument of start cannot be used: {error_text(error)}") from error
+    if disabled or is_helper():
         return DisabledRun()
     global _by_hand
     _by_hand = True
-    recorder = flight_recorder and variables.is_on(environment.FLIGHT_RECORDER, os.environ)
-    collectives = collectives and variables.is_on(environment.COLLECTIVES, os.environ)
     hooks = partial(install_hooks, collectives=collectives, recorder=recorder, gpu=gpu)
     try:
         _end_previous()
         base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
-        if is_first_here(os.environ):
-            sweep(base)
+        room = _prepare(base, capacity)
         writer = Writer(
             base,
             None,
@@ -139,7 +143,9 @@ def start(
             deadline=done_by or variables.deadline(os.environ),
             started_before=started_before_by(os.environ),
             nvrx_job=nvrx_job_by(os.environ),
-            capacity=capacity,
+            capacity=room.capacity,
+            copied=variables.boxes_are_copied(os.environ),
+            plenty=room.plenty,
         )
         found = _start(writer, given, names, hooks, recorder)
         for name, amount in stated.items():
@@ -213,7 +219,7 @@ def _start(
         run = Run(Identity(run=given.run or script_name()), writer, names, on_gpu=has_cuda())
         publication = Publication(
             writer,
-            lambda last, ask: _identify(counted, writer.directory, last=last, ask=ask),
+            lambda last, ask: _identify(counted, writer.boxes, last=last, ask=ask),
             partial(install_beside_box, run, writer, recorder),
         )
         known = publication.begin()
@@ -229,18 +235,47 @@ def _start(
     return run
 
 
-def _identify(given: Given, directory: Path, *, last: bool, ask: bool) -> Identity | None:
+def _identify(given: Given, boxes: Folder, *, last: bool, ask: bool) -> Identity | None:
     identity = identify(given, os.environ, last=last, ask=ask)
     if identity is None:
         return None
-    attempt = next_attempt(directory / own_run(directory, identity.run), identity.attempt)
-    return replace(identity, attempt=attempt)
+    with own_run(boxes, identity.run) as run:
+        return replace(identity, attempt=next_attempt(run, identity.attempt))
+
+
+def _prepare(directory: Path, capacity: int) -> Room:
+    """Look at the directory of the black boxes; the first rank of a node removes old ones, and says what is
+    wrong. Raises BlackBoxError if there is no room."""
+    try:
+        with open_directory(directory) as boxes:
+            first = is_first_here(os.environ)
+            if first and (why := distrust(boxes)):
+                _log.warning("rankwatch records in %s, but %s, %s", directory, why, _TRUSTED)
+            room = room_in(boxes, ranks_here(os.environ), capacity)
+            if first and not room.plenty:
+                _log.warning(
+                    "rankwatch keeps %d records of each rank, and neither log lines nor boxes of earlier "
+                    "attempts: the file system of %s is small; to keep all, %s",
+                    room.capacity, directory, REMEDY,
+                )  # fmt: skip
+            if first:
+                sweep(boxes, most_bytes=room.most_bytes)
+            return room
+    except OSError as error:
+        raise BlackBoxError(f"could not create black box in {directory}: {error.strerror}") from error
+
+
+_TRUSTED = (
+    "so other users could remove or replace black boxes; have root create it for all users with "
+    "mode 1777, as `d /dev/shm/rankwatch 1777 root root` in /etc/tmpfiles.d does at each boot, or set "
+    "RANKWATCH_DIR to a directory of your own"
+)
 
 
 def _names(phases: Iterable[str]) -> dict[str, None]:
     """All phases of the run: those that every run has, and its own."""
     if isinstance(phases, str):
-        raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
+        raise UsageError(f"phases is the text {shown(phases)}, expected names: phases=({shown(phases)},)")
     own = tuple(phases)
     most = layout.MAX_PHASES - 1 - len(PHASES)
     if len(own) > most:
@@ -264,15 +299,15 @@ def _deadline(given: float | str | datetime | None) -> float:
     try:
         return 0.0 if given is None else variables.unix_time(given)
     except ValueError as error:
-        raise UsageError(f"deadline is {given!r:.100}, {error}") from None
+        raise UsageError(f"deadline is {shown(given)}, {error}") from None
 
 
 def _check(capacity: int, gpu: str | None, interval: float | None, contact: str | None) -> None:
     if contact and not as_contact(contact):
-        raise UsageError(f"contact is {contact!r:.100}, expected #channel or name@example.com")
+        raise UsageError(f"contact is {shown(contact)}, expected #channel or name@example.com")
     if not 256 <= capacity <= layout.MAX_CAPACITY:
-        raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
+        raise UsageError(f"capacity is {shown(capacity)}, expected 256 to {layout.MAX_CAPACITY}")
     if gpu is not None and not is_gpu_uuid(gpu):
-        raise UsageError(f"gpu is {gpu!r:.100}, expected a UUID as `nvidia-smi -L` prints it: GPU-...")
+        raise UsageError(f"gpu is {shown(gpu)}, expected a UUID as `nvidia-smi -L` prints it: GPU-...")
     if interval is not None and not 0 < interval < math.inf:
-        raise UsageError(f"checkpoint_interval_seconds is {interval}, expected more than 0")
+        raise UsageError(f"checkpoint_interval_seconds is {shown(interval)}, expected more than 0")

@@ -5,10 +5,10 @@ They are recorded again now and then, so that an agent that starts later knows t
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 
-from rankwatch.errors import UsageError
+from rankwatch.errors import UsageError, shown
 
 REPEAT_STEPS = 500
 """Steps after which they are recorded again: far fewer than a ring holds."""
@@ -43,6 +43,7 @@ class StatedValues:
 
 def as_amount(name: str, value: object) -> float:
     """A finite number above 0. Raises UsageError."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value < math.inf:
-        return float(value)
-    raise UsageError(f"{name} is {value!r:.100}, expected a number above 0")
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    if 0.0 < number <= sys.float_info.max:
+        return float(number)
+    raise UsageError(f"{name} is {shown(value)}, expected a number above 0")

@@ -11,6 +11,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.device.timeline import DeviceTimeline
+from rankwatch.errors import shown
 from rankwatch.failures import Failures
 
 _FIRST_TOO_LARGE = 1 << 62
@@ -80,7 +81,10 @@ class Steps:
             self.end()
         if self.before_first is not None:
             call, self.before_first = self.before_first, None
-            call()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
+                self._failures.note("prepare for the first step", error)
         following = self.current + 1
         self.current = step = following if number is None else self._whole(number, following)
         if step <= self._last_ended:
@@ -146,16 +150,12 @@ class Steps:
         `otherwise`."""
         if type(number) is int and -_FIRST_TOO_LARGE < number < _FIRST_TOO_LARGE:
             return number
-        if not getattr(number, "is_cpu", True):  # a tensor: even its text would wait for the device
-            self._failures.misuse("step number is on a device; reading it would wait for it: use an int")
-            return otherwise
-        try:
-            whole = operator.index(number)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError):  # tensors raise the last two
-            whole = _FIRST_TOO_LARGE
-        if -_FIRST_TOO_LARGE < whole < _FIRST_TOO_LARGE:
+        if (whole := as_whole(number)) is not None:
             return whole
-        self._failures.misuse(f"step number is {number!r}, expected a whole number below 2**62")
+        self._failures.misuse(
+            f"step number is {shown(number)}, expected a whole number below 2**62; reading one on a device "
+            "would wait for it"
+        )
         return otherwise
 
     def __enter__(self) -> None:
@@ -166,6 +166,16 @@ class Steps:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(failed=kind is not None)
+
+
+def as_whole(number: object) -> int | None:
+    """A number of the caller as an int that fits a word of the black box; None if it is no whole number, or a
+    tensor on a device: reading it would wait for the device. Raises nothing."""
+    try:
+        whole = operator.index(number) if getattr(number, "is_cpu", True) else None  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - the code of any object
+        return None
+    return whole if whole is not None and -_FIRST_TOO_LARGE < whole < _FIRST_TOO_LARGE else None
 
 
 def _nothing() -> None: ...

@@ -1,16 +1,20 @@
-"""Removal of the black boxes of runs that ended long ago. They occupy memory, and there may be no agent."""
+"""Removal of the black boxes of runs that ended long ago. They occupy memory, and there may be no agent.
+
+Everything is removed by descriptors of folders: their owners may exchange folders for links meanwhile.
+"""
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import os
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
 
 from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.removal import remove_box
-from rankwatch.checkpoint_paths import ASIDE_SUFFIX as CHECKPOINTS_ASIDE_SUFFIX
 from rankwatch.checkpoint_paths import SUFFIX as CHECKPOINTS_SUFFIX
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
@@ -20,6 +24,7 @@ from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.profiling import SUFFIX as PROFILE_SUFFIX
 from rankwatch.profiling import remove_old_requests
 from rankwatch.trackers.note import SUFFIX as TRACKERS_SUFFIX
+from rankwatch.untrusted.folders import Folder
 
 SUFFIXES_BESIDE = (
     SOCKET_SUFFIX,
@@ -31,45 +36,108 @@ SUFFIXES_BESIDE = (
     PREVIOUS_SUFFIX,
     TRACKERS_SUFFIX,
     CHECKPOINTS_SUFFIX,
-    CHECKPOINTS_ASIDE_SUFFIX,
 )
 """Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0
 """A day: longer than an agent keeps them, and long enough to read them the next morning."""
+_BLOCK_BYTES = 512
+"""Of `st_blocks`, see stat(2)."""
 
 
-def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
+def sweep(boxes: Folder, *, kept_seconds: float = KEPT_SECONDS, most_bytes: int = 0) -> None:
     """Remove boxes whose writer is dead and was last active `kept_seconds` ago. What cannot be removed stays.
+
+    most_bytes: if all runs here take more, boxes of this user's ended ranks go, those that ended first before
+    the others, until half of it is free for a new run; 0 for no such bound.
 
     Call it before this process creates its own box: closing a second descriptor of that file would drop its
     lock.
     """
-    remove_abandoned(directory)
-    remove_old_requests(directory)
-    oldest = time.time() - kept_seconds
-    for path in directory.glob(f"*/*{layout.SUFFIX}"):
+    remove_abandoned(boxes)
+    remove_old_requests(boxes)
+    for each in _ended(boxes, before=time.time() - kept_seconds):
+        _remove(boxes, each)
+    if most_bytes and _used(boxes) > most_bytes // 2 and _bytes_in(boxes) > most_bytes // 2:
+        for each in sorted(_ended(boxes, before=inf)):
+            if each.owner == os.geteuid() and _bytes_in(boxes) > most_bytes // 2:
+                _remove(boxes, each)
+
+
+def remove_rank(boxes: Folder, run: Folder, stem: str, inode: int) -> bool:
+    """Remove the box `<stem>.blackbox` of a run if it has this inode, with all that its rank has left.
+
+    With its last box the run goes, too. Returns False if another process has the place by now. Raises
+    OSError if the box cannot be removed; what else cannot be removed stays.
+    """
+    if not run.remove_if(f"{stem}{layout.SUFFIX}", inode):
+        return False
+    run.remove_tree(f"{stem}{PROFILE_SUFFIX}")
+    for suffix in SUFFIXES_BESIDE:
+        with contextlib.suppress(OSError):
+            run.remove_with_new(f"{stem}{suffix}")
+    with contextlib.suppress(OSError):
+        if not any(each.endswith(layout.SUFFIX) for each in run.names()):
+            run.remove_tree(kept.FOLDER)
+        boxes.remove_empty(run.path.name)
+    return True
+
+
+class _Ended(NamedTuple):
+    """The box of a rank that has ended. Those that ended first sort first."""
+
+    last_activity: float
+    """Unix time."""
+    run: str
+    stem: str
+    inode: int
+    owner: int
+
+
+def _ended(boxes: Folder, *, before: float) -> Iterator[_Ended]:
+    """The boxes of ended ranks that were last active before this Unix time."""
+    for name in list(boxes.names()):
         try:
-            if path.lstat().st_mtime >= oldest:
-                continue  # created since: it need not be opened, while the training waits
-            last_activity, inode = _last_activity(path)
-            if last_activity < oldest and remove_box(path, inode):
-                shutil.rmtree(path.with_suffix(PROFILE_SUFFIX), ignore_errors=True)
-                for suffix in SUFFIXES_BESIDE:
-                    path.with_suffix(suffix).unlink(missing_ok=True)
-                kept.remove_with(path.parent)
-                path.parent.rmdir()
-        except (OSError, BlackBoxError):
-            continue  # another user's, not a box, or not the last box of its run
+            with boxes.folder(name) as run:
+                for each in [each for each in run.names() if each.endswith(layout.SUFFIX)]:
+                    yield from _if_ended(run, each, before)
+        except OSError:
+            continue  # no folder, another user's, or gone
 
 
-def _last_activity(path: Path) -> tuple[float, int]:
-    """Unix time of the last activity, infinity while the writer lives; and the inode of the box."""
-    reader = Reader(path)
-    try:
-        if reader.writer_alive():
-            return float("inf"), reader.inode
-        now, header = reader.now(), reader.header
-        last = max(header.started_monotonic, now.step_ended, *now.phases_began.values())
-        return header.wall(last), reader.inode
-    finally:
-        reader.close()
+def _if_ended(run: Folder, name: str, before: float) -> Iterator[_Ended]:
+    with contextlib.suppress(OSError, BlackBoxError):  # gone, or not a box
+        if run.status_of(name).st_mtime >= before:
+            return  # created since: it need not be opened, while the training waits
+        reader = Reader(run.path / name, folder=run)
+        try:
+            if reader.writer_alive():
+                return
+            now, header = reader.now(), reader.header
+            last = header.wall(max(header.started_monotonic, now.step_ended, *now.phases_began.values()))
+        finally:
+            reader.close()
+        if last < before:
+            yield _Ended(last, run.path.name, name.removesuffix(layout.SUFFIX), reader.inode, reader.owner)
+
+
+def _remove(boxes: Folder, ended: _Ended) -> None:
+    with contextlib.suppress(OSError), boxes.folder(ended.run) as run:
+        remove_rank(boxes, run, ended.stem, ended.inode)
+
+
+def _used(boxes: Folder) -> int:
+    """Bytes that are in use in the file system."""
+    found = os.fstatvfs(boxes.fileno())
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _bytes_in(folder: Folder, deeper: int = 2) -> int:
+    """Bytes of the files in the folders of runs, and in those that they hold."""
+    found = 0
+    for name in list(folder.names()):
+        with contextlib.suppress(OSError):
+            found += folder.status_of(name).st_blocks * _BLOCK_BYTES
+            if deeper:
+                with folder.folder(name) as inner:
+                    found += _bytes_in(inner, deeper - 1)
+    return found

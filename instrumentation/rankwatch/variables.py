@@ -13,6 +13,7 @@ from rankwatch.identity import as_contact
 _log = logging.getLogger("rankwatch")
 _END_OF_TIME = 1e11
 _FINGERPRINT_STEPS = 100
+_BOX_WRITES = {"": None, "mapped": False, "copied": True}
 MOST_PROFILES = 10
 """Traces of slow steps that a rank keeps at most."""
 
@@ -100,6 +101,16 @@ def profile_on_slow(env: Mapping[str, str]) -> int:
     expected = f"expected 1 to {MOST_PROFILES}"
     _log.warning("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
     return 0
+
+
+def boxes_are_copied(env: Mapping[str, str]) -> bool | None:
+    """True if memory is to be copied into boxes, False if they are to be mapped; None if nothing is said."""
+    text = env.get(environment.BOX_WRITES, "")
+    if text in _BOX_WRITES:
+        return _BOX_WRITES[text]
+    expected = "expected mapped or copied"
+    _log.warning("%s is %.60r, %s: it is ignored", environment.BOX_WRITES, text, expected)
+    return None
 
 
 def fingerprint_steps(env: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.attempts import as_traceparent, attempt_by, most_attempts_by, nvrx_job_by
+from rankwatch.attempts import MOST_ATTEMPTS, as_traceparent, attempt_by, most_attempts_by, nvrx_job_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
@@ -131,6 +131,13 @@ def test_header_keeps_attempt_and_traceparent(tmp_path: Path) -> None:
     header = Reader(writer.path).header
     assert (header.identity.attempt, header.identity.most_attempts) == (3, 5)
     assert header.traceparent == TRACEPARENT
+
+
+def test_impossible_attempt(tmp_path: Path) -> None:
+    """The number of a forged box is no reason to count so far."""
+    writer = Writer(tmp_path, Identity(run="job", attempt=2**32 - 1, most_attempts=2**32 - 1), phases=())
+    identity = Reader(writer.path).header.identity
+    assert (identity.attempt, identity.most_attempts) == (MOST_ATTEMPTS, MOST_ATTEMPTS)
 
 
 def test_older_box_is_of_attempt_0(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ CAPACITY = 256
 
 def make(directory: Path, *, capacity: int = CAPACITY) -> Writer:
     identity = Identity(run="r", rank=2, world_size=4, local_rank=1, host="h", coordinates={"pp": (1, 2)})
-    return Writer(directory, identity, phases=("forward",), target_steps=50, capacity=capacity)
+    writer = Writer(directory, identity, phases=("forward",), target_steps=50, capacity=capacity)
+    writer.path.chmod(0o644)  # tests write to it
+    return writer
 
 
 def write(writer: Writer, count: int, first: int = 0) -> None:

@@ -141,8 +141,8 @@ def test_before_the_rank_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_removal() -> None:
-    """The note goes when its box goes, also one that was not completed."""
-    assert {SUFFIX, ".checkpoints-new"} <= set(SUFFIXES_BESIDE)
+    """The note goes when its box goes."""
+    assert SUFFIX in SUFFIXES_BESIDE
 
 
 def test_places() -> None:

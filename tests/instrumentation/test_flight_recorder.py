@@ -152,7 +152,7 @@ def test_real_rank(tmp_path: Path) -> None:
     os.mkfifo(asked)
     environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     shared_ranks().fork(["-c", code, str(asked)], environ, log=tmp_path / "log")
-    client = FlightRecorderClient(tmp_path / "r" / "0.sock")
+    client = FlightRecorderClient(tmp_path / "r" / "0.sock", os.geteuid())
     with asked.open("w") as asking:
         for count in range(1, 6):  # one by one: gloo's threads may record two completions in the wrong order
             print(file=asking, flush=True)
@@ -178,13 +178,15 @@ def test_beside_the_debug_server(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from torch._C._distributed_c10d import _WorkerServer\n"
         "from rankwatch.flight_recorder import FlightRecorderServer\n"
+        "from rankwatch.untrusted.folders import Folder\n"
         "from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient\n"
         "path = Path(sys.argv[1])\n"
         "dist.init_process_group('gloo', init_method=f'file://{path}/store', rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(3))\n"
-        "ours, theirs = FlightRecorderServer(path / '0.sock'), _WorkerServer('::', 0)\n"
+        "ours, theirs = FlightRecorderServer(Folder.open(path), '0.sock'), _WorkerServer('::', 0)\n"
         "asked = web.Request(f'http://localhost:{theirs.port}/handler/fr_trace_json', method='POST')\n"
-        "client = FlightRecorderClient(path / '0.sock')\n"
+        "import os\n"
+        "client = FlightRecorderClient(path / '0.sock', os.geteuid())\n"
         "replies = [web.urlopen(asked).read(), client.ask()['fr_trace_json']]\n"
         "theirs.shutdown()\n"
         "replies.append(client.ask()['fr_trace_json'])\n"

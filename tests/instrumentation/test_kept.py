@@ -14,6 +14,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.sweep import sweep
+from rankwatch.untrusted.folders import Folder
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +78,8 @@ def test_gone_with_the_run(tmp_path: Path) -> None:
     """A sweep that removes the last box of a run removes those that are kept, too."""
     for number in range(2):
         attempt(tmp_path, number)
-    sweep(tmp_path, kept_seconds=-1.0)
+    with Folder.open(tmp_path) as boxes:
+        sweep(boxes, kept_seconds=-1.0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.errors import IdentityError
-from rankwatch.launchers import Place, find_place, is_first_here, job_name, run_id
+from rankwatch.launchers import Place, find_place, is_first_here, job_name, ranks_here, run_id
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,20 @@ def test_job_name(name: str, expected: str | None) -> None:
 def test_first_of_node(env: dict[str, str], first: bool) -> None:
     """Each launcher says which process is the first one of its node."""
     assert is_first_here(env) == first
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks"),
+    [
+        ({}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "1"}, 4),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, 8),
+        ({"RANK": "3", "PET_NPROC_PER_NODE": "gpu"}, 8),
+        ({"RANK": "3", "LOCAL_WORLD_SIZE": "0"}, 8),
+    ],
+)
+def test_ranks_of_node(env: dict[str, str], ranks: int) -> None:
+    """As the launcher says; a process without a launcher is alone; else it is the usual number of GPUs."""
+    assert ranks_here(env) == ranks

@@ -13,6 +13,7 @@ import pytest
 from rankwatch.errors import BlackBoxError
 from rankwatch.logs import lines
 from rankwatch.logs.lines import Line, LineWriter, Source, read_lines_at
+from rankwatch.untrusted.folders import Folder
 
 pytestmark = pytest.mark.process
 
@@ -105,6 +106,36 @@ def test_long_lines_and_bars(tmp_path: Path) -> None:
     assert (bar, broken) == ("done", "?")
 
 
+def test_pieces_of_lines(tmp_path: Path) -> None:
+    """A line may come in many writes, many lines in one, and both at once. A line may be too long."""
+    ran(
+        tmp_path,
+        "write = sys.stdout.write\n"
+        "print('step', 1, 2.5, sep=' ', end='\\n'); print(); print('a\\nb\\r\\nc\\rd')\n"
+        "for _ in range(300): write('12345678')\nwrite('\\nbegun ')\n"
+        "write('here\\n\\nnext '); write('x' * 2000); write('\\rover '); write('it\\nrest\\n')\n",
+    )
+    assert texts(tmp_path) == [
+        "step 1 2.5", "a", "b", "d", "12345678" * (lines.LONGEST_BYTES // 8), "begun here", "over it", "rest",
+    ]  # fmt: skip
+
+
+def test_output_of_handlers(tmp_path: Path) -> None:
+    """What a handler prints is the record once more, and is not kept twice; other threads' output is kept."""
+    ran(
+        tmp_path,
+        "inside, printed = threading.Event(), threading.Event()\n"
+        "class Slow(logging.Handler):\n"
+        "    def emit(self, record):\n"
+        "        print('by the handler'); inside.set(); printed.wait(30)\n"
+        "def other():\n    inside.wait(30); print('by the other'); printed.set()\n"
+        "log = logging.getLogger('slow'); log.addHandler(Slow())\n"
+        "thread = threading.Thread(target=other); thread.start(); log.warning('record'); thread.join()\n"
+        "print('after')\n",
+    )
+    assert texts(tmp_path) == ["by the other", "slow: record", "after"]
+
+
 def test_threads_and_forks(tmp_path: Path) -> None:
     """Threads write side by side. A forked child is not the rank, and leaves no line."""
     ran(
@@ -154,13 +185,13 @@ def test_turned_off(tmp_path: Path, value: str) -> None:
 def test_permissions(tmp_path: Path) -> None:
     """Lines may hold secrets: who may read them is what the umask of the process says."""
     ran(tmp_path / "open", "")
-    assert (tmp_path / "open" / "job" / "0.lines").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "open" / "job" / "0.lines").stat().st_mode & 0o777 == 0o444
     before = os.umask(0o077)
     try:
         ran(tmp_path / "closed", "")
     finally:
         os.umask(before)
-    assert (tmp_path / "closed" / "job" / "0.lines").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "closed" / "job" / "0.lines").stat().st_mode & 0o777 == 0o400
 
 
 def test_hostile_arguments(tmp_path: Path) -> None:
@@ -186,7 +217,7 @@ def test_hostile_arguments(tmp_path: Path) -> None:
 def test_broken_files(tmp_path: Path) -> None:
     """Files of others: wrong sizes, wrong headers, links and wild slots end in an error or are left out."""
     path = tmp_path / "0.lines"
-    writer = LineWriter(path)
+    writer = LineWriter(Folder.open(tmp_path), path.name)
     for number in range(300):
         writer.write(f"line {number}", source=Source.LOG, severity=9, step=number)
     good = path.read_bytes()
@@ -199,7 +230,7 @@ def test_broken_files(tmp_path: Path) -> None:
     broken.write_bytes(good[:64] + os.urandom(len(good) - 64))
     assert len(read_lines_at(broken)) <= lines.SLOTS
     (tmp_path / "2.lines").symlink_to(path)
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(OSError, match="regular"):
         read_lines_at(tmp_path / "2.lines")
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
-from support.processes.users import node_directory
+from rankwatch.sweep import SUFFIXES_BESIDE
+from support.processes.mounts import run_with_tmpfs
+from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
 
 __all__ = ["node_directory"]
 
@@ -66,6 +69,14 @@ def pid_of(path: Path) -> int:
         reader.close()
 
 
+def lag_seconds(path: Path) -> float:
+    reader = Reader(path)
+    try:
+        return reader.header.lag_seconds
+    finally:
+        reader.close()
+
+
 def assert_refused(directory: Path, prefix: tuple[str, ...] = ()) -> None:
     with trainer(directory, START, prefix=prefix) as second:
         stdout, stderr = second.communicate(timeout=600)
@@ -103,6 +114,7 @@ def test_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "job" / "0.blackbox"
     with trainer(tmp_path) as first:
         first_line(first)
+    path.chmod(0o644)
     with path.open("r+b") as file:  # the pid of a living process, this one
         at = file.read(4096).index(first.pid.to_bytes(4, "little"))
         file.seek(at)
@@ -208,3 +220,157 @@ def test_all_names_taken(tmp_path: Path) -> None:
     with pytest.raises(BlackBoxError, match="other users own all of its names"):
         Writer(tmp_path, Identity(run="r"), phases=())
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_permissions(tmp_path: Path, umask: int) -> None:
+    """Everybody may read a box, as the agent is another user. Nobody may write to it, or beside it."""
+    directory = tmp_path / "boxes"
+    with trainer(directory, f"import os\nos.umask({umask})\n{START}{WAIT}") as process:
+        assert first_line(process) == "Run job"
+        found = {each.name: each.stat().st_mode & 0o7777 for each in (directory / "job").iterdir()}
+    assert found.pop("0.blackbox") == 0o444
+    assert [mode for mode in found.values() if mode & 0o022] == []
+    assert directory.stat().st_mode & 0o7777 == 0o1777
+    assert (directory / "job").stat().st_mode & 0o7777 == 0o755
+
+
+@needs_root
+def test_owner_of_the_directory(node_directory: Path) -> None:
+    """Whoever creates the directory for all could exchange what others have in it. The first rank of a node
+    says so in one sentence, with what to do, and records."""
+    directory = node_directory / "boxes"
+    run_as(ALICE, node_directory, "(directory / 'boxes').mkdir(); (directory / 'boxes').chmod(0o1777)")
+    for variables, lines in (({}, 1), ({"LOCAL_RANK": "1"}, 0)):
+        code = f"import os\nos.environ |= {variables!r}\n{START}"
+        with trainer(directory, code) as process:
+            stdout, stderr = process.communicate(timeout=600)
+        assert (stdout.split()[0], stderr.count("\n")) == ("Run", lines)
+    os.chown(directory, 0, 0)
+    directory.chmod(0o777)
+    with trainer(directory, START) as process:
+        stdout, stderr = process.communicate(timeout=600)
+    assert (stdout.split()[0], stderr.count("\n")) == ("Run", 1)
+    assert "no sticky bit (mode 777), so other users could remove or replace black boxes; have root" in stderr
+    assert "/etc/tmpfiles.d" in stderr
+
+
+@needs_root
+@pytest.mark.parametrize(("owner", "kind"), [(ALICE, "DisabledRun"), (0, "Run")])
+def test_directory_that_is_a_link(node_directory: Path, owner: int, kind: str) -> None:
+    """A link of another user could lead into a home. One of root or of the own user is what they want."""
+    home = node_directory.parent / "home"
+    home.mkdir()
+    link = node_directory / "boxes"
+    link.symlink_to(home)
+    os.chown(link, owner, owner, follow_symlinks=False)
+    with trainer(link, START) as process:
+        stdout, stderr = process.communicate(timeout=600)
+    assert stdout.split()[0] == kind
+    assert (f"it is a link of user {ALICE}" in stderr) == (kind != "Run")
+    assert [each.name for each in home.iterdir()] == ["job"] * (kind == "Run")
+
+
+WAIT_BESIDE = """
+import rankwatch, rankwatch.starting as starting
+install = starting.install_beside_box
+def wait_first(*arguments):
+    print("published", flush=True)
+    input()
+    install(*arguments)
+starting.install_beside_box = wait_first
+"""
+SWAP = """
+(directory / "job").rename(directory / "before")
+(directory / "job").symlink_to(arguments[0])
+"""
+
+
+@needs_root
+def test_folder_that_becomes_a_link(node_directory: Path) -> None:
+    """What stands beside a box of root comes into the folder of the box, although the owner of the directory
+    has put a link to somebody else's folder in its place. Nothing there is created, replaced or removed."""
+    home = node_directory.parent / "home"
+    home.mkdir(mode=0o700)
+    names = [f"0{suffix}" for suffix in (layout.SUFFIX, *SUFFIXES_BESIDE)]
+    for name in names:
+        (home / name).write_text("mine")
+    os.chown(node_directory, ALICE, ALICE)
+    code = f"import os\nos.environ['RANKWATCH_LOG_LINES'] = '1'\n{WAIT_BESIDE}{START}"
+    code += "with run.checkpoint('save', path='/data'): pass\nrun.finish()\n"
+    with trainer(node_directory, code) as process:
+        assert first_line(process) == "published"
+        run_as(ALICE, node_directory, SWAP, str(home))
+        stdout, _ = process.communicate("\n", timeout=600)
+    assert (process.returncode, stdout) == (0, "Run job\n")
+    assert {each.name: each.read_text() for each in home.iterdir()} == dict.fromkeys(names, "mine")
+    found = {each.name for each in (node_directory / "before").iterdir()}
+    assert found == {"0.blackbox", "0.lines", "0.checkpoints"}
+
+
+@needs_root
+def test_lock_of_another_user(node_directory: Path) -> None:
+    """Whoever may read a run's folder may lock it, for ever. The next attempt does not wait for that."""
+    with trainer(node_directory) as first:
+        first_line(first)
+    code = "fcntl.flock(os.open(directory / 'job', os.O_RDONLY), fcntl.LOCK_EX)\ndone()"
+    with program_of(BOB, node_directory, code), trainer(node_directory) as second:
+        assert first_line(second) == "Run job"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("mode", "lag"),
+    [("1777", 1.0), ("777", 0.0), ("700", 0.0)],
+    ids=["shared", "of a tenant", "of a user"],
+)
+def test_mounted_directory(tmp_path: Path, mode: str, lag: float) -> None:
+    """One of mode 1777 may be mounted into containers of others, who may have the same user id: memory is
+    copied. One without the sticky bit is a tenant's own, which needs neither that nor a warning."""
+    done = run_with_tmpfs(tmp_path, f"size=1g,mode={mode}", START + LAG)
+    assert (done.stdout, done.stderr) == (f"Run job\n{lag}\n", "")
+
+
+LAG = """
+import pathlib
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.reader import Reader
+print(Reader(pathlib.Path(os.environ["RANKWATCH_DIR"], "job", "0.blackbox")).header.lag_seconds)
+"""
+
+
+def test_directory_that_is_not_mounted(tmp_path: Path) -> None:
+    """The usual directory of a node is mapped, and any is copied where the user says so."""
+    tmp_path.chmod(0o1777)
+    for text, lag, lines in (("", 0.0, 0), ("copied", 1.0, 0), ("mapped", 0.0, 0), ("maped", 0.0, 1)):
+        with trainer(
+            tmp_path, f"import os\nos.environ['RANKWATCH_BOX_WRITES'] = {text!r}\n{START}"
+        ) as process:
+            _, stderr = process.communicate(timeout=600)
+        assert lag_seconds(tmp_path / "job" / "0.blackbox") == lag
+        assert stderr.count("\n") == lines
+
+
+@needs_root
+def test_without_proc(tmp_path: Path) -> None:
+    """Where /proc is not mounted, boxes are recorded, kept and replaced all the same."""
+    code = (
+        "import os, subprocess, sys\nsubprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', '/proc'], check=True)\n"
+    )
+    code += f"for _ in range(2): subprocess.run([sys.executable, '-c', {START!r}], check=True)\n"
+    done = run_with_tmpfs(
+        tmp_path, "size=1g", code + "print(sorted(os.listdir(os.environ['RANKWATCH_DIR'] + '/job')))"
+    )
+    assert done.stdout == "Run job\nRun job\n['0.blackbox', 'earlier']\n", done.stderr
+
+
+def test_directory_that_vanishes(tmp_path: Path) -> None:
+    """Somebody cleans up below a run that goes on: it ends without a word."""
+    code = "import shutil, sys\nshutil.rmtree(sys.argv[1])\nwith run.step(): pass\nrun.finish()\n"
+    for mode in ("mapped", "copied"):
+        directory = tmp_path / mode
+        before = f"import os, sys\nos.environ['RANKWATCH_BOX_WRITES'] = {mode!r}\n"
+        before += f"sys.argv.append({str(directory)!r})\n"
+        with trainer(directory, before + START + code) as process:
+            _, stderr = process.communicate(timeout=600)
+        assert (process.returncode, stderr) == (0, "")

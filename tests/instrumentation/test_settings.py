@@ -20,7 +20,6 @@ from rankwatch.settings import (
     build,
     expect,
     field_help,
-    printable,
     read_environment,
     read_file,
     read_flags,
@@ -252,13 +251,6 @@ def test_invalid_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert printed.startswith("app: unrecognized arguments: --")
         assert printed.endswith("; see app --help\n")
         assert printed[:-1].isprintable()
-
-
-def test_printable() -> None:
-    """Characters that steer a terminal become question marks."""
-    assert printable("plain ü") == "plain ü"
-    assert printable("a\nb\x1b[1m\udcff") == "a?b?[1m?"
-    assert printable("a\nb\x1b", keep="\n") == "a\nb?"
 
 
 @pytest.mark.process

@@ -12,6 +12,9 @@ import pytest
 
 import rankwatch
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.writer import Writer
+from rankwatch.errors import BlackBoxError
+from rankwatch.identity import Identity
 
 pytestmark = pytest.mark.process
 
@@ -76,11 +79,13 @@ def test_full_disk(tmp_path: Path) -> None:
         pytest.skip("this machine does not allow mounts")
     try:
         done = loop(small)
+        with pytest.raises(BlackBoxError, match="No space left on device"):  # it has become full since
+            Writer(small, Identity(run="r"), phases=())
         left = list(small.rglob("*blackbox*"))
     finally:
         subprocess.run(["umount", str(small)], check=True)
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert "No space left on device" in done.stderr
+    assert "has 0.0625 MiB" in done.stderr
     assert left == []
 
 

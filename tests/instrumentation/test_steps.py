@@ -14,6 +14,7 @@ import rankwatch
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch.checkpoints import CheckpointOperation, Stage
 from support.training.blackbox import box, of_kind, read
 
 
@@ -99,25 +100,20 @@ def test_late_target(run: rankwatch.Run, tmp_path: Path) -> None:
 
 
 def test_disabled_run() -> None:
-    """`DisabledRun` has the methods of `Run`, with the same parameters."""
-    for name in [each for each in vars(rankwatch.Run) if not each.startswith("_")]:
-        if name in (
-            "when_ending",
-            "when_ended",
-            "after_steps",
-            "exited",
-            "replaced",
-            "silence",
-            "unused",
-            "remove_box",
-            "show_phase",
-            "record_phase",
-            "current_step",
-            "steps_completed",
-        ):
-            continue  # for `rankwatch.start` and zero-code recording
-        ours, theirs = getattr(rankwatch.Run, name), getattr(rankwatch.DisabledRun, name)
-        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
+    """`DisabledRun` has the methods of `Run`, with the same parameters, and so have its checkpoints: a full
+    disk must not end a training that calls one of them."""
+    off = rankwatch.DisabledRun().checkpoint("save")
+    for twin, kind in (
+        (rankwatch.DisabledRun, rankwatch.Run),
+        (type(off), CheckpointOperation),
+        (type(off.stage("write")), Stage),
+    ):
+        for name in [each for each in vars(kind) if not each.startswith("_")]:
+            if name in ("exited", "replaced", "silence", "remove_box"):
+                continue  # for `rankwatch.start`
+            ours, theirs = getattr(kind, name), getattr(twin, name)
+            if callable(ours):
+                assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
 def test_evaluation_after_wait(run: rankwatch.Run, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ import rankwatch
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
-from rankwatch.sweep import sweep
+from rankwatch.sweep import SUFFIXES_BESIDE, sweep
+from rankwatch.untrusted.folders import Folder
+from support.processes.users import ALICE, CAROL, node_directory, run_as
+
+__all__ = ["node_directory"]
 
 pytestmark = pytest.mark.process
 
@@ -26,12 +32,17 @@ def leave_a_box(directory: Path, run: str) -> Path:
     return directory / run / "0.blackbox"
 
 
+def swept(directory: Path, *, kept_seconds: float = 86400.0, most_bytes: int = 0) -> None:
+    with Folder.open(directory) as boxes:
+        sweep(boxes, kept_seconds=kept_seconds, most_bytes=most_bytes)
+
+
 def test_old_box(tmp_path: Path) -> None:
     """A box stays for a day after its last activity. Then it is removed with its directory."""
     path = leave_a_box(tmp_path, "old")
-    sweep(tmp_path)
+    swept(tmp_path)
     assert path.exists()
-    sweep(tmp_path, kept_seconds=-1.0)
+    swept(tmp_path, kept_seconds=-1.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -39,8 +50,8 @@ def test_young_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A box that was created within the day is not opened: a node may keep thousands, and training waits."""
     leave_a_box(tmp_path, "young")
     opened: list[Path] = []
-    monkeypatch.setattr("rankwatch.sweep.Reader", opened.append)
-    sweep(tmp_path)
+    monkeypatch.setattr("rankwatch.sweep.Reader", lambda path, folder: opened.append(path))
+    swept(tmp_path)
     assert opened == []
 
 
@@ -58,7 +69,7 @@ def test_living_rank(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        sweep(tmp_path, kept_seconds=-1.0)
+        swept(tmp_path, kept_seconds=-1.0)
         assert (tmp_path / "live" / "0.blackbox").exists()
         assert (tmp_path / "odd" / "0.blackbox").exists()
 
@@ -66,6 +77,7 @@ def test_living_rank(tmp_path: Path) -> None:
 def test_sweep_on_start(tmp_path: Path) -> None:
     """The start of the next run removes an old box."""
     path = leave_a_box(tmp_path, "past")
+    path.chmod(0o644)
     with path.open("r+b") as file:  # header: start on the wall clock, two days earlier
         at = 88
         file.seek(at)
@@ -83,17 +95,17 @@ def test_directory_removed_during_start(tmp_path: Path, monkeypatch: pytest.Monk
     """It is created again. All ranks of a resumed run start at once, and one of them sweeps."""
     (tmp_path / "resumed").mkdir()
     link = os.link
-    swept: list[Path] = []
+    removed: list[str] = []
 
-    def sweep_first(hidden: Path, path: Path) -> None:
-        if not swept:  # by another rank, after the directory was created and before the box is
-            swept.append(path.parent)
-            path.parent.rmdir()
-        link(hidden, path)
+    def sweep_first(hidden: str, name: str, **folders: int) -> None:
+        if not removed:  # by another rank, after the directory was created and before the box is
+            removed.append(name)
+            (tmp_path / "resumed").rmdir()
+        link(hidden, name, **folders)
 
     monkeypatch.setattr(os, "link", sweep_first)
     Writer(tmp_path, Identity(run="resumed"), phases=())
-    assert swept == [tmp_path / "resumed"]
+    assert removed == ["0.blackbox"]
     assert (tmp_path / "resumed" / "0.blackbox").exists()
 
 
@@ -108,7 +120,7 @@ def test_box_replaced_during_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         begun.append(Writer(tmp_path, Identity(run="resumed"), phases=()))
 
     monkeypatch.setattr(Reader, "close", begin_anew)
-    sweep(tmp_path, kept_seconds=-1.0)
+    swept(tmp_path, kept_seconds=-1.0)
     monkeypatch.undo()
     assert len(begun) == 1
     assert [each.name for each in path.parent.glob("*.*")] == ["0.blackbox"]
@@ -125,6 +137,62 @@ def test_hidden_box(tmp_path: Path) -> None:
     fresh = Writer(tmp_path, None, phases=())
     dead.unlock()
     fresh.unlock()
-    code = f"import pathlib, rankwatch.sweep as sweep; sweep.sweep(pathlib.Path({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, pathlib\nfrom rankwatch.sweep import sweep, Folder\n"
+    code += "sweep(Folder.open(pathlib.Path(sys.argv[1])))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     assert sorted(tmp_path.iterdir()) == sorted([waiting.path, fresh.path])
+
+
+def test_all_that_a_rank_leaves(tmp_path: Path) -> None:
+    """What stands beside a box goes with it, also traces and notes that were not completed. A folder in the
+    place of a file stays, and keeps nothing else."""
+    path = leave_a_box(tmp_path, "old")
+    for suffix in SUFFIXES_BESIDE:
+        path.with_suffix(suffix).write_text("")
+    (path.parent / ".0.checkpoints.new").write_text("")
+    path.with_suffix(".profile").mkdir()
+    (path.with_suffix(".profile") / "rank0_step1.json.gz").write_text("")
+    path.with_suffix(".sock").unlink()
+    path.with_suffix(".sock").mkdir()
+    swept(tmp_path, kept_seconds=-1.0)
+    assert [each.name for each in path.parent.iterdir()] == ["0.sock"]
+
+
+SWAP = """
+run = directory / "job"
+run.rename(directory / "before")
+run.symlink_to(arguments[0])
+"""
+"""The owner of a run's folder puts a link to somebody else's folder in its place."""
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_folder_that_becomes_a_link(node_directory: Path, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root removes nothing where the link leads, whenever it is put there. A trainer of root would else empty
+    a home of mode 0700, into which the owner of the run cannot even look.
+
+    call: the number of the call that changes the folder, before which the link is put there.
+    """
+    home = node_directory.parent / "home"
+    (home / "earlier").mkdir(parents=True)
+    names = ["0.blackbox", *(f"0{suffix}" for suffix in SUFFIXES_BESIDE), "earlier/0-1.blackbox"]
+    for name in names:
+        (home / name).write_text("mine")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, CAROL, CAROL)
+    home.chmod(0o700)
+    node_directory.chmod(0o777)  # as an owner of the directory may have it
+    run_as(ALICE, node_directory, "box('job', 0)")
+    calls = []
+
+    def swap_before(function: Callable[..., None], *arguments: str, **folders: int) -> None:
+        calls.append(arguments)
+        if len(calls) == call + 1:
+            run_as(ALICE, node_directory, SWAP, str(home))
+        function(*arguments, **folders)
+
+    for function in (os.rename, os.unlink):
+        monkeypatch.setattr(os, function.__name__, partial(swap_before, function))
+    swept(node_directory, kept_seconds=-1.0)
+    assert len(calls) > call
+    assert [name for name in names if not (home / name).exists()] == []

@@ -17,10 +17,11 @@ import pytest
 
 from rankwatch.conventions.trackers import TrackerKind
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.finding import Tracker, find
+from rankwatch.trackers.finding import Tracker, find, without_credentials
 from rankwatch.trackers.mlflow import MlflowServer, credentials
 from rankwatch.trackers.note import parse_note, write_note
 from rankwatch.trackers.watching import dashboard_url
+from rankwatch.untrusted.folders import Folder
 from support.trackers.mlflow import stand_in
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -242,10 +243,21 @@ def test_half_loaded_modules(module: Any) -> None:
         b"", b"[]", b"{", b"\xff", b"[" * 5000, b"null", b'{"trackers": 5}', b'{"trackers": [5, {}, []]}',
         json.dumps({"trackers": [{"kind": "other", "run": "x", "url": ""}]}).encode(),
         json.dumps({"trackers": [{"kind": "wandb", "run": 5, "url": ""}]}).encode(),
+        json.dumps({"trackers": [{"kind": [], "run": "x", "url": ""}, {"kind": {}, "run": "x"}]}).encode(),
     ],
 )  # fmt: skip
 def test_notes_without_sense(raw: bytes) -> None:
     assert parse_note(raw) == ()
+
+
+def test_keys_in_a_page(tmp_path: Path) -> None:
+    """A key in the address of a page stays out of the note, and out of what is read of one that has it. The
+    rest of its query and fragment names the page."""
+    url = "https://x/p?project=a&write_token=S3CR3T77#/runs/1"
+    shown = url.replace("S3CR3T77#", "***#")
+    assert without_credentials(url) == shown
+    old = json.dumps({"trackers": [Tracker(TrackerKind.TRACKIO, "a", url)._asdict()]})
+    assert [each.url for each in parse_note(old.encode())] == [shown]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +270,7 @@ def test_notes_without_sense(raw: bytes) -> None:
 def test_urls_that_are_refused(tmp_path: Path, url: str) -> None:
     """Only short, plain addresses of the web go into the note, and come out of one."""
     tracker = Tracker(TrackerKind.WANDB, "abc", url)
-    write_note(tmp_path / "0.trackers", [tracker])
+    write_note(Folder.open(tmp_path), "0.trackers", [tracker])
     assert parse_note((tmp_path / "0.trackers").read_bytes()) == ()
     assert parse_note(json.dumps({"trackers": [tracker._asdict()]}).encode()) == ()
 

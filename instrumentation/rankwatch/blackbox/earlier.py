@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 from rankwatch.attempts import MOST_ATTEMPTS
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.errors import BlackBoxError
 from rankwatch.processes import own_start
+from rankwatch.untrusted.folders import Folder
 
 _MOST_BOXES = 512
 
 
-def next_attempt(run: Path, counted: int) -> int:
+def next_attempt(run: Folder, counted: int) -> int:
     """The number of the attempt that begins now: the one that the launcher counts, or a later one if ranks of
     that attempt or of a later one have run here and are gone, or live here in a later one.
 
@@ -25,7 +24,7 @@ def next_attempt(run: Path, counted: int) -> int:
     return max([counted, *(attempt for attempt in _attempts(run) if attempt <= MOST_ATTEMPTS)])
 
 
-def _attempts(run: Path) -> Iterator[int]:
+def _attempts(run: Folder) -> Iterator[int]:
     """The least number that this attempt may have, by each box here. A rank that recorded before this process
     started, and lives no more, was in an earlier one; one that lives is in this one.
 
@@ -33,14 +32,9 @@ def _attempts(run: Path) -> Iterator[int]:
     this = own_start()
     if this is None:
         return
-    try:
-        with os.scandir(run) as entries:
-            found = [each.path for each in islice(entries, _MOST_BOXES) if each.name.endswith(layout.SUFFIX)]
-    except OSError:
-        return  # the first rank of the run here
-    for path in found:
+    for name in [each for each in islice(run.names(), _MOST_BOXES) if each.endswith(layout.SUFFIX)]:
         try:
-            reader = Reader(Path(path))
+            reader = Reader(run.path / name, folder=run)
         except (BlackBoxError, OSError):
             continue
         try:

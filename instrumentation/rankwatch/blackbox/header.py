@@ -67,10 +67,13 @@ def _header(raw: bytes, actual_size: int) -> Header:
     attempt, traceparent, most_attempts = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
     deadline, process_started, requeues, restarts = layout.PLAN.unpack_from(raw, layout.PLAN_OFFSET)
     (contact,) = layout.CONTACT.unpack_from(raw, layout.CONTACT_OFFSET)
+    (lag,) = layout.LAG.unpack_from(raw, layout.LAG_OFFSET)
     (nvrx_job,) = layout.LAUNCHER.unpack_from(raw, layout.LAUNCHER_OFFSET)
     target = fixed.target_steps
     return Header(
-        identity=_identity(fixed, raw, _printable(short_name), attempt, most_attempts),
+        identity=_identity(
+            fixed, raw, _printable(short_name), min(attempt, MOST_ATTEMPTS), min(most_attempts, MOST_ATTEMPTS)
+        ),
         pid=fixed.pid,
         started_monotonic=fixed.monotonic,
         started_wall=fixed.wall,
@@ -85,6 +88,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
         requeues=min(requeues, MOST_ATTEMPTS),
         restarts=min(restarts, MOST_ATTEMPTS),
         nvrx_job=_printable(nvrx_job),
+        lag_seconds=lag if 0.0 < lag <= layout.LAG_SECONDS else 0.0,
     )
 
 

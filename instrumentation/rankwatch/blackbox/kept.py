@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
+from rankwatch.untrusted.folders import Folder
 
 FOLDER = "earlier"
 MOST_OF_RANK = 3
@@ -26,28 +27,22 @@ _MOST_REASON_BYTES = 1 << 20
 _NAME = re.compile(rf"(\d{{1,7}})-(\d{{1,7}}){re.escape(layout.SUFFIX)}", re.ASCII)
 
 
-def keep(path: Path, file: int) -> None:
-    """Keep the box at this path, open as `file`, whose writer has ended. It stays at its path, too. What
-    cannot be kept is lost, as all of it was before."""
+def keep(run: Folder, rank: int, box: int) -> None:
+    """Keep the box of a rank, open as `box`, whose writer has ended. It stays at its place, too. What cannot
+    be kept is lost, as all of it was before."""
     with contextlib.suppress(OSError):
-        declared = os.pread(file, layout.STARTED_BY.size, layout.STARTED_BY_OFFSET)
+        declared = os.pread(box, layout.STARTED_BY.size, layout.STARTED_BY_OFFSET)
         if len(declared) != layout.STARTED_BY.size:
             return
-        attempt = layout.STARTED_BY.unpack(declared)[0]
-        place = place_of(path, attempt)
-        folder = place.parent
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o755)
-            folder.chmod(0o755)
-        _remove(place)
-        os.link(path, place)
-        for suffix in REASONS:
-            _move(path.with_suffix(suffix), place.with_suffix(suffix))
-        of_rank = sorted(
-            (number, each) for rank, number, each in listed(path.parent) if str(rank) == path.stem
-        )
-        for _, each in of_rank[: max(0, len(of_rank) - MOST_OF_RANK)]:
-            _remove(each)
+        stem = f"{rank}-{layout.STARTED_BY.unpack(declared)[0]}"
+        with run.make(FOLDER) as folder:
+            _remove(folder, stem)
+            run.link(f"{rank}{layout.SUFFIX}", f"{stem}{layout.SUFFIX}", to=folder)
+            for suffix in REASONS:
+                _move(run, f"{rank}{suffix}", folder, f"{stem}{suffix}")
+            of_rank = [attempt for number, attempt in _numbers(folder.names()) if number == rank]
+            for attempt in sorted(of_rank)[:-MOST_OF_RANK]:
+                _remove(folder, f"{rank}-{attempt}")
 
 
 def place_of(path: Path, attempt: int) -> Path:
@@ -55,34 +50,30 @@ def place_of(path: Path, attempt: int) -> Path:
     return path.parent / FOLDER / f"{path.stem}-{attempt}{layout.SUFFIX}"
 
 
-def _move(path: Path, place: Path) -> None:
+def _move(run: Folder, name: str, folder: Folder, new: str) -> None:
     with contextlib.suppress(OSError):
-        if 0 < path.lstat().st_size <= _MOST_REASON_BYTES:
-            path.rename(place)
+        if 0 < run.status_of(name).st_size <= _MOST_REASON_BYTES:
+            run.rename(name, new, to=folder)
 
 
-def _remove(place: Path) -> None:
+def _remove(folder: Folder, stem: str) -> None:
     for suffix in (layout.SUFFIX, *REASONS):
-        place.with_suffix(suffix).unlink(missing_ok=True)
+        folder.remove(f"{stem}{suffix}")
 
 
 def listed(run: Path) -> list[tuple[int, int, Path]]:
     """Rank, number of the attempt and path of each box that is kept of a run."""
-    found = []
+    folder = run / FOLDER
     try:
-        for each in (run / FOLDER).iterdir():
-            match = _NAME.fullmatch(each.name)
-            if match is not None:
-                found.append((int(match[1]), int(match[2]), each))
+        found = [*_numbers(each.name for each in folder.iterdir())]
     except OSError:
         return []
-    return sorted(found)
+    return sorted((rank, attempt, folder / f"{rank}-{attempt}{layout.SUFFIX}") for rank, attempt in found)
 
 
-def remove_with(run: Path) -> None:
-    """Remove what is kept of a run of which no other box is left."""
-    try:
-        if not any(each.suffix == layout.SUFFIX for each in run.iterdir()):
-            shutil.rmtree(run / FOLDER, ignore_errors=True)
-    except OSError:
-        return
+def _numbers(names: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Rank and number of the attempt of each box among these names."""
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            yield int(match[1]), int(match[2])

@@ -75,6 +75,13 @@ CONTACT = struct.Struct("<64s")
 """In the header, at CONTACT_OFFSET: channel or mail address of the run (NUL-padded ASCII). Empty where it
 declares none, and in boxes older than this field."""
 
+LAG_OFFSET = 3328
+LAG = struct.Struct("<d")
+"""In the header, at LAG_OFFSET: seconds by which the file may lag behind the process, which copies its memory
+into it. 0 where the process has mapped the file, and in boxes older than this field."""
+LAG_SECONDS = 1.0
+"""By how much such a file lags at most, on a machine that has no CPU left for the thread that copies."""
+
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16
 PAYLOAD_OFFSET = 32

@@ -1,25 +1,30 @@
 """The place of a box, `<directory>/<run>/<rank>.blackbox`: who may take it, and how.
 
 A box is created under a hidden name in the directory and gets its place by a link, which fails if the place
-is taken. Only the box of a writer that has ended gives way.
+is taken. Only the box of a writer that has ended gives way. Nobody may write to a box but through the
+descriptor with which its writer has created it, because whoever cuts a mapped file kills its process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankwatch.blackbox import kept
+from rankwatch.blackbox import kept, layout
 from rankwatch.errors import BlackBoxError
+from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.peers import lock_holder
 
 HIDDEN_SUFFIX = ".starting"
 """Suffix of a box whose rank is not known yet. A leading dot hides it too."""
+_MODE = 0o444
+"""Of a box, whatever the umask, because the agent is another user."""
 _TRIES = 8
 """Attempts to take a place while other processes remove its directory or its old box; a few microseconds
 each."""
@@ -28,95 +33,177 @@ _NOT_LOCKED_YET_SECONDS = 60.0
 _NAMES = 8
 """Names that are tried for the directory of a run."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_TURN_SECONDS = 0.5
+"""Longest wait for others that replace a box of the same run, which takes a millisecond."""
+_BETWEEN_TRIES = 0.001
 
 
-def create_hidden(directory: Path) -> tuple[int, Path]:
-    """Create a file without a place; its descriptor and its path. Raises OSError."""
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o1777)  # shared by all users, like /tmp
-    file, name = tempfile.mkstemp(prefix=".", suffix=HIDDEN_SUFFIX, dir=directory)
-    os.fchmod(file, 0o644)  # independent of the umask, because the agent is another user
-    return file, Path(name)
+def open_directory(path: Path) -> Folder:
+    """The directory of the black boxes, created for all users if there is none, like /tmp. Raises OSError.
+
+    It may be a link of root or of this user. One of another user could lead anywhere.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        is_link = stat.S_ISLNK(status.st_mode)
+        if is_link and status.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.ELOOP, f"it is a link of user {status.st_uid}, which could lead anywhere")
+        return Folder.open(path, follow=is_link)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Folder.open(path.parent, follow=True) as parent:
+        return parent.make(path.name, mode=0o1777)
 
 
-def remove_abandoned(directory: Path) -> None:
-    """Remove the boxes of this user's processes that were killed before their rank was known."""
-    for path in directory.glob(f".*{HIDDEN_SUFFIX}"):
+def is_shared_by_tenants(boxes: Folder) -> bool:
+    """True if other containers may use this directory, too, under the same user id: it is mounted by itself,
+    and has the mode of a directory for all. False where it cannot be known."""
+    return _is_for_all(boxes) and _is_mounted(boxes)
+
+
+def distrust(boxes: Folder) -> str:
+    """Why other users could remove or replace what this user has in this directory; empty if they cannot.
+
+    The own directory of a tenant is mounted, too, but has no sticky bit: so Kubernetes makes an emptyDir and
+    a subPath. Nobody else is there.
+    """
+    return "" if not _is_for_all(boxes) and _is_mounted(boxes) else boxes.distrust()
+
+
+def _is_for_all(boxes: Folder) -> bool:
+    mode = boxes.status().st_mode
+    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
+
+
+def _is_mounted(boxes: Folder) -> bool:
+    """True if a file system, or a part of one, is mounted at the directory."""
+    with contextlib.suppress(OSError):
+        above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=boxes.fileno())
         try:
-            if path.lstat().st_mtime > time.time() - _NOT_LOCKED_YET_SECONDS:
-                continue
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds the lock while it lives
-            path.unlink()
-        except OSError:
-            continue
+            return _mount_of(above) != _mount_of(boxes.fileno())
         finally:
-            os.close(file)
+            os.close(above)
+    return False
 
 
-def take(hidden: Path, path: Path) -> None:
-    """Move a box to its place. Raises BlackBoxError if a living process holds the place, and OSError."""
+def _mount_of(file: int) -> bytes:
+    """The number of the mount on which an open file lies; empty where the kernel does not say it."""
+    lines = Path(f"/proc/self/fdinfo/{file}").read_bytes().splitlines()
+    return next((each for each in lines if each.startswith(b"mnt_id:")), b"")
+
+
+def create_hidden(boxes: Folder) -> tuple[int, str]:
+    """Create a file without a place; its descriptor and its name. Raises OSError."""
+    name = f".{os.urandom(8).hex()}{HIDDEN_SUFFIX}"
+    file = boxes.create(name, mode=_MODE)
+    os.fchmod(file, _MODE)
+    return file, name
+
+
+def remove_abandoned(boxes: Folder) -> None:
+    """Remove the boxes of this user's processes that were killed before their rank was known."""
+    hidden = [each for each in boxes.names() if each.startswith(".") and each.endswith(HIDDEN_SUFFIX)]
+    for name in hidden:
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if boxes.status_of(name).st_mtime > time.time() - _NOT_LOCKED_YET_SECONDS:
+                continue
+            file = boxes.open_file(name, owner=os.geteuid())
+            try:
+                if lock_holder(file) is None:  # its writer holds the lock while it lives
+                    boxes.remove(name)
+            finally:
+                os.close(file)
+
+
+def take(boxes: Folder, hidden: str, run: Folder, rank: int, *, keeps_old: bool) -> Folder:
+    """Move a box to its place in the folder of its run, which is opened again if a sweep has removed it.
+
+    keeps_old: the box that it replaces is kept. Raises BlackBoxError if a living process holds the place, and
+    OSError.
+    """
+    name = f"{rank}{layout.SUFFIX}"
     for _ in range(_TRIES):
         try:
-            _make_run_directory(path.parent)
-            os.link(hidden, path)
+            boxes.link(hidden, name, to=run)
         except FileNotFoundError:
-            continue  # a sweep has removed the empty directory; a resumed run may meet that
+            again = _if_ours(boxes, run.path.name)  # a resumed run may meet a sweep
+            if again is None:
+                break
+            run = again
         except FileExistsError:
-            if not _replace_ended(hidden, path):
-                continue
-            return
-        hidden.unlink()
-        return
+            if _replace_ended(boxes, hidden, run, rank, keeps_old=keeps_old):
+                return run
+        else:
+            boxes.remove(hidden)
+            return run
     raise BlackBoxError(
-        f"could not create black box {path}: its directory or its old box changes all the time"
+        f"could not create black box {run.path / name}: its directory or its old box changes all the time"
     )
 
 
-def _replace_ended(hidden: Path, path: Path) -> bool:
+def _replace_ended(boxes: Folder, hidden: str, run: Folder, rank: int, *, keeps_old: bool) -> bool:
     """Put the box where one of an ended writer is. False if another process was faster.
 
-    The lock on the old box serialises processes that want the same place. Its writer holds it while it lives,
-    and the kernel drops it when the process dies, so neither a new process with the same pid nor another PID
-    namespace can mislead.
+    The writer of a box holds a lock on it while it lives, and the kernel drops it when the process dies, so
+    neither a new process with the same pid nor another PID namespace can mislead.
     """
-    try:
-        old = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
+    name = f"{rank}{layout.SUFFIX}"
+    with _turn(run):
         try:
-            fcntl.lockf(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise BlackBoxError(
-                f"a process that still runs already records rank {path.stem} of run {path.parent.name!r} "
-                f"({path}); give each process its own rank, or the runs different names by RANKWATCH_RUN"
-            ) from None
-        try:
-            if not os.path.samestat(os.fstat(old), path.lstat()):
-                return False
+            old = run.open_file(name)
         except FileNotFoundError:
             return False
-        kept.keep(path, old)
-        hidden.replace(path)
-    finally:
-        os.close(old)
+        try:
+            if lock_holder(old) is not None:
+                raise BlackBoxError(
+                    f"a process that still runs already records rank {rank} of run {run.path.name!r} "
+                    f"({run.path / name}); give each process its own rank, or the runs different names by "
+                    "RANKWATCH_RUN"
+                )
+            if not os.path.samestat(os.fstat(old), run.status_of(name)):
+                return False
+            if keeps_old:
+                kept.keep(run, rank, old)
+            boxes.rename(hidden, name, to=run)
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(old)
     return True
 
 
-def own_run(directory: Path, run: str) -> str:
-    """Return the name under which this user can record the run: its own, unless its directory is another's.
+@contextlib.contextmanager
+def _turn(run: Folder) -> Iterator[None]:
+    """Keep other processes from replacing boxes of this run meanwhile.
 
-    All ranks of a node find the same name, because they see the same directories. Raises BlackBoxError.
+    Any user can hold this lock, and some file systems have none. Then it is left out: of two processes that
+    claim the same rank of a run, and start at the same moment, both may record.
+    """
+    end = time.monotonic() + _TURN_SECONDS
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(run.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_BETWEEN_TRIES)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(run.fileno(), fcntl.LOCK_UN)
+
+
+def own_run(boxes: Folder, run: str) -> Folder:
+    """The folder in which this user can record the run: that of its name, unless it is another's.
+
+    Only this user can write into it. All ranks of a node find the same name, because they see the same
+    folders. Raises BlackBoxError if there is none, and OSError.
     """
     for name in _names_of(run, os.geteuid()):
-        if _is_ours(directory / name):
-            return name
-    raise BlackBoxError(f"could not create black box {directory / run}: other users own all of its names")
+        found = _if_ours(boxes, name)
+        if found is not None:
+            return found
+    raise BlackBoxError(f"could not create black box {boxes.path / run}: other users own all of its names")
 
 
 def _names_of(run: str, uid: int) -> Iterator[str]:
@@ -126,22 +213,20 @@ def _names_of(run: str, uid: int) -> Iterator[str]:
         yield f"{run}-uid{uid}-{number}"
 
 
-def _is_ours(path: Path) -> bool:
-    """True if only this user can write into the directory. It is created if it does not exist."""
-    try:
-        _make_run_directory(path)
-        status = path.lstat()
-    except FileNotFoundError:
-        return True  # removed by a sweep; `take` creates it again
-    return (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not status.st_mode & _WRITABLE_BY_OTHERS
-    )
-
-
-def _make_run_directory(path: Path) -> None:
-    """Create the directory if it does not exist, readable for the agent and never writable for others."""
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o755)
-        path.chmod(0o755)
+def _if_ours(boxes: Folder, name: str) -> Folder | None:
+    """The folder of this name, if it is this user's; created if it does not exist."""
+    for _ in range(_TRIES):
+        try:
+            found = boxes.make(name)
+        except FileNotFoundError:
+            continue  # removed by a sweep, just after it was created
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+                return None  # a file, a link, or a folder that we may not enter
+            raise
+        status = found.status()
+        if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
+            return found
+        found.close()
+        return None
+    raise FileNotFoundError(errno.ENOENT, f"{boxes.path} is gone")

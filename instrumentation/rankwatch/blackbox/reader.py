@@ -7,10 +7,7 @@ would kill the reader by SIGBUS.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import stat
-import struct
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -30,6 +27,8 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
 from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
+from rankwatch.untrusted.folders import Folder, NotRegularError, open_regular
+from rankwatch.untrusted.peers import lock_holder
 
 _CHUNK_RECORDS = 256
 _LOOK_AHEAD = 8
@@ -42,7 +41,6 @@ _MOST_ROUNDS = 2
 """Most rounds of the ring in one `read_to_end`, because a writer may be faster than its reader."""
 _OVERTAKEN_SLOTS = 4
 """Slots that are checked for how far the writer is. Threads may have stalled in all but one of them."""
-_FLOCK = struct.Struct("hhqqi4x")
 _CAPABILITIES = tuple(Capability)
 _REASONS: tuple[Unseen | None, ...] = (None, *Unseen)
 
@@ -50,17 +48,18 @@ _REASONS: tuple[Unseen | None, ...] = (None, *Unseen)
 class Reader:
     """An open black box.
 
+    follow_folder: its folder may be a link; whoever names it has put it there.
+    folder: the folder, where it is open already.
+
     Raises BlackBoxError with a `reason` if this version cannot read the file as a black box.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follow_folder: bool = True, folder: Folder | None = None) -> None:
         self.path = path
         self._name = os.fspath(path)
-        self._file = open_box(path)
+        self._file = open_box(path, follow_folder=follow_folder, folder=folder)
         try:
             status = os.fstat(self._file)
-            if not stat.S_ISREG(status.st_mode):
-                raise BlackBoxError(f"{path} is not a regular file", reason="not_a_file")
             self.inode = status.st_ino
             self.owner = status.st_uid
             """User id of the file's owner, whom the kernel vouches for; the header only claims."""
@@ -87,11 +86,9 @@ class Reader:
 
     def writer_alive(self) -> bool:
         """True while the process that wrote the box holds its lock."""
-        query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        answer = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, query))
-        alive = bool(answer[0] != fcntl.F_UNLCK)
-        self.writer_pid = answer[4] if alive and answer[4] > 0 else None
-        return alive
+        holder = lock_holder(self._file)
+        self.writer_pid = holder or None
+        return holder is not None
 
     def replaced(self) -> bool:
         """True if the path now names another file or none."""
@@ -327,12 +324,15 @@ def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:
     }
 
 
-def open_box(path: Path) -> int:
-    """Open a file that may be a black box; it may be anything else. Raises BlackBoxError."""
+def open_box(path: Path, *, follow_folder: bool = False, folder: Folder | None = None) -> int:
+    """Open a regular file that may be a black box. Raises BlackBoxError."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if folder is not None:
+            return folder.open_file(path.name)
+        return open_regular(path, follow_folder=follow_folder)
     except OSError as error:
-        reason = "symlink" if path.is_symlink() else "unreadable"
+        kind = "not_a_file" if isinstance(error, NotRegularError) else "unreadable"
+        reason = "symlink" if path.is_symlink() else kind
         raise BlackBoxError(f"could not open {path}: {error.strerror}", reason=reason) from error
 
 

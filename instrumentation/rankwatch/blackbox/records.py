@@ -41,6 +41,8 @@ class Header:
     """Job by which NVRx's launcher reports its restart cycles; empty below other launchers."""
     traceparent: str = ""
     """Position in a trace of whoever started the rank; empty where there is none."""
+    lag_seconds: float = 0.0
+    """By how much the file may lag behind the process; 0 where the process has mapped it."""
 
     def wall(self, monotonic: float) -> float:
         """Convert a moment on the writer's monotonic clock to Unix time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import math
@@ -15,16 +16,20 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.capturing import answered
+from rankwatch.blackbox.copied import CopiedFile
 from rankwatch.blackbox.layout import Now, RecordKind
-from rankwatch.blackbox.place import create_hidden, own_run, take
+from rankwatch.blackbox.place import create_hidden, is_shared_by_tenants, open_directory, own_run, take
 from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
 from rankwatch.processes import own_start
+from rankwatch.untrusted.folders import Folder
 
 _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
 _PAYLOAD = layout.PAYLOAD_OFFSET
+_PART_BYTES = 4096
+"""Of a box that is copied: as many records as readers do not trust in front of the newest."""
 _CAPABILITIES = tuple(Capability)
 _REASONS = tuple(Unseen)
 
@@ -36,6 +41,10 @@ class Writer:
     error now and not a SIGBUS later. Then it is locked. The lock is a POSIX record lock: the kernel drops it
     when the process dies, a forked child does not inherit it, and a reader in any PID namespace can query it.
     The file gets its final name by `publish`, at once if the identity is given.
+
+    copied: the file is not mapped, but memory is copied into it (see `copied`); by default that is so where
+    other tenants share the directory.
+    plenty: False where the file system is small: the box that this one replaces is not kept.
 
     Raises BlackBoxError if the file cannot be created, or if a living process has the place of the rank.
     """
@@ -55,8 +64,11 @@ class Writer:
         started_before: tuple[int, int] = (0, 0),
         nvrx_job: str = "",
         capacity: int = layout.DEFAULT_CAPACITY,
+        copied: bool | None = None,
+        plenty: bool = True,
     ) -> None:
         self.directory = directory
+        self.plenty = plenty
         self.identity: Identity | None = None
         """None before the box is published."""
         self._size = layout.RING_OFFSET + capacity * layout.RECORD_SIZE
@@ -69,9 +81,13 @@ class Writer:
         self._nvrx_job = nvrx_job
         self._plan = (deadline, own_start() or 0.0, *started_before)
         try:
-            self._file, self.path, self._map = _create(directory, self._size)
+            self.boxes = open_directory(directory)
+            self.copied = is_shared_by_tenants(self.boxes) if copied is None else copied
+            self._file, hidden, self._map, self._copies = _create(self.boxes, self._size, self.copied)
         except OSError as error:
             raise BlackBoxError(f"could not create black box in {directory}: {error.strerror}") from error
+        self.folder, self._name = self.boxes, hidden
+        self.path = directory / hidden
         self._ids: dict[str, int] = {}
         self._next_name = itertools.count(1).__next__
         self.refused_name: Callable[[str], object] = str
@@ -96,19 +112,26 @@ class Writer:
         Returns the identity, with another name of the run if the directory of its name is another user's.
         """
         try:
-            identity = replace(identity, run=own_run(self.directory, identity.run))
+            run = own_run(self.boxes, identity.run)
+            identity = replace(identity, run=run.path.name)
             header = self._header(identity)
             self._map[: len(header)] = header
-            path = self.directory / identity.run / f"{identity.rank}{layout.SUFFIX}"
-            take(self.path, path)
+            if self._copies is not None:
+                self._copies.copy()
+            self.folder = take(self.boxes, self._name, run, identity.rank, keeps_old=self.plenty)
         except OSError as error:
             raise BlackBoxError(f"could not create black box of run {identity.run!r}: {error}") from error
-        self.path, self.identity = path, identity
+        self._name = f"{identity.rank}{layout.SUFFIX}"
+        self.path, self.identity = self.directory / identity.run / self._name, identity
         return identity
 
+    def beside(self, suffix: str) -> tuple[Folder, str]:
+        """The folder of the run, and the name that a file of the rank with this suffix has in it."""
+        return self.folder, f"{self.path.stem}{suffix}"
+
     def discard(self) -> None:
-        """Remove a box that was not published. Writing stays possible."""
-        self.path.unlink(missing_ok=True)
+        """Remove the box. Writing stays possible."""
+        self.folder.remove(self._name)
         self.unlock()
 
     def attach(self, target: mmap.mmap) -> None:
@@ -120,6 +143,7 @@ class Writer:
 
     def detach(self) -> None:
         """Write into private memory from now on. A forked child must call this."""
+        self._copies = None
         self.attach(mmap.mmap(-1, self._size))
 
     def name_number(self, name: str) -> int:
@@ -213,10 +237,16 @@ class Writer:
     def is_left_alone(self) -> bool:
         """Wait until nobody asks for the flight recorder of this rank, which has announced a capture. Returns
         False if somebody does so for longer than an answer takes."""
+        if self._copies is not None:
+            with contextlib.suppress(OSError):
+                self._copies.copy()  # the announcement must be there before the question
         return self._file < 0 or answered(self._file)
 
     def unlock(self) -> None:
         """Close the descriptor, which releases the lock. Writing stays possible."""
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            copies.close()
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -258,19 +288,24 @@ class Writer:
         head = head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
         head = head.ljust(layout.PLAN_OFFSET, b"\0") + layout.PLAN.pack(*self._plan)
         head = head.ljust(layout.LAUNCHER_OFFSET, b"\0") + layout.LAUNCHER.pack(self._nvrx_job.encode())
-        return head.ljust(layout.CONTACT_OFFSET, b"\0") + layout.CONTACT.pack(self._contact.encode())
+        head = head.ljust(layout.CONTACT_OFFSET, b"\0") + layout.CONTACT.pack(self._contact.encode())
+        lag = layout.LAG_SECONDS if self.copied else 0.0
+        return head.ljust(layout.LAG_OFFSET, b"\0") + layout.LAG.pack(lag)
 
 
-def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:
-    file, path = create_hidden(directory)
+def _create(boxes: Folder, size: int, copied: bool) -> tuple[int, str, mmap.mmap, CopiedFile | None]:
+    file, name = create_hidden(boxes)
     try:
         os.posix_fallocate(file, 0, size)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        target = mmap.mmap(file, size)
+        copies = None
+        if copied:
+            copies = CopiedFile(file, size, part_bytes=_PART_BYTES, ring_offset=layout.RING_OFFSET)
+        target = mmap.mmap(file, size) if copies is None else copies.memory
         # 0 is a valid sequence number, so an empty slot 0 must hold another one.
         layout.HEAD.pack_into(target, layout.RING_OFFSET, 0, 0.0, 0.0, 2**64 - 1)
     except BaseException:
-        path.unlink(missing_ok=True)
+        boxes.remove(name)
         os.close(file)
         raise
-    return file, path, target
+    return file, name, target, copies

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from pathlib import Path, PurePosixPath
+from itertools import chain, islice
+from pathlib import PurePosixPath
 
 from rankwatch.checkpoint_files.distributed_metadata import (
+    MOST_PIECES,
     DistributedMetadata,
     StoredItem,
     coverage_problem,
+    merge,
     read_metadata,
-    volume,
 )
+from rankwatch.checkpoint_files.names import absent
 from rankwatch.checkpoint_files.pickles import MOST_BYTES, PickleError
-from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, Pace, ReadError, Region
-from rankwatch.checkpoint_files.result import Damage, Verification
+from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, ReadError, Region, TooMuchError
+from rankwatch.checkpoint_files.result import MOST_PROBLEMS, Damage, Verification
 from rankwatch.checkpoint_files.tensor_names import element_bytes, only_tensor
 from rankwatch.checkpoint_files.torch_zip import verify_torch_zip
+from rankwatch.checkpoint_files.tree import Tree
 from rankwatch.checkpoint_files.zip_layout import looks_like_zip
 
 METADATA = ".metadata"
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata")
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp")
+_MOST_METADATA_BYTES = 4 * MOST_BYTES
+"""Of the files of all ranks, which are read one after the other."""
 
 
 def is_distributed(names: list[str]) -> bool:
@@ -33,22 +39,23 @@ def is_distributed(names: list[str]) -> bool:
     )
 
 
-def verify_distributed(
-    folder: Path, root: Path, names: list[str], found: Verification, pace: Pace
-) -> set[str]:
-    """Verify a folder whose files are `names`. Returns the names that belong to it."""
-    prefix = "" if folder == root else f"{folder.relative_to(root)}/"
-    merged = _all_metadata(folder, root, names, prefix, found, pace)
+def verify_distributed(tree: Tree, prefix: str, names: list[str], found: Verification) -> set[str]:
+    """Verify a folder whose files are `names`; `prefix` leads to it. Returns the names that belong to it."""
+    merged = _all_metadata(tree, names, prefix, found)
     if merged is None:
         return {name for name in names if _SHARD.fullmatch(name) or name.startswith(METADATA)}
     _check_metadata(merged, f"{prefix}{METADATA}", found)
     by_file: dict[str, list[StoredItem]] = defaultdict(list)
     for item in merged.items:
         by_file[item.file].append(item)
+    for file in list(by_file):  # under several spellings a file would be read several times
+        plain = str(PurePosixPath(file))
+        if file and plain != file:
+            by_file[plain] += by_file.pop(file)
     used = {name for name in names if name.startswith(METADATA) or _RANK_METADATA.fullmatch(name)}
     for file, items in sorted(by_file.items()):
         used.add(file)
-        _verify_shard(folder, root, file, prefix, items, merged, found, pace)
+        _verify_shard(tree, file, prefix, items, merged, found)
     for name in names:
         if _SHARD.fullmatch(name) and name not in used:
             found.not_checked(f"{prefix}{name}", "no tensor lies in it: it is left over from an earlier save")
@@ -57,7 +64,7 @@ def verify_distributed(
 
 
 def _all_metadata(
-    folder: Path, root: Path, names: list[str], prefix: str, found: Verification, pace: Pace
+    tree: Tree, names: list[str], prefix: str, found: Verification
 ) -> DistributedMetadata | None:
     """The metadata of all ranks as one; None after a problem that makes the folder unreadable."""
     files = [METADATA] if METADATA in names else sorted(filter(_RANK_METADATA.fullmatch, names), key=_rank)
@@ -67,15 +74,21 @@ def _all_metadata(
         return None
     if files[0] != METADATA:
         _check_ranks(files, names, prefix, found)
-    merged = DistributedMetadata()
+    ranks: list[DistributedMetadata] = []
+    pieces, left = 0, _MOST_METADATA_BYTES
     for name in files:
         try:
-            with OpenFile(folder / name, root, pace) as file:
-                if file.size > MOST_BYTES:
-                    raise PickleError(f"it has {file.size} bytes, more than are read")
-                one = read_metadata(file.read(0, file.size))
+            with tree.file(f"{prefix}{name}") as file:
+                ranks.append(read_metadata(file.read_all(min(MOST_BYTES, left))))
+                left -= file.size
+            pieces += ranks[-1].pieces
+            if pieces > MOST_PIECES:
+                raise TooMuchError(f"it holds more than {MOST_PIECES} pieces of tensors, more than are read")
         except MissingFileError as error:
             found.problem(f"{prefix}{name}", Damage.MISSING, str(error))
+            return None
+        except TooMuchError as error:
+            found.not_read(f"{prefix}{name}", str(error))
             return None
         except ReadError as error:
             found.not_checked(f"{prefix}{name}", str(error))
@@ -83,9 +96,8 @@ def _all_metadata(
         except PickleError as error:
             found.problem(f"{prefix}{name}", Damage.MALFORMED, str(error))
             return None
-        _merge(merged, one)
         found.not_checked(f"{prefix}{name}", "it has no checksum: it was held against the shards")
-    return merged
+    return merge(ranks)
 
 
 def _rank(name: str) -> int:
@@ -97,40 +109,32 @@ def _check_ranks(files: list[str], names: list[str], prefix: str, found: Verific
     """Every rank writes its own metadata last; a shard of a rank without it is unfinished."""
     ranks = {_rank(name) for name in files}
     shards = {int(match[1]) for name in names if (match := _SHARD.fullmatch(name))}
-    for rank in sorted((shards | set(range(max(ranks)))) - ranks)[:1000]:
+    missing = chain(absent(ranks), sorted(each for each in shards if each > max(ranks)))
+    for rank in islice(missing, MOST_PROBLEMS):
         file = f"{prefix}__{rank}.metadata"
         found.problem(file, Damage.UNFINISHED, f"it is not there: rank {rank} has not finished its save")
-
-
-def _merge(merged: DistributedMetadata, one: DistributedMetadata) -> None:
-    for name, tensor in one.tensors.items():
-        known = merged.tensors.get(name)
-        if known is not None:
-            chunks = tuple(dict.fromkeys((*known.chunks, *tensor.chunks)))
-            tensor = tensor._replace(chunks=chunks)
-        merged.tensors[name] = tensor
-    merged.objects |= one.objects
-    merged.items += one.items
-    merged.contradictions += one.contradictions
 
 
 def _check_metadata(merged: DistributedMetadata, file: str, found: Verification) -> None:
     """Hold the metadata against itself: every chunk has bytes, every byte a chunk, chunks fill the shape."""
     for name, detail in merged.contradictions:
         found.problem(file, Damage.MALFORMED, detail, name)
-    places = {(each.tensor, each.offsets) for each in merged.items}
+    found.more_problems += merged.more_contradictions
+    places: dict[str, set[tuple[int, ...] | None]] = defaultdict(set)
+    for item in merged.items:
+        places[item.tensor].add(item.offsets)
     for name, tensor in merged.tensors.items():
         reason = coverage_problem(tensor)
         if reason:
             found.problem(file, Damage.MALFORMED, reason, name)
         for chunk in tensor.chunks:
-            if (name, chunk.offsets) not in places and volume(chunk.sizes):
+            if 0 not in chunk.sizes and chunk.offsets not in places[name]:
                 found.problem(file, Damage.MISSING, f"no shard holds its chunk at {chunk.offsets}", name)
     for name in merged.objects:
-        if (name, None) not in places:
+        if None not in places[name]:
             found.problem(file, Damage.MISSING, "no shard holds it", name)
     for item in merged.items:
-        if item.tensor in merged.tensors and (item.tensor, item.offsets) not in merged.chunks:
+        if item.tensor in merged.tensors and merged.chunk_of(item) is None:
             found.problem(file, Damage.MALFORMED, f"it has no chunk at {item.offsets}", item.tensor)
         elif item.tensor not in merged.tensors and item.tensor not in merged.objects:
             found.problem(
@@ -139,14 +143,12 @@ def _check_metadata(merged: DistributedMetadata, file: str, found: Verification)
 
 
 def _verify_shard(
-    folder: Path,
-    root: Path,
+    tree: Tree,
     file: str,
     prefix: str,
     items: list[StoredItem],
     merged: DistributedMetadata,
     found: Verification,
-    pace: Pace,
 ) -> None:
     shown = f"{prefix}{file}"
     parts = PurePosixPath(file).parts
@@ -156,13 +158,15 @@ def _verify_shard(
             found.problem(f"{prefix}{METADATA}", Damage.MALFORMED, detail, item.tensor)
         return
     try:
-        with OpenFile(folder / file, root, pace) as shard:
+        with tree.file(shown) as shard:
             _verify_items(shard, shown, sorted(items, key=lambda each: each.offset), merged, found)
             if shard.changed():
                 found.problem(shown, Damage.UNFINISHED, "it was written to while it was read")
     except MissingFileError:
         for item in items:
             found.problem(shown, Damage.MISSING, "the file is not there", item.tensor)
+    except TooMuchError as error:
+        found.not_read(shown, str(error))
     except ReadError as error:
         found.not_checked(shown, str(error))
         found.problem(shown, Damage.MISSING, str(error))
@@ -214,7 +218,7 @@ def _verify_item(
     found.tensors += 1
     if tensor is None or not content.whole:
         return
-    chunk = merged.chunks.get((item.tensor, item.offsets))
+    chunk = merged.chunk_of(item)
     written = only_tensor(content.content)
     if chunk is None or written is None:
         return

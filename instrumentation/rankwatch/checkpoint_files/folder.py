@@ -3,64 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from pathlib import Path
+import stat
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from rankwatch.checkpoint_files import manifest
 from rankwatch.checkpoint_files.distributed import is_distributed, verify_distributed
 from rankwatch.checkpoint_files.layouts import check_layout
-from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, Pace, ReadError
+from rankwatch.checkpoint_files.reading import (
+    MOST_JSON_BYTES,
+    MissingFileError,
+    OpenFile,
+    ReadError,
+    TooMuchError,
+)
 from rankwatch.checkpoint_files.result import CheckpointError, Damage, Problem, Verification
 from rankwatch.checkpoint_files.safetensors import verify_index
 from rankwatch.checkpoint_files.single_file import verify_file
+from rankwatch.checkpoint_files.tree import Tree
 
-MOST_FILES = 1_000_000
+_MOST_NAME_CHARACTERS = 128 << 20
+"""Of the tensors in a folder that has an index of them."""
+_LEAST_NAME_BYTES = 100
+"""What a name takes in memory besides its characters."""
+_MOST_TIMES_READ = 8
+"""Each byte of a checkpoint is read at most three times, unless files share it."""
+_MOST_COMPRESSED = 64
+"""A file system can hold so many bytes in one, if they are not all zeros."""
+_SMALL_BYTES = 1 << 30
 _MANIFESTS = (manifest.NAME, "integrity.json")
 _INDEX = re.compile(r".*\.(safetensors|bin)\.index\.json")
 
 
-def verify_folder(root: Path, found: Verification, pace: Pace) -> None:
-    """Verify all that lies in a folder. Raises CheckpointError if there is too much."""
-    names = _list(root, found)
-    folders: dict[str, list[str]] = {}
+def verify_folder(tree: Tree, above: Tree | None, found: Verification) -> None:
+    """Verify all that lies in a folder, itself in `above`. Raises CheckpointError if there is too much."""
+    names = _list(tree, found)
+    folders: dict[str, list[str]] = defaultdict(list)
     for name in names:
         folder, _, file = name.rpartition("/")
-        folders.setdefault(folder, []).append(file)
+        folders[folder].append(file)
     differing: dict[str, str] = {}
-    covered = _verify_by_manifest(root, names, differing, found, pace)
+    covered = _verify_by_manifest(tree, names, differing, found)
+    used: dict[str, set[str]] = defaultdict(set)
+    for name in (*covered, *(problem.file for problem in found.problems)):
+        folder, _, file = name.rpartition("/")
+        used[folder].add(file)
     for folder, files in sorted(folders.items()):
-        _verify_rest(root, folder, files, covered, differing, found, pace)
+        prefix = f"{folder}/" if folder else ""
+        _verify_rest(tree, prefix, files, used[folder], differing, found)
     named = {problem.file for problem in found.problems}
     for name, detail in differing.items():
         if name not in named:
             found.problem(name, Damage.FLIPPED, detail)
-    check_layout(root, names, found, pace)
+    check_layout(tree, above, names, found)
 
 
-def _list(root: Path, found: Verification) -> list[str]:
-    """Paths of all files in the folder; links to folders are refused, and not followed."""
-    names = []
-    for folder, folders, files in os.walk(root):
-        for each in (Path(folder, name) for name in folders):
-            if each.is_symlink():
-                found.not_checked(
-                    str(each.relative_to(root)), "it is a symbolic link to a folder, which is not followed"
-                )
-        names += [str(Path(folder, name).relative_to(root)) for name in files]
-        if len(names) > MOST_FILES:
-            raise CheckpointError(f"could not verify {root}: it holds more than {MOST_FILES} files")
+def _list(tree: Tree, found: Verification) -> list[str]:
+    """Paths of all files in the folder, and how much may be read of them."""
+    names, most = [], 0
+    shared: set[tuple[int, int]] = set()
+    for name, status in tree.files(found.not_checked):
+        names.append(name)
+        found.bytes += status.st_size
+        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in shared:
+            continue
+        if status.st_nlink > 1:
+            shared.add((status.st_dev, status.st_ino))
+        most += min(status.st_size, _MOST_COMPRESSED * 512 * status.st_blocks)
     found.files = len(names)
-    for name in names:
-        try:
-            found.bytes += (root / name).lstat().st_size
-        except OSError:
-            continue  # gone meanwhile; whatever needs it says so
+    refusal = f"could not verify {tree.path}: its files share their bytes, and are read more than"
+    tree.pace.limit(_MOST_TIMES_READ * most + _SMALL_BYTES, f"{refusal} {_MOST_TIMES_READ} times")
     return sorted(names)
 
 
 def _verify_by_manifest(
-    root: Path, names: list[str], differing: dict[str, str], found: Verification, pace: Pace
+    tree: Tree, names: list[str], differing: dict[str, str], found: Verification
 ) -> set[str]:
     """Hold files against the manifests that there are; returns those that are as they were written.
 
@@ -71,12 +90,10 @@ def _verify_by_manifest(
         if name.rpartition("/")[2] not in _MANIFESTS:
             continue
         try:
-            with OpenFile(root / name, root, pace) as file:
-                if manifest.too_large(file.size):
-                    raise CheckpointError(f"could not use {root / name}: it has {file.size} bytes")
-                data = file.read(0, file.size)
+            with tree.file(name) as file:
+                data = file.read_all(MOST_JSON_BYTES)
             parse = manifest.parse if name.endswith(manifest.NAME) else manifest.parse_megatron
-            given = parse(data, root / name)
+            given = parse(data, tree.path / name)
         except ReadError as error:
             found.not_checked(name, str(error))
             continue
@@ -88,26 +105,25 @@ def _verify_by_manifest(
         found.verified_bytes += len(data) if name.endswith(manifest.NAME) else 0
         covered.add(name)
         folder = name.rpartition("/")[0]
-        for listed, expected in sorted(given.files.items()):
-            path = f"{folder}/{listed}" if folder else listed
-            if _matches(root, path, expected, given.algorithm, differing, found, pace):
+        listed = {str(PurePosixPath(folder, each)): expected for each, expected in given.files.items()}
+        for path, expected in sorted(listed.items()):
+            if _matches(tree, path, expected, given.algorithm, differing, found):
                 covered.add(path)
     return covered
 
 
 def _matches(
-    root: Path,
+    tree: Tree,
     name: str,
     expected: manifest.FileDigest,
     algorithm: str,
     differing: dict[str, str],
     found: Verification,
-    pace: Pace,
 ) -> bool:
     """True if a file is as it was written; else what is wrong is named as exactly as its format allows."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
-        with OpenFile(root / name, root, pace) as file:
+        with tree.file(name) as file:
             size = file.size
             if expected.bytes in (None, size):
                 file.feed(digest)
@@ -125,6 +141,9 @@ def _matches(
             within = _localise(file, name, found)
     except MissingFileError as error:
         found.problem(name, Damage.MISSING, f"{error}, and the manifest lists it")
+        return False
+    except TooMuchError as error:
+        found.not_read(name, str(error))
         return False
     except ReadError as error:
         found.problem(name, Damage.MISSING, str(error))
@@ -144,50 +163,59 @@ def _localise(file: OpenFile, name: str, found: Verification) -> list[Problem]:
 
 
 def _verify_rest(
-    root: Path,
-    folder: str,
+    tree: Tree,
+    prefix: str,
     files: list[str],
-    covered: set[str],
+    used: set[str],
     differing: dict[str, str],
     found: Verification,
-    pace: Pace,
 ) -> None:
-    """Verify the files of one folder that no manifest covers."""
-    prefix = f"{folder}/" if folder else ""
-    used = {name.removeprefix(prefix) for name in covered if name.startswith(prefix)}
-    used |= {problem.file.removeprefix(prefix) for problem in found.problems}
+    """Verify the files of one folder, to which `prefix` leads, that no manifest covers."""
     left = [each for each in files if is_distributed([each]) and each not in used]
     if left or any(f"{prefix}{each}" in differing for each in files):
         found.format = found.format or "distributed"
-        used |= verify_distributed(root / folder, root, files, found, pace)
-    shards: dict[str, set[str]] = {}
+        used |= verify_distributed(tree, prefix, files, found)
+    indices = [name for name in files if _INDEX.fullmatch(name) and name not in used]
+    tensors = _Names()
     for name in files:
         if name in used or name in _MANIFESTS or manifest.parts_in([name]):
             continue
         try:
-            with OpenFile(root / folder / name, root, pace) as file:
-                shards[name] = verify_file(file, f"{prefix}{name}", found)
+            with tree.file(f"{prefix}{name}") as file:
+                names = verify_file(file, f"{prefix}{name}", found)
+            if indices and name.endswith((".safetensors", ".bin")):
+                tensors.keep(name, names)
         except MissingFileError:
             found.problem(f"{prefix}{name}", Damage.MISSING, "it vanished while the checkpoint was read")
+        except TooMuchError as error:
+            found.not_read(f"{prefix}{name}", str(error))
         except ReadError as error:
             found.not_checked(f"{prefix}{name}", str(error))
-    for name in files:
-        if _INDEX.fullmatch(name) and name not in used:
-            _verify_index(root, folder, name, files, shards, found, pace)
+    for name in indices:
+        try:
+            with tree.file(f"{prefix}{name}") as file:
+                verify_index(file.read_all(MOST_JSON_BYTES), f"{prefix}{name}", tensors.by_file(), found)
+        except ReadError as error:
+            found.not_checked(f"{prefix}{name}", str(error))
 
 
-def _verify_index(
-    root: Path,
-    folder: str,
-    name: str,
-    files: list[str],
-    shards: dict[str, set[str]],
-    found: Verification,
-    pace: Pace,
-) -> None:
-    known = {file: held for file, held in shards.items() if file.endswith((".safetensors", ".bin"))}
-    try:
-        with OpenFile(root / folder / name, root, pace) as file:
-            verify_index(file.read(0, file.size), f"{folder}/{name}".lstrip("/"), known, found)
-    except ReadError as error:
-        found.not_checked(name, str(error))
+class _Names:
+    """Names of tensors by the file in which they are, as many as fit into memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, set[str]] = {}
+        self._left = _MOST_NAME_CHARACTERS
+
+    def keep(self, file: str, names: Iterable[str]) -> None:
+        kept = self._files.setdefault(file, set())
+        for name in names:
+            self._left -= len(name) + _LEAST_NAME_BYTES
+            if self._left < 0:
+                return
+            kept.add(name)
+
+    def by_file(self) -> dict[str, set[str]]:
+        """All of them. Raises TooMuchError if they were too many."""
+        if self._left < 0:
+            raise TooMuchError("the shards hold more tensors than can be compared with it")
+        return self._files

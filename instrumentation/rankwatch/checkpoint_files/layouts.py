@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any
+import stat
+from itertools import islice
 
 from rankwatch.checkpoint_files import manifest
-from rankwatch.checkpoint_files.names import is_temporary, step_of
-from rankwatch.checkpoint_files.reading import OpenFile, Pace, ReadError
-from rankwatch.checkpoint_files.result import Damage, Verification
+from rankwatch.checkpoint_files.names import absent, is_temporary, step_of
+from rankwatch.checkpoint_files.reading import MOST_JSON_BYTES, ReadError, TooMuchError, parse_json
+from rankwatch.checkpoint_files.result import MOST_PROBLEMS, CheckpointError, Damage, Verification
+from rankwatch.checkpoint_files.tree import Tree
 
 TRAINER_STATE = "trainer_state.json"
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 TRACKER = "latest_checkpointed_iteration.txt"
+_LONGEST_POINTER = 4096
+_FIRST_NO_STEP = 10**18
 _HF_NAME = re.compile(r"checkpoint-\d+")
 _HF_FILES = ("optimizer.pt", "scheduler.pt", "optimizer.bin", "training_args.bin", "rng_state.pth")
 _WEIGHTS = re.compile(
@@ -29,44 +31,36 @@ _OF_RANKS = (
 """Files that every rank writes one of, numbered from 0."""
 
 
-def check_layout(root: Path, names: list[str], found: Verification, pace: Pace) -> None:
-    """Add what the framework's order of writing says about a folder."""
+def check_layout(tree: Tree, above: Tree | None, names: list[str], found: Verification) -> None:
+    """Add what the framework's order of writing says about a folder, and about `above`, in which it lies."""
+    name_of_folder = tree.path.name
     if found.step is None:
-        found.step = step_of(root.name)
+        found.step = step_of(name_of_folder)
     if not names:
         found.problem(".", Damage.UNFINISHED, "the folder is empty")
-    if is_temporary(root.name):
+    if is_temporary(name_of_folder):
         found.problem(".", Damage.UNFINISHED, "its name is one that its writer gives until it has finished")
     if manifest.parts_in(names) and manifest.NAME not in names:
         detail = "it is not there, though ranks have written their parts: the save has not finished"
         found.problem(manifest.NAME, Damage.UNFINISHED, detail)
     if _UNFINISHED in names:
         found.problem(_UNFINISHED, Damage.UNFINISHED, "it marks a save that has not finished")
-    if _HF_NAME.fullmatch(root.name) or TRAINER_STATE in names:
-        _check_hugging_face(root, names, found, pace)
-    _check_megatron(root, names, found, pace)
+    if _HF_NAME.fullmatch(name_of_folder) or TRAINER_STATE in names:
+        _check_hugging_face(tree, names, found)
+    _check_megatron(above, names, found)
     if any("zero_pp_rank_" in name or "_model_states.pt" in name for name in names):
         found.format = "deepspeed"
     _check_ranks(names, found)
 
 
-def _check_hugging_face(root: Path, names: list[str], found: Verification, pace: Pace) -> None:
+def _check_hugging_face(tree: Tree, names: list[str], found: Verification) -> None:
     found.format = "hugging face"
     if TRAINER_STATE not in names:
         if any(name in names for name in _HF_FILES) or any(_WEIGHTS.fullmatch(name) for name in names):
             detail = "it is not there, and is written last: the save has not finished"
             found.problem(TRAINER_STATE, Damage.UNFINISHED, detail)
         return
-    state = read_json(root, TRAINER_STATE, pace)
-    step = state.get("global_step") if isinstance(state, dict) else None
-    if type(step) is not int:
-        found.problem(TRAINER_STATE, Damage.MALFORMED, "it says no global_step")
-    elif found.step is not None and step != found.step:
-        found.problem(
-            TRAINER_STATE, Damage.MALFORMED, f"it is of step {step}, the folder of step {found.step}"
-        )
-    else:
-        found.step = step
+    _check_step(tree, found)
     if not any(_WEIGHTS.fullmatch(name.rpartition("/")[2]) for name in names) and not any(
         "/" in name for name in names
     ):
@@ -77,14 +71,34 @@ def _check_hugging_face(root: Path, names: list[str], found: Verification, pace:
         found.problem("optimizer.pt", Damage.MISSING, "it is not there, though scheduler.pt is")
 
 
-def _check_megatron(root: Path, names: list[str], found: Verification, pace: Pace) -> None:
+def _check_step(tree: Tree, found: Verification) -> None:
+    try:
+        step = read_step(tree)
+    except TooMuchError as error:
+        found.not_checked(TRAINER_STATE, str(error))
+        return
+    if step is None:
+        found.problem(TRAINER_STATE, Damage.MALFORMED, "it says no global_step")
+    elif found.step is not None and step != found.step:
+        found.problem(
+            TRAINER_STATE, Damage.MALFORMED, f"it is of step {step}, the folder of step {found.step}"
+        )
+    else:
+        found.step = step
+
+
+def _check_megatron(above: Tree | None, names: list[str], found: Verification) -> None:
     """Megatron writes the tracker file beside the folder after the folder is whole."""
-    last = read_text(root.parent, TRACKER, pace).strip()
+    try:
+        last = read_pointer(above, TRACKER) if above is not None else ""
+    except CheckpointError:
+        last = ""
     if not last and "integrity.json" not in names:
         return
     found.format = "megatron"
-    if last.isdigit() and found.step is not None and found.step > int(last[:18]):
-        detail = f"{TRACKER} still says {int(last[:18])}: the save has not finished"
+    iteration = iteration_of(last)
+    if iteration is not None and found.step is not None and found.step > iteration:
+        detail = f"{TRACKER} still says {iteration}: the save has not finished"
         found.problem(".", Damage.UNFINISHED, detail)
 
 
@@ -92,23 +106,40 @@ def _check_ranks(names: list[str], found: Verification) -> None:
     """A file that each rank writes: the numbers have no gap."""
     for pattern in _OF_RANKS:
         ranks = {int(match[1]): name for name in names if (match := pattern.fullmatch(name))}
-        for rank in sorted(set(range(max(ranks, default=0))) - set(ranks))[:1000]:
-            highest = ranks[max(ranks)]
+        highest = ranks[max(ranks)] if ranks else ""
+        for rank in islice(absent(set(ranks)), MOST_PROBLEMS):
             found.problem(highest, Damage.MISSING, f"that of rank {rank} is not there")
 
 
-def read_json(root: Path, name: str, pace: Pace) -> Any:
-    """A small JSON file of a checkpoint; None if it is not there or none."""
+def read_step(tree: Tree) -> int | None:
+    """What `trainer_state.json` of Hugging Face says; None if it says nothing. Raises TooMuchError."""
     try:
-        return json.loads(read_text(root, name, pace))
-    except (ValueError, RecursionError):
+        with tree.file(TRAINER_STATE) as file:
+            state = parse_json(file.read_all(MOST_JSON_BYTES))
+    except TooMuchError:
+        raise
+    except (ValueError, ReadError):
         return None
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return step if type(step) is int and 0 <= step < _FIRST_NO_STEP else None
 
 
-def read_text(root: Path, name: str, pace: Pace) -> str:
-    """A small text file; empty if it cannot be read."""
+def read_pointer(tree: Tree, name: str) -> str:
+    """What a small text file says; empty if it cannot be read.
+
+    Raises CheckpointError for a link in a checkpoint that must belong to its owner.
+    """
+    if tree.owner is not None and stat.S_ISLNK(tree.mode(name)) and not tree.is_folder(name):
+        raise CheckpointError(
+            f"could not verify {tree.path}: {name} is a symbolic link, which is not followed"
+        )
     try:
-        with OpenFile(root / name, root, pace) as file:
-            return file.read(0, min(file.size, 64 << 20)).decode("utf-8", "replace")
+        with tree.file(name) as file:
+            return file.read_all(_LONGEST_POINTER).decode("utf-8", "replace").strip()
     except ReadError:
         return ""
+
+
+def iteration_of(text: str) -> int | None:
+    """The iteration that Megatron's tracker file names; None if it names none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

@@ -25,14 +25,15 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from rankwatch.checkpoint_files.reading import parse_json
 from rankwatch.checkpoint_files.result import CheckpointError
 
 NAME = "rankwatch-manifest.json"
 _PART = re.compile(r"rankwatch-manifest\.rank-(\d+)\.json")
 _FORMAT = "rankwatch checkpoint manifest 1"
+_LARGEST_SIZE = (1 << 63) - 1
 ALGORITHMS = ("sha256", "sha512", "blake2b", "sha1", "md5")
 """What a manifest may be made with; the last two only because Megatron's may."""
-_LARGEST = 256 << 20
 
 
 class FileDigest(NamedTuple):
@@ -181,15 +182,18 @@ def as_bytes(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes, path: Path) -> Manifest:
-    """The manifest in a file's content. Raises CheckpointError if it is none, or not as it was written."""
+    """The manifest in a file's content. Raises CheckpointError if it is none, or not as it was written.
+
+    Raises TooMuchError for one that lists more files than are read.
+    """
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         own = body.pop("self")
         files = {
-            _require_inside(name): FileDigest(int(size), str(hexed))
+            _require_inside(name): FileDigest(_require_size(size), str(hexed))
             for name, (size, hexed) in body["files"].items()
         }
-        manifest = Manifest(body["step"], body["algorithm"], files)
+        manifest = Manifest(_require_size(body["step"]), body["algorithm"], files)
         whole = body["format"] == _FORMAT and own == _self_digest(body) and data == as_bytes(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"could not use {path}: it is no manifest of a checkpoint") from None
@@ -199,12 +203,12 @@ def parse(data: bytes, path: Path) -> Manifest:
 
 
 def parse_megatron(data: bytes, path: Path) -> Manifest:
-    """Megatron's `integrity.json`. Raises CheckpointError if it is none."""
+    """Megatron's `integrity.json`. Raises CheckpointError if it is none, and TooMuchError."""
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         algorithm = str(body["algorithm"])
         files = {
-            _require_inside(str(name)): FileDigest(None, str(hexed).lower())
+            _require_inside(name): FileDigest(None, str(hexed).lower())
             for name, hexed in body["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -219,11 +223,6 @@ def parts_in(names: list[str]) -> list[str]:
     return [name for name in names if _PART.fullmatch(name)]
 
 
-def too_large(size: int) -> bool:
-    """True for a manifest that is not read."""
-    return size > _LARGEST
-
-
 def _self_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
@@ -232,9 +231,15 @@ def _require_inside(name: str) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise CheckpointError(
-            f"could not use the name {name!r} in a manifest: it leads out of the checkpoint"
+            f"could not use the name {name!r:.200} in a manifest: it leads out of the checkpoint"
         )
     return name
+
+
+def _require_size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST_SIZE:
+        raise ValueError("it is no size, and no step")
+    return value
 
 
 def _publish(path: Path, content: bytes) -> None:

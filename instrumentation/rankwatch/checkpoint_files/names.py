@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _STEP_NAMES = (
     re.compile(r"step[-_=]?(\d+)"),
@@ -30,6 +31,14 @@ def step_of(name: str) -> int | None:
         if match and len(match[1]) <= 18:
             return int(match[1])
     return None
+
+
+def absent(ranks: set[int]) -> Iterator[int]:
+    """The ranks from 0 to the highest that are not there, in order. The highest may be any number."""
+    following = 0
+    for rank in sorted(ranks):
+        yield from range(following, rank)
+        following = rank + 1
 
 
 def is_temporary(name: str) -> bool:

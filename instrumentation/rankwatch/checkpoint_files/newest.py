@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.checkpoint_files.layouts import TRAINER_STATE, read_json
+from rankwatch.checkpoint_files.layouts import read_step
 from rankwatch.checkpoint_files.names import TORCH_SUFFIXES, is_temporary, step_of
-from rankwatch.checkpoint_files.reading import Pace
+from rankwatch.checkpoint_files.reading import Pace, ReadError
 from rankwatch.checkpoint_files.result import CheckpointError, CheckpointGoneError, Outcome, Verification
+from rankwatch.checkpoint_files.tree import Tree
 from rankwatch.checkpoint_files.verify import verify
+from rankwatch.untrusted.folders import Folder
 
 _SUFFIXES = TORCH_SUFFIXES | {".safetensors"}
+_MOST_LOOKED_INTO = 10_000
+_LONGEST_REASON = 5000
 
 
 class Candidate(NamedTuple):
@@ -55,15 +62,7 @@ def candidates(folder: Path | str) -> list[Candidate]:
 
     Raises CheckpointError if the folder cannot be listed.
     """
-    base = Path(folder)
-    try:
-        entries = sorted(os.scandir(base), key=lambda each: each.name)
-    except FileNotFoundError:
-        raise CheckpointGoneError(f"could not look for checkpoints in {base}: it is not there") from None
-    except OSError as error:
-        raise CheckpointError(f"could not look for checkpoints in {base}: {error.strerror}") from None
-    found = [each for entry in entries for each in _candidate(Path(entry.path), entry.is_dir())]
-    return sorted(found, key=lambda each: (each.step, not is_temporary(each.path.name)), reverse=True)
+    return _listed(Path(folder))[0]
 
 
 def newest(
@@ -74,10 +73,11 @@ def newest(
 ) -> Newest:
     """The newest checkpoint in a folder that verifies. A trainer may call it before it resumes.
 
-    A checkpoint that cannot be verified (`unverifiable`) is passed over too: nobody knows what it holds.
+    A checkpoint that cannot be verified (`unverifiable`) is passed over too: nobody knows what it holds. So
+    is one that nobody expected: whatever lies in the folder, this ends with an answer.
     Raises CheckpointError if the folder cannot be listed.
     """
-    listed = candidates(folder)
+    listed, count = _listed(Path(folder))
     passed: list[PassedOver] = []
     for each in listed:
         try:
@@ -85,13 +85,42 @@ def newest(
         except CheckpointGoneError:
             continue  # deleted since the folder was listed
         except CheckpointError as error:
-            passed.append(PassedOver(each.path, each.step, str(error)))
-            continue
-        if found.outcome is Outcome.GOOD:
-            found.step = each.step if found.step is None else found.step
-            return Newest(found, tuple(passed), len(listed))
-        passed.append(PassedOver(each.path, each.step, reason_of(found)))
-    return Newest(None, tuple(passed), len(listed))
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a training must start, whatever nobody has thought of
+            reason = f"could not verify {each.path}: {type(error).__name__}: {error}"
+        else:
+            if found.outcome is Outcome.GOOD:
+                found.step = each.step if found.step is None else found.step
+                return Newest(found, tuple(passed), count)
+            reason = reason_of(found)
+        passed.append(PassedOver(each.path, each.step, reason[:_LONGEST_REASON]))
+    return Newest(None, tuple(passed), count)
+
+
+def _listed(base: Path) -> tuple[list[Candidate], int]:
+    """The newest candidates, and how many there are. Raises CheckpointError."""
+    count = 0
+
+    def found(folder: Folder) -> Iterator[Candidate]:
+        nonlocal count
+        for name in folder.names():
+            for each in _candidate(folder, name):
+                count += 1
+                yield each
+
+    try:
+        with Folder.open(base, follow=True) as folder:
+            first = heapq.nlargest(_MOST_LOOKED_INTO, found(folder), key=_order)
+    except FileNotFoundError:
+        raise CheckpointGoneError(f"could not look for checkpoints in {base}: it is not there") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"could not look for checkpoints in {base}: {reason}") from None
+    return first, count
+
+
+def _order(each: Candidate) -> tuple[int, bool, str]:
+    return each.step, not is_temporary(each.path.name), each.path.name
 
 
 def reason_of(found: Verification) -> str:
@@ -103,14 +132,23 @@ def reason_of(found: Verification) -> str:
     return f"{found.outcome}: {reasons[0] if reasons else 'it holds nothing that is known'}"
 
 
-def _candidate(path: Path, is_folder: bool) -> Iterator[Candidate]:
-    if not is_folder and path.suffix not in _SUFFIXES and not is_temporary(path.name):
+def _candidate(folder: Folder, name: str) -> Iterator[Candidate]:
+    path, is_folder = folder.path / name, _is_folder(folder, name)
+    if not is_folder and path.suffix not in _SUFFIXES and not is_temporary(name):
         return
-    step = step_of(path.name)
-    if step is None and is_temporary(path.name):
-        step = step_of(path.name.removesuffix(path.suffix).lstrip("."))
-    if step is None and is_folder and (path / TRAINER_STATE).exists():
-        state = read_json(path, TRAINER_STATE, Pace())
-        step = state.get("global_step") if isinstance(state, dict) else None
-    if type(step) is int:
+    step = step_of(name)
+    if step is None and is_temporary(name):
+        step = step_of(name.removesuffix(path.suffix).lstrip("."))
+    if step is None and is_folder:
+        with contextlib.suppress(OSError, ReadError), Tree(Folder.open(path, follow=True), Pace()) as tree:
+            step = read_step(tree)
+    if step is not None:
         yield Candidate(step, path)
+
+
+def _is_folder(folder: Folder, name: str) -> bool:
+    """True also for a link to one: a checkpoint can lie elsewhere."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder.fileno()).st_mode)
+    except OSError:
+        return False

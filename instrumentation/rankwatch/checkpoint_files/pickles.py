@@ -1,8 +1,8 @@
 """Pickles read as data: no class is looked up, no function called, no object of the pickle's choice built.
 
 A pickle is a program. `read_pickle` runs it on a machine of its own that has no way out: classes and
-functions become `Global`, calls become `Call`, dictionaries become `Pairs`, which hash nothing. Time and
-memory are bounded by the length of the pickle and by MOST_OBJECTS.
+functions become `Global`, calls become `Call`, dictionaries become `Pairs`, which hash nothing. Time is
+bounded by the length of the pickle and memory by MOST_MEMORY_BYTES, of which each operation takes its part.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-MOST_BYTES = 512 << 20
-"""Bytes of a pickle that is read; the metadata of 10,000 ranks is smaller."""
-MOST_OBJECTS = 8_000_000
-"""Containers and calls in a pickle; one takes up to about 200 bytes."""
+from rankwatch.checkpoint_files.reading import TooMuchError
+
+MOST_BYTES = 256 << 20
+"""Bytes of a pickle that is read; what fits into MOST_MEMORY_BYTES is smaller, but for huge texts."""
+MOST_MEMORY_BYTES = 1 << 30
+"""What the content of a pickle may take. Metadata of torch.distributed.checkpoint counts for about 3,100
+bytes for each stored piece of a tensor, and takes 2,000: 340,000 pieces are read."""
+_MOST_ATTRIBUTES = 100
+"""Of an object that is read by name. Looking for one of them takes time that grows with their number."""
+_LONGEST_NAME = 1000
+"""Characters of a class or function with its module."""
 _LONGEST_INTEGER = 64
 _FRAME_BYTES = 64 << 10
 
@@ -71,11 +78,11 @@ class Pickled(NamedTuple):
     end: int
 
 
-def read_pickle(data: bytes, *, most_objects: int = MOST_OBJECTS) -> Pickled:
-    """The content of the pickle at the start of `data`. Raises PickleError."""
+def read_pickle(data: bytes) -> Pickled:
+    """The content of the pickle at the start of `data`. Raises PickleError, and TooMuchError."""
     if len(data) > MOST_BYTES:
-        raise PickleError(f"the pickle has {len(data)} bytes, more than the {MOST_BYTES} that are read")
-    machine = _Machine(data, most_objects)
+        raise TooMuchError(f"the pickle has {len(data)} bytes, more than the {MOST_BYTES} that are read")
+    machine = _Machine(data)
     try:
         return machine.run()
     except (IndexError, struct.error):
@@ -93,22 +100,23 @@ def name_of(value: Any) -> str:
 def state_of(value: Any, name: str) -> Any:
     """An attribute in the state of a Call; None if there is none."""
     state = value.state if isinstance(value, Call) else None
-    return state.named(name) if isinstance(state, Pairs) else None
+    return state.named(name) if isinstance(state, Pairs) and len(state) <= _MOST_ATTRIBUTES else None
 
 
 class _Machine:
-    def __init__(self, data: bytes, most_objects: int) -> None:
+    def __init__(self, data: bytes) -> None:
         self.position = 0
         self._frame_end: int | None = None
         self._long = False  # values of a frame's size or more lie between frames
         self._data = data
-        self._left = most_objects
+        self._left = MOST_MEMORY_BYTES
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: list[Any] = []
+        self._scattered: dict[int, Any] = {}  # what a pickle memoizes out of order
 
     def run(self) -> Pickled:
-        data, operations = self._data, _OPERATIONS
+        data, operations, costs = self._data, _OPERATIONS, _COSTS
         while True:
             code = data[self.position]
             self.position += 1
@@ -121,6 +129,9 @@ class _Machine:
             operation = operations.get(code)
             if operation is None:
                 raise PickleError(f"the pickle has the unknown operation {code} at byte {self.position - 1}")
+            self._left -= costs[code]
+            if self._left < 0:
+                raise TooMuchError("the pickle holds more objects than are read")
             operation(self)
 
     def take(self, count: int) -> bytes:
@@ -137,18 +148,16 @@ class _Machine:
         end = self._data.find(b"\n", self.position)
         if end < 0:
             raise PickleError(f"the pickle has a line without an end at byte {self.position}")
-        text = self.take(end - self.position).decode("utf-8", "replace")
+        text = self.decoded(end - self.position)
         self.position += 1
         return text
 
-    def push(self, value: Any) -> None:
-        self._stack.append(value)
+    def decoded(self, count: int) -> str:
+        raw = self.take(count)
+        self._left -= count if raw.isascii() else 4 * count
+        return raw.decode("utf-8", "replace")
 
-    def made(self, value: Any) -> None:
-        """Push a new container, and count it."""
-        self._left -= 1
-        if self._left < 0:
-            raise PickleError("the pickle holds more objects than are read")
+    def push(self, value: Any) -> None:
         self._stack.append(value)
 
     def pop(self) -> Any:
@@ -157,9 +166,6 @@ class _Machine:
         return self._stack.pop()
 
     def mark(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise PickleError("the pickle holds more objects than are read")
         self._marks.append(len(self._stack))
 
     def popped(self) -> list[Any]:
@@ -186,10 +192,12 @@ class _Machine:
     def global_(self, module: Any, name: Any) -> None:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise PickleError("the pickle names a class by something that is no text")
-        self.made(Global(module, name))
+        if len(module) + len(name) > _LONGEST_NAME:
+            raise PickleError(f"the pickle names a class by {len(module) + len(name)} characters")
+        self.push(Global(module, name))
 
     def call(self, function: Any, arguments: Any) -> None:
-        self.made(Call(function, arguments))
+        self.push(Call(function, arguments))
 
     def stacked_global(self) -> None:
         module, name = self.several(2)
@@ -223,7 +231,7 @@ class _Machine:
             target = target.items
         if not isinstance(target, list) or isinstance(target, Pairs):
             raise PickleError("the pickle appends to something that is no list")
-        self._count(len(items))
+        self._left -= _ITEM_BYTES * len(items)
         target += items
 
     def set_items(self, items: list[Any]) -> None:
@@ -234,17 +242,12 @@ class _Machine:
             target = target.items
         if not isinstance(target, Pairs) or len(items) % 2:
             raise PickleError("the pickle sets an item of something that is no dictionary")
-        self._count(len(items) // 2)
+        self._left -= _PAIR_BYTES * (len(items) // 2)
         target.extend(zip(items[::2], items[1::2], strict=True))
-
-    def _count(self, items: int) -> None:
-        self._left -= items
-        if self._left < 0:
-            raise PickleError("the pickle holds more objects than are read")
 
     def dictionary(self) -> None:
         items = self.popped()
-        self.made(Pairs())
+        self.push(Pairs())
         self.set_items(items)
 
     def integer(self, count: int) -> None:
@@ -259,16 +262,32 @@ class _Machine:
         self.push({"00": False, "01": True}.get(text) if text in ("00", "01") else int(text))
 
     def text(self, count: int) -> None:
-        self.push(self.take(count).decode("utf-8", "replace"))
+        self.push(self.decoded(count))
+
+    def bytes_(self, count: int) -> None:
+        self._left -= count
+        self.push(self.take(count))
 
     def get(self, index: int) -> None:
-        self._stack.append(self._memo[index])
+        if index in self._scattered:
+            self._stack.append(self._scattered[index])
+        elif index >= 0:
+            self._stack.append(self._memo[index])
+        else:
+            raise PickleError("the pickle takes what it has not memoized")
 
     def put(self, index: int) -> None:
-        self._memo[index] = self._stack[-1]
+        value = self._stack[-1]
+        if index == len(self._memo) and index not in self._scattered:
+            self._memo.append(value)
+        elif 0 <= index < len(self._memo):
+            self._memo[index] = value
+        else:
+            self._left -= _SCATTERED_BYTES
+            self._scattered[index] = value
 
     def memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+        self.put(len(self._memo) + len(self._scattered))
 
     def protocol(self) -> None:
         if self.take(1)[0] > 5:
@@ -311,10 +330,10 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("X"): lambda m: m.text(m.number("<I")),
     0x8C: lambda m: m.text(m.take(1)[0]),
     0x8D: lambda m: m.text(m.number("<Q")),
-    ord("B"): lambda m: m.push(m.take(m.number("<I"))),
-    ord("C"): lambda m: m.push(m.take(m.take(1)[0])),
-    0x8E: lambda m: m.push(m.take(m.number("<Q"))),
-    0x96: lambda m: m.push(m.take(m.number("<Q"))),
+    ord("B"): lambda m: m.bytes_(m.number("<I")),
+    ord("C"): lambda m: m.bytes_(m.take(1)[0]),
+    0x8E: lambda m: m.bytes_(m.number("<Q")),
+    0x96: lambda m: m.bytes_(m.number("<Q")),
     ord("c"): lambda m: m.global_(m.line(), m.line()),
     0x93: _Machine.stacked_global,
     ord("R"): _Machine.reduce,
@@ -323,19 +342,19 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("i"): _Machine.instance,
     ord("o"): _Machine.object_,
     ord("b"): _Machine.build,
-    ord("P"): lambda m: m.made(Persistent(m.line())),
-    ord("Q"): lambda m: m.made(Persistent(m.pop())),
-    ord("}"): lambda m: m.made(Pairs()),
+    ord("P"): lambda m: m.push(Persistent(m.line())),
+    ord("Q"): lambda m: m.push(Persistent(m.pop())),
+    ord("}"): lambda m: m.push(Pairs()),
     ord("d"): _Machine.dictionary,
-    ord("]"): lambda m: m.made([]),
-    0x8F: lambda m: m.made([]),
-    ord("l"): lambda m: m.made(m.popped()),
-    0x91: lambda m: m.made(m.popped()),
+    ord("]"): lambda m: m.push([]),
+    0x8F: lambda m: m.push([]),
+    ord("l"): lambda m: m.push(m.popped()),
+    0x91: lambda m: m.push(m.popped()),
     ord(")"): _constant(()),
-    ord("t"): lambda m: m.made(tuple(m.popped())),
-    0x85: lambda m: m.made(m.several(1)),
-    0x86: lambda m: m.made(m.several(2)),
-    0x87: lambda m: m.made(m.several(3)),
+    ord("t"): lambda m: m.push(tuple(m.popped())),
+    0x85: lambda m: m.push(m.several(1)),
+    0x86: lambda m: m.push(m.several(2)),
+    0x87: lambda m: m.push(m.several(3)),
     ord("a"): lambda m: m.append([m.pop()]),
     ord("e"): lambda m: m.append(m.popped()),
     0x90: lambda m: m.append(m.popped()),
@@ -350,3 +369,16 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     0x94: _Machine.memoize,
 }
 """Operation -> what the machine does. Extensions and out-of-band buffers are unknown: nothing needs them."""
+
+_ITEM_BYTES = 16  # a place in a list that grows
+_PAIR_BYTES = 80  # a tuple of two in such a place
+_SCATTERED_BYTES = 150  # an entry of a dictionary that grows, and its key
+_REFERENCES = b"N\x88\x89)012ghj\x94pqr\x80\x95ueasb\x90"
+_NUMBERS = b"(JKMFG"
+_TEXTS = b"IL\x8a\x8bSVTUX\x8c\x8dBC\x8e\x96"
+_COSTS = tuple(
+    8 if each in _REFERENCES else 40 if each in _NUMBERS else 64 if each in _TEXTS else 96
+    for each in range(256)
+)
+"""Bytes that an operation takes, less what grows with a length: a place on the stack, with a small number in
+it, with a text or an integer of any size, with a container. What it later gives back does not count."""

@@ -1,20 +1,29 @@
-"""Files of a checkpoint, read so that nothing can block, leave the folder or be read faster than allowed."""
+"""Open files of a checkpoint, read no faster than allowed, and in time that grows with what is written."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import json
 import os
-import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rankwatch.checkpoint_files.result import CheckpointError
+
 BLOCK_BYTES = 1 << 20
 """Bytes per read: they stay in the processor's cache between the read and the checksum."""
+_LEAST_HOLE_BYTES = 1 << 20
+"""Of a sparse file: reading less takes no longer than skipping it."""
+MOST_UNWRITTEN_BYTES = 1 << 30
+"""Of a sparse file that is hashed: zeros have to be hashed one by one."""
+MOST_JSON_BYTES = 64 << 20
+MOST_JSON_VALUES = 3_000_000
+"""Values and keys of a JSON text. One takes up to about 130 bytes, beside its characters."""
 
 
 class ReadError(Exception):
@@ -23,6 +32,10 @@ class ReadError(Exception):
 
 class MissingFileError(ReadError):
     """The file is not there, or not any more."""
+
+
+class TooMuchError(ReadError):
+    """It is whole as far as one can see, but it would take more memory or time than a checkpoint may."""
 
 
 class ShortFileError(ReadError):
@@ -37,7 +50,7 @@ class Pace:
 
     def __init__(
         self,
-        bytes_per_second: float | None = None,
+        bytes_per_second: float | Callable[[], float] | None = None,
         progress: Callable[[int], None] | None = None,
         *,
         keep_cached: bool = True,
@@ -52,34 +65,40 @@ class Pace:
         self._clock = clock
         self._sleep = sleep
         self._allowed_at = clock()
+        self._most_bytes: int | None = None
+        self._refusal = ""
+
+    def limit(self, more_bytes: int, refusal: str) -> None:
+        """Have `add` raise CheckpointError with this message after so many bytes from now on."""
+        self._most_bytes, self._refusal = self.bytes + more_bytes, refusal
 
     def add(self, count: int) -> None:
-        """Account for bytes that were just read; may sleep."""
+        """Account for bytes that were just read; may sleep. Raises CheckpointError past the limit."""
         self.bytes += count
+        if self._most_bytes is not None and self.bytes > self._most_bytes:
+            raise CheckpointError(self._refusal)
         if self._progress is not None and self.bytes - self._reported >= 16 << 20:
             self._reported = self.bytes
             self._progress(self.bytes)
         if self._rate:
             now = self._clock()
-            self._allowed_at = max(self._allowed_at, now - 1.0) + count / self._rate
+            rate = self._rate() if callable(self._rate) else self._rate
+            self._allowed_at = max(self._allowed_at, now - 1.0) + count / rate
             if self._allowed_at > now:
                 self._sleep(self._allowed_at - now)
 
 
 class OpenFile:
-    """A regular file below a folder, open for reading. Raises ReadError for anything else.
+    """A regular file, open for reading. It closes the descriptor."""
 
-    FIFOs, sockets and devices are refused without blocking, symbolic links if they lead out of the folder.
-    """
-
-    def __init__(self, path: Path, folder: Path, pace: Pace) -> None:
-        self.path = path
+    def __init__(self, descriptor: int, pace: Pace) -> None:
         self._pace = pace
         self._buffer = bytearray(BLOCK_BYTES)
-        self._descriptor = _open_regular(path, folder)
-        found = os.fstat(self._descriptor)
-        self.size = found.st_size
-        self._modified = found.st_mtime_ns
+        self._descriptor = descriptor
+        status = os.fstat(descriptor)
+        self.size = status.st_size
+        self._allocated = status.st_blocks * 512
+        self._state = file_state(status)
         self._forget()
 
     def __enter__(self) -> OpenFile:
@@ -99,10 +118,16 @@ class OpenFile:
 
     def read(self, offset: int, count: int) -> bytes:
         """Exactly these bytes. Raises ShortFileError."""
-        pieces = []
+        content = io.BytesIO()  # joining pieces would hold them twice
         for block in self.blocks(offset, count):
-            pieces.append(bytes(block))
-        return b"".join(pieces)
+            content.write(block)
+        return content.getvalue()
+
+    def read_all(self, most_bytes: int) -> bytes:
+        """The whole content. Raises TooMuchError if it is longer, and ShortFileError."""
+        if self.size > most_bytes:
+            raise TooMuchError(f"it has {self.size} bytes, more than are read")
+        return self.read(0, self.size)
 
     def blocks(self, offset: int, count: int) -> Iterator[memoryview]:
         """The bytes in blocks, each valid until the next. Raises ShortFileError where the file ends early."""
@@ -120,21 +145,53 @@ class OpenFile:
             count -= got
 
     def crc32(self, offset: int, count: int) -> int:
-        """CRC-32 of these bytes. Raises ShortFileError."""
+        """CRC-32 of these bytes, in time that grows with those that are written. Raises ShortFileError."""
         value = 0
-        for block in self.blocks(offset, count):
-            value = zlib.crc32(block, value)
+        for start, length, is_hole in self._parts(offset, offset + count):
+            if is_hole:
+                value = crc32_of_zeros(value, length)
+                continue
+            for block in self.blocks(start, length):
+                value = zlib.crc32(block, value)
         return value
 
     def feed(self, digest: Any) -> None:
-        """Update a hashlib object with the whole file."""
+        """Update a hashlib object with the whole file. Raises TooMuchError if most of it is not written."""
+        holes = sum(length for _, length, is_hole in self._parts(0, self.size) if is_hole)
+        if holes > MOST_UNWRITTEN_BYTES:
+            raise TooMuchError(
+                f"its size is {self.size} bytes, but only {self._allocated} of them are written"
+            )
         for block in self.blocks(0, self.size):
             digest.update(block)
 
     def changed(self) -> bool:
         """True if the file has been written to since it was opened."""
-        found = os.fstat(self._descriptor)
-        return (found.st_size, found.st_mtime_ns) != (self.size, self._modified)
+        return file_state(os.fstat(self._descriptor)) != self._state
+
+    def _parts(self, offset: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """The bytes up to `end` as offset, length, and if they are a large hole.
+
+        A file system that compresses reports fewer blocks, and one that knows no holes reports none: only
+        what `SEEK_DATA` calls a hole is one.
+        """
+        sparse = self.size - self._allocated >= _LEAST_HOLE_BYTES
+        while offset < end:
+            data = self._seek(offset, os.SEEK_DATA, end, offset) if sparse else offset
+            if data - offset >= _LEAST_HOLE_BYTES:
+                yield offset, data - offset, True
+                offset = data
+                continue
+            hole = self._seek(data, os.SEEK_HOLE, end, end) if sparse and data < end else end
+            yield offset, hole - offset, False
+            offset = hole
+
+    def _seek(self, offset: int, whence: int, end: int, unknown: int) -> int:
+        """Where data or a hole begins, at most `end`; `unknown` where the file system cannot tell."""
+        try:
+            return min(os.lseek(self._descriptor, offset, whence), end)
+        except OSError as error:
+            return end if error.errno == errno.ENXIO else unknown
 
     def first_hole(self, offset: int = 0) -> int | None:
         """Where the first bytes lie that were never written and read as zeros; None if there are none."""
@@ -168,26 +225,46 @@ class Region:
         return self.file.crc32(self.start + offset, count)
 
 
-def is_within(path: Path, folder: Path) -> bool:
-    """True if the path, links followed, lies in the folder."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+def file_state(status: os.stat_result) -> tuple[int, int, int]:
+    """Inode, size and time: what differs once a file has been written to or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _open_regular(path: Path, folder: Path) -> int:
-    if not is_within(path, folder):
-        raise ReadError("it is a symbolic link that leads out of the checkpoint, which is not followed")
-    target = os.path.realpath(path)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+def parse_json(data: bytes, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text in UTF-8. Raises ValueError, and TooMuchError for one of too many values."""
+    values = sum(data.count(each) for each in (b",", b":", b"[", b"{"))
+    if values > MOST_JSON_VALUES:
+        raise TooMuchError(f"it holds more than {MOST_JSON_VALUES} values, more than are read")
     try:
-        if not stat.S_ISREG(os.lstat(target).st_mode):  # before open: opening a device can do something
-            raise ReadError("it is no regular file")
-        descriptor = os.open(target, flags)
-    except FileNotFoundError:
-        raise MissingFileError("it is not there") from None
-    except OSError as error:
-        reason = "it is no regular file" if error.errno == errno.ENXIO else f"{error.strerror}"
-        raise ReadError(f"it could not be opened: {reason}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ReadError("it is no regular file")
-    return descriptor
+        # Other encodings are modules, which a confined child may not be able to load.
+        text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogatepass")
+        return json.loads(text, object_pairs_hook=pairs_hook)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+_POLYNOMIAL = 0xEDB88320
+
+
+def crc32_of_zeros(value: int, count: int) -> int:
+    """CRC-32 after `count` more bytes of zero, in time that grows with the digits of `count`.
+
+    As crc32_combine of zlib: a zero byte multiplies the register by x^8, modulo the polynomial.
+    """
+    register, power = value ^ 0xFFFFFFFF, 0x00800000  # x^8; the highest bit is x^0
+    while count:
+        if count & 1:
+            register = _product(register, power)
+        power = _product(power, power)
+        count >>= 1
+    return register ^ 0xFFFFFFFF
+
+
+def _product(one: int, other: int) -> int:
+    """Of two polynomials over GF(2), modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 MOST_PROBLEMS = 1000
 """Problems that a verification lists; it counts the others."""
+_MOST_CHARACTERS = 250_000
+"""Of the problems that are listed, and of what was not checked: as JSON they take at most 8 MiB."""
+_LONGEST_TEXT = 500
+_LONGEST_PATH = 4096
 
 
 class Outcome(StrEnum):
@@ -91,6 +95,10 @@ class Verification:
     problems: list[Problem] = field(default_factory=list)
     more_problems: int = 0
     unchecked: list[Unchecked] = field(default_factory=list)
+    more_unchecked: int = 0
+    too_much: bool = False
+    """What decides takes more memory or time to read than a checkpoint may: it cannot be called good."""
+    _left: list[int] = field(default_factory=lambda: [_MOST_CHARACTERS] * 2, init=False, repr=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -99,19 +107,34 @@ class Verification:
             return Outcome.DAMAGED
         if self.problems:
             return Outcome.INCOMPLETE
-        return Outcome.GOOD if self.verified_bytes else Outcome.UNVERIFIABLE
+        return Outcome.GOOD if self.verified_bytes and not self.too_much else Outcome.UNVERIFIABLE
 
     def problem(self, file: str, damage: Damage, detail: str, tensor: str = "") -> None:
         """Note a problem; beyond MOST_PROBLEMS they are only counted."""
-        if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(Problem(file, damage, detail, tensor))
+        each = Problem(file[:_LONGEST_PATH], damage, _shortened(detail), _shortened(tensor))
+        if self._has_room(0, len(self.problems), *each):
+            self.problems.append(each)
         else:
             self.more_problems += 1
 
     def not_checked(self, file: str, reason: str) -> None:
-        """Note what could not be verified."""
-        if len(self.unchecked) < MOST_PROBLEMS:
-            self.unchecked.append(Unchecked(file, reason))
+        """Note what could not be verified; beyond MOST_PROBLEMS it is only counted."""
+        each = Unchecked(file[:_LONGEST_PATH], _shortened(reason))
+        if self._has_room(1, len(self.unchecked), *each):
+            self.unchecked.append(each)
+        else:
+            self.more_unchecked += 1
+
+    def not_read(self, file: str, reason: str) -> None:
+        """Note what is not verified because it is too much. The first stands before all others."""
+        self.not_checked(file, reason)
+        if not self.too_much and self.unchecked:
+            self.unchecked.insert(0, self.unchecked.pop())
+        self.too_much = True
+
+    def _has_room(self, which: int, listed: int, *texts: str) -> bool:
+        self._left[which] -= sum(map(len, texts))
+        return listed < MOST_PROBLEMS and self._left[which] >= 0
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for `--json` and other programs."""
@@ -130,4 +153,9 @@ class Verification:
             ],
             "more_problems": self.more_problems,
             "unchecked": [each._asdict() for each in self.unchecked],
+            "more_unchecked": self.more_unchecked,
         }
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

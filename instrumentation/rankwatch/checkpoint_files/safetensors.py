@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
+from collections import defaultdict
 from typing import Any
 
-from rankwatch.checkpoint_files.reading import OpenFile
+from rankwatch.checkpoint_files.reading import OpenFile, parse_json
 from rankwatch.checkpoint_files.result import Damage, Verification
+from rankwatch.checkpoint_files.tensor_names import LARGEST_SIZE, is_shape
 
 _LARGEST_HEADER = 100_000_000
 """The limit of the safetensors library."""
@@ -23,7 +25,7 @@ class _HeaderError(Exception):
 
 
 def verify_safetensors(file: OpenFile, shown: str, found: Verification) -> set[str]:
-    """Verify one file; returns the names of its tensors."""
+    """Verify one file; returns the names of its tensors. Raises TooMuchError."""
     try:
         start, header = _read_header(file)
     except _HeaderError as error:
@@ -56,8 +58,8 @@ def _read_header(file: OpenFile) -> tuple[int, dict[str, Any]]:
     if 8 + length > file.size:
         raise _HeaderError(f"it breaks off at byte {file.size}, in its header of {length} bytes")
     try:
-        header = json.loads(file.read(8, length), object_pairs_hook=_unique)
-    except (ValueError, RecursionError):
+        header = parse_json(file.read(8, length), _unique)
+    except ValueError:
         raise _HeaderError("its header is no JSON object with distinct keys") from None
     if not isinstance(header, dict):
         raise _HeaderError("its header is no JSON object with distinct keys")
@@ -74,8 +76,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _place(name: str, entry: Any, shown: str, found: Verification) -> tuple[int, int] | None:
     """Begin and end of a tensor's bytes; None after a problem."""
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
-            type(each) is int and each >= 0 for each in shape
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
+            is_shape(tuple(shape)) and max(begin, end) <= LARGEST_SIZE
         ):
             pass
         case _:
@@ -88,10 +90,7 @@ def _place(name: str, entry: Any, shown: str, found: Verification) -> tuple[int,
     if bits is None:
         found.problem(shown, Damage.MALFORMED, f"its type {dtype[:20]!r} is unknown", name)
         return begin, end
-    for each in shape:
-        bits *= each
-        if bits > 8 << 62:
-            break
+    bits *= math.prod(shape)
     if bits != 8 * (end - begin):
         detail = f"{dtype} x {shape} is {(bits + 7) // 8} bytes, but its place has {end - begin}"
         found.problem(shown, Damage.SIZE, detail, name)
@@ -116,16 +115,20 @@ def _check_layout(places: list[tuple[int, int, str]], size: int, shown: str, fou
 def verify_index(index: bytes, shown: str, tensors: dict[str, set[str]], found: Verification) -> None:
     """Hold `model.safetensors.index.json` against the shards; `tensors` by name of the shard."""
     try:
-        weights = json.loads(index)["weight_map"]
-        listed = {str(name): str(file) for name, file in weights.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        weights = parse_json(index)["weight_map"]
+        listed = sorted(weights.items())
+        whole = all(isinstance(file, str) for _, file in listed)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
         found.problem(shown, Damage.MALFORMED, "it is no index of shards")
         return
-    for file in sorted(set(listed.values())):
+    missing: dict[str, list[str]] = defaultdict(list)
+    for name, file in listed:
         if file not in tensors:
-            names = sorted(name for name, each in listed.items() if each == file)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            found.problem(file, Damage.MISSING, f"{shown} expects it, with {names[0]}{more}", names[0])
-    for name, file in sorted(listed.items()):
-        if file in tensors and name not in tensors[file]:
+            missing[file].append(name)
+        elif name not in tensors[file]:
             found.problem(file, Damage.MISSING, f"{shown} expects it there", name)
+    for file, names in sorted(missing.items()):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        found.problem(file, Damage.MISSING, f"{shown} expects it, with {names[0]}{more}", names[0])

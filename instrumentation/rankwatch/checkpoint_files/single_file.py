@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from rankwatch.checkpoint_files.names import TORCH_SUFFIXES
-from rankwatch.checkpoint_files.reading import OpenFile, Region, ShortFileError
+from rankwatch.checkpoint_files.reading import (
+    MOST_JSON_BYTES,
+    OpenFile,
+    Region,
+    ShortFileError,
+    TooMuchError,
+    parse_json,
+)
 from rankwatch.checkpoint_files.result import Damage, Verification
 from rankwatch.checkpoint_files.safetensors import verify_safetensors
 from rankwatch.checkpoint_files.torch_zip import verify_torch_zip
@@ -14,11 +21,14 @@ from rankwatch.checkpoint_files.zip_layout import looks_like_zip
 
 _LEGACY = (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",)
 """torch's magic number as a pickle: files of torch before 1.6, and of its old serialization."""
-_LARGEST_JSON = 256 << 20
 
 
-def verify_file(file: OpenFile, shown: str, found: Verification) -> set[str]:
-    """Verify a file by its format, which `found.format` then names. Returns names of its tensors."""
+def verify_file(file: OpenFile, shown: str, found: Verification) -> Iterable[str]:
+    """Verify a file by its format, which `found.format` then names. Returns names of its tensors.
+
+    Raises TooMuchError.
+    """
+    names: Iterable[str]
     try:
         names = _verify(file, shown, found)
     except ShortFileError as error:
@@ -30,7 +40,7 @@ def verify_file(file: OpenFile, shown: str, found: Verification) -> set[str]:
     return names
 
 
-def _verify(file: OpenFile, shown: str, found: Verification) -> set[str]:
+def _verify(file: OpenFile, shown: str, found: Verification) -> Iterable[str]:
     suffix = PurePosixPath(shown).suffix
     if not file.size:
         if suffix in TORCH_SUFFIXES | {".safetensors", ".distcp", ".json"}:
@@ -48,7 +58,7 @@ def _verify(file: OpenFile, shown: str, found: Verification) -> set[str]:
     ):
         found.format = found.format or "torch"
         content = verify_torch_zip(Region(file), shown, found)
-        return {name for storage in content.storages.values() for name in storage.tensors}
+        return (name for storage in content.storages.values() for name in storage.names())
     if suffix in TORCH_SUFFIXES and not any(start):
         found.problem(shown, Damage.MISSING, "it begins with zeros: its content was never written")
     elif start.startswith(_LEGACY):
@@ -64,12 +74,12 @@ def _verify(file: OpenFile, shown: str, found: Verification) -> set[str]:
 
 
 def _verify_json(file: OpenFile, shown: str, found: Verification) -> None:
-    if file.size > _LARGEST_JSON:
-        found.not_checked(shown, f"it has {file.size} bytes, more than are read as JSON")
-        return
     try:
-        json.loads(file.read(0, file.size))
-    except (ValueError, RecursionError):
+        parse_json(file.read_all(MOST_JSON_BYTES))
+    except TooMuchError as error:
+        found.not_checked(shown, str(error))
+        return
+    except ValueError:
         found.problem(shown, Damage.MALFORMED, "it is no JSON")
         return
     found.not_checked(shown, "JSON has no checksum: it was parsed")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple, TypeGuard
 
 from rankwatch.checkpoint_files.pickles import Call, Pairs, Persistent, name_of
 
+MOST_DIMENSIONS = 64
+LARGEST_SIZE = (1 << 63) - 1
+"""Of a tensor in one dimension, and of a file: torch and Linux count them in 64 bits with a sign."""
 _MOST_VALUES = 4_000_000
 _DEEPEST = 100
+_LONGEST_KEY = 200
 _MOST_NAMES = 3
 """Names that are shown for one storage, which views and tied weights may share."""
 
@@ -18,6 +23,10 @@ _STORAGE_BYTES = {
 }  # fmt: skip
 
 
+_Path = tuple["_Path", Any] | None
+"""The keys that lead to a value, the last one first, as a chain: paths share what they have in common."""
+
+
 class Storage(NamedTuple):
     """A storage that the pickle refers to."""
 
@@ -25,13 +34,17 @@ class Storage(NamedTuple):
     """Its entry is `data/<key>`."""
     bytes: int | None
     """The size it must have; None if its type is not known."""
-    tensors: tuple[str, ...]
+    tensors: tuple[_Path, ...]
+
+    def names(self) -> Iterator[str]:
+        """The names of its tensors."""
+        return map(_shown, self.tensors)
 
     @property
     def name(self) -> str:
         """All names in one text."""
         more = ", ..." if len(self.tensors) > _MOST_NAMES else ""
-        return ", ".join(self.tensors[:_MOST_NAMES]) + more
+        return ", ".join(islice(self.names(), _MOST_NAMES)) + more
 
 
 def storages(value: Any) -> list[Storage]:
@@ -42,10 +55,10 @@ def storages(value: Any) -> list[Storage]:
         if key is None:
             continue
         known = found.get(key)
-        names = known.tensors if known else ()
-        if path not in names and len(names) <= _MOST_NAMES:
-            names = (*names, path)
-        found[key] = Storage(key, size, names)
+        paths = known.tensors if known else ()
+        if len(paths) <= _MOST_NAMES and not any(path is each for each in paths):
+            paths = (*paths, path)
+        found[key] = Storage(key, size, paths)
     return list(found.values())
 
 
@@ -72,8 +85,12 @@ def only_tensor(value: Any) -> Tensor | None:
 
 
 def is_shape(value: Any) -> TypeGuard[tuple[int, ...]]:
-    """True for a tuple of sizes."""
-    return isinstance(value, tuple) and all(type(each) is int and each >= 0 for each in value)
+    """True for a tuple of sizes that a tensor can have."""
+    return (
+        isinstance(value, tuple)
+        and len(value) <= MOST_DIMENSIONS
+        and all(type(each) is int and 0 <= each <= LARGEST_SIZE for each in value)
+    )
 
 
 def element_bytes(dtype: str) -> int | None:
@@ -95,7 +112,7 @@ def _storage(value: Any) -> tuple[str | None, int | None]:
     if not isinstance(value, tuple) or len(value) < 5 or value[0] != "storage":
         return None, None
     key, elements = value[2], value[4]
-    if not isinstance(key, str) or not isinstance(elements, int):
+    if not isinstance(key, str) or not is_shape((elements,)):
         return None, None
     width = _width(value)
     return key, None if width is None else width * elements
@@ -107,37 +124,47 @@ def _width(value: Any) -> int | None:
     return _STORAGE_BYTES.get(kind.rpartition(".")[2].removesuffix("Storage"))
 
 
-def _persistent(value: Any) -> Iterator[tuple[str, Persistent]]:
+def _persistent(value: Any) -> Iterator[tuple[_Path, Persistent]]:
     """Every persistent id in the value with the path of keys that leads to it; each object is met once per
     name as long as the value is small, so that tied weights show both names."""
-    pending: list[tuple[str, Any, int]] = [("", value, 0)]
+    pending: list[Iterator[tuple[_Path, Any]]] = [iter([(None, value)])]
     seen: set[int] = set()
     for _ in range(_MOST_VALUES):
-        if not pending:
-            return
-        path, current, depth = pending.pop()
+        step = next(pending[-1], None)
+        if step is None:
+            pending.pop()
+            if not pending:
+                return
+            continue
+        path, current = step
         if isinstance(current, Persistent):
             yield path, current
-        if depth > _DEEPEST or not isinstance(current, (list, tuple, Call)):
+        if len(pending) > _DEEPEST or not isinstance(current, (list, tuple, Call)):
             continue
         if isinstance(current, (list, Call)):  # tuples may be shared between tensors
             if id(current) in seen and not name_of(current).startswith("torch._utils."):
                 continue
             seen.add(id(current))
-        pending.extend((name, part, depth + 1) for name, part in reversed(_parts(path, current)))
+        pending.append(_parts(path, current))
 
 
-def _parts(path: str, current: Any) -> list[tuple[str, Any]]:
+def _parts(path: _Path, current: Any) -> Iterator[tuple[_Path, Any]]:
     if isinstance(current, Pairs):
-        return [(_join(path, key), part) for key, part in current]
-    if isinstance(current, Call):
-        parts = [(path, current.arguments), (path, current.state)]
-        return [*parts, *(_parts(path, current.items) if current.items else ())]
-    if isinstance(current, list):
-        return [(_join(path, index), part) for index, part in enumerate(current)]
-    return [(path, part) for part in current]
+        yield from (((path, key), part) for key, part in current)
+    elif isinstance(current, Call):
+        yield path, current.arguments
+        yield path, current.state
+        if current.items:
+            yield from _parts(path, current.items)
+    elif isinstance(current, list):
+        yield from (((path, index), part) for index, part in enumerate(current))
+    else:
+        yield from ((path, part) for part in current)
 
 
-def _join(path: str, key: Any) -> str:
-    text = str(key)[:200] if isinstance(key, (str, int)) else "?"
-    return f"{path}.{text}" if path else text
+def _shown(path: _Path) -> str:
+    keys = []
+    while path is not None:
+        path, key = path
+        keys.append(str(key)[:_LONGEST_KEY] if isinstance(key, (str, int)) else "?")
+    return ".".join(reversed(keys))

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rankwatch.checkpoint_files.pickles import PickleError, read_pickle
-from rankwatch.checkpoint_files.reading import Region, ShortFileError
+from rankwatch.checkpoint_files.reading import Region, ShortFileError, TooMuchError
 from rankwatch.checkpoint_files.result import Damage, Verification
 from rankwatch.checkpoint_files.tensor_names import Storage, storages
 from rankwatch.checkpoint_files.zip_layout import (
@@ -49,6 +49,7 @@ class _Check:
         self.found = found
         self.owner = owner
         self.storages: dict[str, Storage] = {}
+        self.has_names = False
         self.problems = 0
 
     def problem(self, damage: Damage, detail: str, tensor: str = "") -> None:
@@ -63,7 +64,7 @@ class _Check:
 
 
 def verify_torch_zip(region: Region, file: str, found: Verification, owner: str = "") -> TorchFile:
-    """Verify the zip file in a region, and add what is wrong to `found`."""
+    """Verify the zip file in a region, and add what is wrong to `found`. Raises TooMuchError."""
     check = _Check(region, file, found, owner)
     try:
         layout = read_layout(region, lambda name, detail: check.problem(Damage.FLIPPED, detail))
@@ -121,6 +122,9 @@ def _read_content(check: _Check, layout: Layout) -> Any:
         begin = pickle.header + 30 + int.from_bytes(header[26:28], "little")
         begin += int.from_bytes(header[28:30], "little")
         return read_pickle(check.region.read(begin, pickle.size)).value
+    except TooMuchError as error:
+        check.found.not_checked(check.file, f"{error}: its tensors are not named")
+        return None
     except (PickleError, ShortFileError):
         return None  # if it is damaged, its CRC says so
 
@@ -223,8 +227,8 @@ def _last_entry(check: _Check) -> tuple[str, str]:
         raw = region.read(at, min(begin, region.size) - at)[30 : 30 + lengths[0]]
         name = raw.decode("utf-8", "replace")
         if begin > region.size:
-            following = [each.name for key, each in check.storages.items() if key not in passed]
-            tensor = check.named(name) or (following[0] if following else "")
+            following = (each.name for key, each in check.storages.items() if key not in passed)
+            tensor = check.named(name) or next(following, "")
             return name or "that follows", tensor
         length = _content_length(check, name, begin)
         if length is None:
@@ -242,13 +246,23 @@ def _content_length(check: _Check, name: str, begin: int) -> int | None:
     key = name.rpartition("/data/")[2]
     if key in check.storages:
         return check.storages[key].bytes
-    data = region.read(begin, min(_PICKLE_READ_BYTES, region.size - begin))
-    if name.endswith("data.pkl"):
+    if name.endswith("data.pkl") and not check.has_names:
+        check.has_names = True
         try:
-            pickled = read_pickle(data)
-        except PickleError:
+            pickled = read_pickle(region.read(begin, min(_PICKLE_READ_BYTES, region.size - begin)))
+        except (PickleError, TooMuchError):
             return None
         check.storages = {each.key: each for each in storages(pickled.value)}
         return pickled.end
-    end = data.find(b"PK\x07\x08")
-    return end if end >= 0 else None
+    return _find_descriptor(region, begin)
+
+
+def _find_descriptor(region: Region, begin: int) -> int | None:
+    """Bytes up to the descriptor of an entry, read by no more than twice as many."""
+    at, count, until = begin, 256, min(begin + _PICKLE_READ_BYTES, region.size)
+    while at < until:
+        place = region.read(at, min(count, until - at)).find(b"PK\x07\x08")
+        if place >= 0:
+            return at + place - begin
+        at, count = at + count - 3, min(2 * count, 1 << 20)
+    return None

@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from rankwatch.checkpoint_files.folder import MOST_FILES, verify_folder
-from rankwatch.checkpoint_files.layouts import TRACKER, read_text
+from rankwatch.checkpoint_files.folder import verify_folder
+from rankwatch.checkpoint_files.layouts import TRACKER, iteration_of, read_pointer
 from rankwatch.checkpoint_files.names import is_temporary, step_of
 from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, Pace, ReadError
-from rankwatch.checkpoint_files.result import CheckpointError, CheckpointGoneError, Damage, Verification
+from rankwatch.checkpoint_files.result import (
+    CheckpointError,
+    CheckpointGoneError,
+    Damage,
+    Problem,
+    Verification,
+)
 from rankwatch.checkpoint_files.single_file import verify_file
+from rankwatch.checkpoint_files.tree import Tree, parent_of
+from rankwatch.untrusted.folders import Folder, NotRegularError, open_path
+
+_LATEST = "latest"
+"""The pointer of DeepSpeed."""
 
 
 def verify(
     path: Path | str,
     *,
-    bytes_per_second: float | None = None,
+    bytes_per_second: float | Callable[[], float] | None = None,
     progress: Callable[[int], None] | None = None,
     keep_cached: bool = True,
+    owner: int | None = None,
 ) -> Verification:
     """Verify a checkpoint, a file or a folder, of any format that rankwatch knows.
 
@@ -28,89 +41,105 @@ def verify(
     follows no link out of the checkpoint, and blocks on no FIFO or device. With `keep_cached=False` it reads
     what the disk holds, as far as the system can forget what it has in memory, and leaves nothing there.
 
+    With the user id of an `owner` everything in it must belong to that user, and no pointer of Megatron or
+    DeepSpeed may be a symbolic link or name one.
+
     Raises CheckpointGoneError if there is none, or no more, and CheckpointError for what can be none.
     """
-    given = Path(os.path.realpath(path))
-    found = Verification(given)
-    pace = Pace(bytes_per_second, progress, keep_cached=keep_cached)
+    given = Path(path)
     try:
-        mode = given.stat().st_mode
-        if stat.S_ISDIR(mode):
-            one = _pointed(given, pace)
-            found.path = one
-            before = _state_of(one)
-            verify_folder(one, found, pace)
-        elif stat.S_ISREG(mode):
-            before = _state_of(given)
-            _verify_single(given, found, pace)
-        else:
-            raise CheckpointError(f"could not verify {given}: it is neither a file nor a folder")
+        given = Path(os.path.realpath(path))
+        return _verify(given, Pace(bytes_per_second, progress, keep_cached=keep_cached), owner)
     except (FileNotFoundError, NotADirectoryError, MissingFileError):
         raise CheckpointGoneError(f"could not verify {given}: it is not there") from None
-    except (OSError, ReadError) as error:
+    except (ReadError, OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"could not verify {given}: {reason}") from None
+
+
+def _verify(given: Path, pace: Pace, owner: int | None) -> Verification:
+    found = Verification(given)
+    try:
+        folder = Folder.open(given)
+    except NotADirectoryError:
+        changed = _verify_single(given, found, pace, owner)
+    else:
+        changed = _verify_folder(folder, found, pace, owner)
     if not found.path.exists():
         raise CheckpointGoneError(f"could not verify {given}: it was deleted while it was read")
-    if found.problems and _state_of(found.path) != before:
+    if found.problems and changed:
         # Half of it is of another moment than the rest: what does not fit says nothing.
-        found.problems.clear()
-        found.more_problems = 0
-        found.problem(".", Damage.UNFINISHED, "it was written to, or is being deleted, while it was read")
+        detail = "it was written to, or is being deleted, while it was read"
+        found.problems, found.more_problems = [Problem(".", Damage.UNFINISHED, detail)], 0
     return found
 
 
-def _state_of(path: Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, size and time of each file of a checkpoint."""
-    files = (
-        [path] if path.is_file() else [Path(top, name) for top, _, names in os.walk(path) for name in names]
-    )
-    found = {}
-    for each in files[:MOST_FILES]:
-        try:
-            status = each.lstat()
-        except OSError:
-            continue  # deleted meanwhile, which the other look shows
-        found[str(each)] = (status.st_ino, status.st_size, status.st_mtime_ns)
-    return found
-
-
-def _verify_single(path: Path, found: Verification, pace: Pace) -> None:
+def _verify_single(path: Path, found: Verification, pace: Pace, owner: int | None) -> bool:
+    """Verify a checkpoint that is one file; returns if it was written to meanwhile."""
+    try:
+        descriptor = open_path(os.fspath(path), owner=owner)
+    except NotRegularError:
+        raise CheckpointError(f"could not verify {path}: it is neither a file nor a folder") from None
     found.files, found.step = 1, step_of(path.name)
-    with OpenFile(path, path.parent, pace) as file:
+    with OpenFile(descriptor, pace) as file:
         found.bytes = file.size
         verify_file(file, path.name, found)
-    if is_temporary(path.name):
-        found.problem(
-            path.name, Damage.UNFINISHED, "its name is one that its writer gives until it has finished"
-        )
+        if is_temporary(path.name):
+            detail = "its name is one that its writer gives until it has finished"
+            found.problem(path.name, Damage.UNFINISHED, detail)
+        return file.changed()
 
 
-def _pointed(folder: Path, pace: Pace) -> Path:
+def _verify_folder(folder: Folder, found: Verification, pace: Pace, owner: int | None) -> bool:
+    """Verify a checkpoint that is a folder; returns if something in it was written to meanwhile."""
+    with ExitStack() as stack:
+        tree: Tree = stack.enter_context(Tree(folder, pace, owner))
+        pointed = _pointed(tree)
+        above: Tree | None = tree
+        if pointed is not None:
+            tree = stack.enter_context(pointed)
+        else:
+            above = parent_of(tree)
+            if above is not None:
+                stack.enter_context(above)
+        found.path = tree.path
+        before = tree.fingerprint()
+        verify_folder(tree, above, found)
+        return bool(found.problems) and tree.fingerprint() != before
+
+
+def _pointed(tree: Tree) -> Tree | None:
     """The checkpoint that a folder's pointer names: Megatron's tracker file, DeepSpeed's `latest`.
 
     Raises CheckpointError for a folder that holds several checkpoints and no pointer.
     """
-    names = [each.name for each in folder.iterdir()]
-    tracked = read_text(folder, TRACKER, pace).strip() if TRACKER in names else ""
-    if tracked and (tracked.isdigit() or tracked == "release"):
-        name = f"iter_{int(tracked[:18]):07d}" if tracked.isdigit() else tracked
-        return _existing(folder, name, TRACKER)
-    if "latest" in names and (folder / "latest").is_file():
-        name = read_text(folder, "latest", pace).strip()
-        if name and "/" not in name and name not in (".", ".."):
-            return _existing(folder, name, "latest")
-    steps = [name for name in names if (folder / name).is_dir() and step_of(name) is not None]
-    files = [name for name in names if (folder / name).is_file()]
-    if len(steps) > 1 and not files:
-        count = len(steps)
+    tracked = read_pointer(tree, TRACKER)
+    iteration = iteration_of(tracked)
+    if iteration is not None or tracked == "release":
+        return _existing(tree, tracked if iteration is None else f"iter_{iteration:07d}", TRACKER)
+    name = read_pointer(tree, _LATEST)
+    if name and "/" not in name and name not in (".", ".."):
+        return _existing(tree, name, _LATEST)
+    count = 0
+    for each in tree.names():
+        mode = tree.mode(each)
+        if stat.S_ISREG(mode):
+            return None
+        count += step_of(each) is not None and (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    if count > 1:
         raise CheckpointError(
-            f"could not verify {folder}: it holds {count} checkpoints; `newest` finds the newest"
+            f"could not verify {tree.path}: it holds {count} checkpoints; `newest` finds the newest"
         )
-    return folder
+    return None
 
 
-def _existing(folder: Path, name: str, pointer: str) -> Path:
-    if not (folder / name).is_dir():
-        raise CheckpointError(f"could not verify {folder}: {pointer} names {name}, which is not there")
-    return folder / name
+def _existing(tree: Tree, name: str, pointer: str) -> Tree:
+    said = f"could not verify {tree.path}: {pointer} names {name:.200}, which"
+    if tree.owner is not None and stat.S_ISLNK(tree.mode(name)):
+        raise CheckpointError(f"{said} is a symbolic link, and is not followed")
+    try:
+        return tree.inner(name)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte
+        raise CheckpointError(f"{said} is not there") from None
+    except OSError as error:
+        raise CheckpointError(f"{said} could not be opened: {error.strerror}") from None

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rankwatch.checkpoint_files.reading import Region
+from rankwatch.checkpoint_files.reading import Region, TooMuchError
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -20,7 +20,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _TAIL = _END64.size + _LOCATOR.size + _END.size
 _NO_16, _NO_32 = 0xFFFF, 0xFFFFFFFF
 _LONGEST_COMMENT = 0xFFFF
-MOST_DIRECTORY_BYTES = 512 << 20
+_MOST_DIRECTORY_BYTES = 128 << 20
+_MOST_ENTRIES = 1_000_000
 _TORCH_FLAGS = 0x0808  # names in UTF-8, sizes behind the content
 ENCRYPTED = 0x0001
 _HAS_DESCRIPTOR = 0x0008
@@ -40,7 +41,6 @@ class LayoutError(Exception):
 class Entry(NamedTuple):
     """A file in the zip file, as the central directory has it."""
 
-    name: str
     flags: int
     method: int
     crc: int
@@ -51,6 +51,11 @@ class Entry(NamedTuple):
     raw_name: bytes
     constants: tuple[int, ...]
     """Fields that a writer gives the same value in every entry: versions, time, date, disk, attributes."""
+
+    @property
+    def name(self) -> str:
+        """Its name as text, which is not kept: there may be a million."""
+        return self.raw_name.decode("utf-8", "replace")
 
 
 class Layout(NamedTuple):
@@ -67,18 +72,22 @@ def looks_like_zip(start: bytes) -> bool:
 
 
 def read_layout(region: Region, report: Report) -> Layout:
-    """The entries by the central directory. Raises NoEndError and LayoutError."""
+    """The entries by the central directory. Raises NoEndError, LayoutError and TooMuchError."""
     end = _find_end(region)
     start, size, count = _directory_place(region, end)
-    if size > MOST_DIRECTORY_BYTES:
-        raise LayoutError(f"its directory has {size} bytes, more than are read")
+    if size > _MOST_DIRECTORY_BYTES:
+        raise TooMuchError(f"its directory has {size} bytes, more than are read")
     entries = _read_directory(region.read(start, size), count)
     by_torch = 2 * sum(each.flags == _TORCH_FLAGS and not any(each.constants[2:]) for each in entries) > len(
         entries
     )
-    if by_torch and region.read(start + size, region.size - start - size) != _tail(start, size, count):
+    if by_torch and not _ends_with(region, start + size, _tail(start, size, count)):
         report("", "its end record differs from what torch writes")
     return Layout(entries, start, by_torch)
+
+
+def _ends_with(region: Region, start: int, tail: bytes) -> bool:
+    return region.size - start == len(tail) and region.read(start, len(tail)) == tail
 
 
 def check_entry(region: Region, entry: Entry, until: int, by_torch: bool, report: Report) -> int | None:
@@ -189,14 +198,18 @@ def _directory_place(region: Region, end: tuple[int, tuple[int, ...]]) -> tuple[
 def _read_directory(data: bytes, count: int) -> list[Entry]:
     if count > len(data) // _CENTRAL.size:
         raise LayoutError(f"its directory is too short for {count} entries")
+    if count > _MOST_ENTRIES:
+        raise TooMuchError(f"it has {count} entries, more than are read")
     entries: list[Entry] = []
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
     at = 0
     for _ in range(count):
         before = f" behind {entries[-1].name}" if entries else ""
         if at + _CENTRAL.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
             raise LayoutError(f"its directory breaks off{before}")
         entry, at = _read_entry(data, at)
-        entries.append(entry)
+        constants = known.setdefault(entry.constants, entry.constants)
+        entries.append(entry._replace(constants=constants))
     if at != len(data):
         raise LayoutError("its directory does not end where the end record says")
     return entries
@@ -216,8 +229,7 @@ def _read_entry(data: bytes, at: int) -> tuple[Entry, int]:
     if header == _NO_32 and wide:
         header = wide.pop(0)
     constants = (made, need, clock, date, disk, internal, external, comment_length)
-    name = raw_name.decode("utf-8", "replace")
-    entry = Entry(name, flags, method, crc, compressed, size, header, raw_name, constants)
+    entry = Entry(flags, method, crc, compressed, size, header, raw_name, constants)
     return entry, at + name_length + extra_length + comment_length
 
 

@@ -238,6 +238,8 @@ class BoxFault(StrEnum):
     TOO_MANY_BOXES = "too_many_boxes"
     TOO_MANY_SERIES = "too_many_series"
     """It is followed, but its series are left out."""
+    UNSAFE_DIRECTORY = "unsafe_directory"
+    """Ordinary users could exchange what others have in the directory: its owner or its mode is wrong."""
 
 
 class CollectorState(StrEnum):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
@@ -27,7 +27,7 @@ from rankwatch.conventions.vocabulary import NOT_COMPUTE
 from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, Mark, WaitKey, write_step
 from rankwatch.device.sampling import PhaseSampling
 from rankwatch.failures import Failures
-from rankwatch.spans import Span
+from rankwatch.spans import Span, span_of
 
 MOST_MARKS = 16384
 """Events that the device has not passed, or that no step has ended yet; beyond, all of them are dropped."""
@@ -142,8 +142,7 @@ class DeviceTimeline:
             phase_ended(number)
             leave_host(kind, error, trace)
 
-        methods = {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)}
-        return cast(Span, type("DeviceSpan", (), methods)())
+        return span_of("DeviceSpan", enter, leave)
 
     def step_began(self, began: float) -> None:
         """A step begins, in the training thread. began: when the wait for its batch began, or now."""
@@ -195,8 +194,12 @@ class DeviceTimeline:
         if stream is None:
             return False
         self._thread = get_ident()
-        if not stream.follow():
-            return True
+        try:
+            if not stream.follow():
+                return True
+        except Exception as error:  # noqa: BLE001 - called around the trainer's own code
+            self._failures.note("follow the compute stream", error)
+            self._shown = self._stream = None
         while len(self._marks) > self._marks_of_steps():  # times on two streams cannot be compared
             self._free.append(self._marks.pop()[EVENT])
         return False

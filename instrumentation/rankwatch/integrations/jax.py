@@ -90,9 +90,9 @@ def start(
         place["run"] = run_of_job(host, port)
     run = rankwatch.start(**(place | options), phases=(*phases, COMPILE))
     if isinstance(run, Run):
-        listen(run)
+        guarded("listen to JAX", listen)(run)  # another release may lack what it needs
         if annotation is not None:
-            _follow_annotations(run, annotation)
+            guarded("follow the annotations of JAX", _follow_annotations)(run, annotation)
     return run
 
 
@@ -101,9 +101,9 @@ def listen(run: Run) -> None:
 
     Raises UsageError unless the run was started with `phases=("compile",)`.
     """
+    visibility.attach(run)  # first: it is told what fails below
     from jax import monitoring
 
-    visibility.attach(run)
     if COMPILE not in run._spans:
         raise UsageError(f"the run has no phase {COMPILE!r}: call rankwatch.start(phases=({COMPILE!r},))")
     orbax = _Orbax(run)

@@ -9,17 +9,19 @@ C code (NCCL) does not pass through them, and is not seen.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any, TextIO
 
 from rankwatch.logs.context import current_step
 from rankwatch.logs.json_lines import is_on_device, message_of, severity_number, stack_of
 from rankwatch.logs.lines import LONGEST_BYTES, SLOTS, LineWriter, Source
+from rankwatch.untrusted.folders import Folder
 
 _LONGEST_OUTPUT = SLOTS * LONGEST_BYTES
 """Characters of one write that are looked at; more would not fit the file."""
@@ -27,15 +29,22 @@ _MOST_ARGUMENTS = 32
 _writer: LineWriter | None = None
 """Where lines go; None before the first run, and in a forked child, which is not the rank."""
 _installed = False
-_logging = threading.local()
+_within: set[int] = set()
+"""Threads inside `Logger.callHandlers`. Mostly empty, which costs less to see than a thread's variable."""
 
 
-def keep_lines(path: Path) -> None:
-    """Keep the newest lines of this process in a new file at `path`. Raises OSError if it cannot be made."""
+def keep_lines(folder: Folder, name: str, *, copied: bool) -> None:
+    """Keep the newest lines of this process in a new file. Raises OSError if it cannot be made.
+
+    copied: as of `LineWriter`.
+    """
     global _writer, _installed
-    _writer = LineWriter(path)
+    before, _writer = _writer, LineWriter(folder, name, copied=copied)
+    if before is not None:
+        before.close()
     if not _installed:
         _installed = True
+        atexit.register(_end)
         os.register_at_fork(after_in_child=_forget)
         logging.Logger.callHandlers = _watched(logging.Logger.callHandlers)  # type: ignore[assignment]
     for stream, source in ((sys.stdout, Source.STDOUT), (sys.stderr, Source.STDERR)):
@@ -46,21 +55,32 @@ def keep_lines(path: Path) -> None:
 def _forget() -> None:
     global _writer
     _writer = None
+    _within.clear()  # other threads of the parent do not exist here
+
+
+def _end() -> None:
+    if _writer is not None:
+        with contextlib.suppress(OSError):
+            _writer.flush()
 
 
 def _watched(call_handlers: Callable[..., Any]) -> Callable[[logging.Logger, logging.LogRecord], None]:
     # Variables of the closure: those of the module may be gone while the interpreter ends.
-    state, keep = _logging, _keep_record
+    within, keep, own_thread = _within, _keep_record, get_ident
 
     def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:  # noqa: N802 - as in logging
-        within = getattr(state, "within", False)
-        state.within = True  # what handlers write to standard error is this record once more
+        thread = own_thread()
+        if thread in within:
+            call_handlers(self, record)
+            return
         try:
+            within.add(thread)  # what handlers write to standard error is this record once more
             call_handlers(self, record)
         finally:
-            state.within = within
-            if not within:
-                keep(record)
+            try:
+                keep(record)  # the text of an argument may come from code that logs
+            finally:
+                within.discard(thread)
 
     return callHandlers
 
@@ -69,7 +89,6 @@ def _keep_record(record: logging.LogRecord) -> None:
     writer = _writer
     if writer is None or record.levelno < logging.INFO:
         return
-    _logging.within = True  # the text of an argument may come from code that logs
     try:
         text = f"{record.name}: {_message(record)}"
         if record.exc_info or record.exc_text:
@@ -79,8 +98,6 @@ def _keep_record(record: logging.LogRecord) -> None:
             writer.write(line, source=Source.LOG, severity=severity, step=step)
     except Exception:  # noqa: BLE001 - a line that is not kept must not end the training
         return
-    finally:
-        _logging.within = False
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -105,25 +122,37 @@ def _holds_device_tensor(value: object) -> bool:
 def _watch(stream: TextIO, source: Source) -> None:
     """Keep the lines that are written to a stream. One that allows no such attribute is left alone."""
     original = stream.write
+    within, own_thread = _within, get_ident  # as above
     begun = ""
     """The line that has not ended yet."""
 
     def keep(text: str) -> None:
         nonlocal begun
         writer = _writer
-        if writer is None or getattr(_logging, "within", False):
+        if writer is None:
             return
-        *whole, begun = (begun + text[-_LONGEST_OUTPUT:]).split("\n")
-        begun = begun[begun.rfind("\r", 0, -1) + 1 :][:LONGEST_BYTES]  # a progress bar draws over its line
-        step = current_step() if whole else -1
+        whole: Sequence[str]
+        if text.find("\n") == len(text) - 1:  # most often one line ends here
+            whole, begun = (begun + text[:-1],), ""
+        else:
+            *whole, begun = (begun + text[-_LONGEST_OUTPUT:]).split("\n")
+        step = current_step()
         for line in whole[-SLOTS:]:
-            shown = line.rstrip("\r").rpartition("\r")[2]
+            shown = line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
             if shown:
                 writer.write(shown, source=source, severity=0, step=step)
 
     def write(text: str) -> int:
-        try:
-            keep(text)  # first, because whoever reads it may end this process
+        nonlocal begun
+        try:  # to keep it first, because whoever reads it may end this process
+            if within and own_thread() in within:
+                pass
+            elif "\n" in text:
+                keep(text)
+            else:
+                begun += text  # `print` writes each of its arguments alone
+                if len(begun) > LONGEST_BYTES:  # a progress bar draws over its line
+                    begun = begun[begun.rfind("\r", 0, -1) + 1 :][:LONGEST_BYTES]
         except Exception:  # noqa: BLE001 - as above
             return original(text)
         return original(text)

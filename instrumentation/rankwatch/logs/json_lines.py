@@ -80,7 +80,10 @@ class JsonHandler(logging.StreamHandler[TextIO]):
 
 def severity_number(level: int) -> int:
     """OpenTelemetry's number of a level of logging."""
-    return next((number for least, number in _SEVERITIES if level >= least), _TRACE_SEVERITY)
+    for least, number in _SEVERITIES:
+        if level >= least:
+            return number
+    return _TRACE_SEVERITY
 
 
 def message_of(record: logging.LogRecord) -> str:
@@ -130,7 +133,14 @@ def stack_of(record: logging.LogRecord) -> str:
 
 
 def _plain(value: object, depth: int) -> Any:
-    """The value as JSON has it, bounded."""
+    """The value as JSON has it, bounded; its type where its own code fails."""
+    try:
+        return _as_json(value, depth)
+    except Exception:  # noqa: BLE001 - the code of any object
+        return f"<{type(value).__name__}>"
+
+
+def _as_json(value: object, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if type(value) is int and abs(value) < 1 << 63:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.untrusted.text import redacted_page, redacted_place
 
 _WRITERS = (("torch.utils.tensorboard.writer", "SummaryWriter"), ("tensorboardX.writer", "SummaryWriter"))
 _SCHEMES = ("http", "https")
@@ -69,10 +70,14 @@ def tensorboard_writers(modules: Mapping[str, Any]) -> list[Found]:
     if not kinds:
         return []
     return [
-        Found(Tracker(TrackerKind.TENSORBOARD, str(getattr(each, "logdir", "") or each.log_dir), ""), each)
+        Found(Tracker(TrackerKind.TENSORBOARD, redacted_place(_directory(each)), ""), each)
         for each in gc.get_objects()
         if type(each) in kinds
     ]
+
+
+def _directory(writer: Any) -> str:
+    return str(getattr(writer, "logdir", "") or writer.log_dir)
 
 
 def _mlflow(modules: Mapping[str, Any], env: Mapping[str, str]) -> Found | None:
@@ -113,8 +118,6 @@ def _trackio(run: Any) -> Found | None:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user and password; empty where it is none of the web."""
+    """The URL without user, password and keys; empty where it is none of the web."""
     parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname:
-        return ""
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return redacted_page(url) if parts.scheme in _SCHEMES and parts.hostname else ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from rankwatch.conventions.trackers import TrackerKind
 from rankwatch.notes import note_entries
 from rankwatch.trackers.finding import Tracker
+from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.text import redacted_page, redacted_place
 
 SUFFIX = ".trackers"
 MOST_BYTES = 8192
@@ -20,31 +20,34 @@ _MOST_TRACKERS = 8
 _IN_NO_URL = frozenset(" \"'<>\\^`{|}")
 
 
-def write_note(path: Path, trackers: Iterable[Tracker]) -> None:
+def write_note(folder: Folder, name: str, trackers: Iterable[Tracker]) -> None:
     """Put the complete note in place, or none. Raises OSError."""
-    entries = [each._asdict() for each in trackers if is_usable(each)][:_MOST_TRACKERS]
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(json.dumps({"trackers": entries}))
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    folder.write(name, note_text(trackers).encode())
+
+
+def note_text(trackers: Iterable[Tracker]) -> str:
+    """The content of the note."""
+    return json.dumps({"trackers": [each._asdict() for each in trackers if is_usable(each)][:_MOST_TRACKERS]})
 
 
 def parse_note(raw: bytes) -> tuple[Tracker, ...]:
     """The trackers in a note. It is untrusted: what makes no sense is left out."""
     found = (_tracker(each) for each in note_entries(raw, "trackers", _MOST_TRACKERS))
-    return tuple(each for each in found if each is not None and is_usable(each))
+    return tuple(_redacted(each) for each in found if each is not None and is_usable(each))
 
 
 def _tracker(entry: object) -> Tracker | None:
     if not isinstance(entry, dict):
         return None
     kind, *texts = (entry.get(name, "") for name in Tracker._fields)
-    if kind not in {each.value for each in TrackerKind} or not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(each, str) for each in (kind, *texts)) or kind not in set(TrackerKind):
         return None
     return Tracker(TrackerKind(kind), *texts)
+
+
+def _redacted(tracker: Tracker) -> Tracker:
+    """An earlier version of rankwatch may have written it whole."""
+    return tracker._replace(run=redacted_place(tracker.run), url=redacted_page(tracker.url))
 
 
 def is_usable(tracker: Tracker) -> bool:

@@ -32,7 +32,7 @@ def watch_trackers(run: Run, writer: Writer, env: Mapping[str, str]) -> None:
     def facts() -> Facts:
         return _facts(run, writer, grafana, time.monotonic() - began)
 
-    _watch = TrackerWatch(writer.path.with_suffix(SUFFIX), facts, run._failures.note)
+    _watch = TrackerWatch(*writer.beside(SUFFIX), facts, run._failures.note)
     run.after_steps(_watch.peek)
 
 

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -16,6 +15,7 @@ from rankwatch.conventions.trackers import DASHBOARD_PATH, TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import Found, Tracker, current_trackio_run, find, tensorboard_writers
 from rankwatch.trackers.note import write_note
+from rankwatch.untrusted.folders import Folder
 
 EXIT_SECONDS = 5.0
 """Longest time that all trackers together may delay the exit of the process."""
@@ -40,20 +40,21 @@ def dashboard_url(grafana: str, run: str) -> str:
 
 
 class TrackerWatch:
-    """Looks for trackers in a thread of its own, and writes the note at `path` when it finds some.
+    """Looks for trackers in a thread of its own, and writes the note of this name when it finds some.
 
     facts: returns what trackers are told at the exit. failed: takes what went wrong, once each.
     """
 
     def __init__(
         self,
-        path: Path,
+        folder: Folder,
+        name: str,
         facts: Callable[[], Facts],
         failed: Callable[[str, BaseException], None],
         *,
         exit_seconds: float = EXIT_SECONDS,
     ) -> None:
-        self._path = path
+        self._folder, self._name = folder, name
         self._facts = facts
         self._failed = failed
         self._exit_seconds = exit_seconds
@@ -65,7 +66,7 @@ class TrackerWatch:
         self._ending = threading.Event()
         self._exiting: list[Found] | None = None
         self._done = threading.Event()
-        path.unlink(missing_ok=True)  # of an earlier attempt
+        folder.remove(name)  # of an earlier attempt
         self._register()
         threading.Thread(target=self._look, name="rankwatch-trackers", daemon=True).start()
 
@@ -110,7 +111,7 @@ class TrackerWatch:
             return  # a tracker that has finished stays in the note: the link to it is still good
         self._noted = trackers
         self._register()
-        write_note(self._path, trackers)
+        write_note(self._folder, self._name, trackers)
 
     def _exit(self) -> None:
         """Tell the trackers that are still there how the run went. At most `exit_seconds` are waited for."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
-from rankwatch.checkpoint_files import Damage, Outcome, Verification, verify
+from rankwatch.checkpoint_files import Damage, Outcome, Verification, distributed, pickles, verify
 from rankwatch.checkpoint_files.distributed_metadata import (
     Chunk,
     TensorEntry,
@@ -189,6 +190,7 @@ def test_coverage() -> None:
     assert "beyond" in problem((4, 4), ((2, 0), (3, 4)))
     assert "overlap" in problem((4, 4), ((0, 0), (3, 4)), ((1, 0), (1, 4)))
     assert problem((0, 4)) == ""
+    assert "overlap" in problem((4, 4), ((0, 0), (2, 4)), ((0, 0), (2, 4)))
 
 
 @pytest.mark.parametrize("name", list(attacks(Path("canary"))))
@@ -209,3 +211,27 @@ def test_pipes_and_links(saved: Path, tmp_path: Path) -> None:
     shard.unlink()
     shard.symlink_to(tmp_path / "elsewhere")
     assert "symbolic link that leads out" in verify(saved).problems[0].detail
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value"), [(pickles, "MOST_MEMORY_BYTES", 4000), (distributed, "MOST_PIECES", 5)]
+)
+def test_more_than_is_read(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, value: int
+) -> None:
+    """A save of more ranks than fit into memory is not damaged, and nobody can call it good, whatever else
+    lies there."""
+    torch.save({"a": torch.ones(3)}, saved / "rng_state.pth")
+    monkeypatch.setattr(module, limit, value)
+    found = verify(saved)
+    assert (found.outcome, found.problems) == (Outcome.UNVERIFIABLE, [])
+    (unchecked,) = found.unchecked
+    assert (unchecked.file, unchecked.reason.endswith("than are read")) == (".metadata", True)
+
+
+def test_one_shard_of_two_spellings(saved: Path, metadata: Metadata) -> None:
+    """A shard is read once, whatever its names in the metadata look like."""
+    for each, info in enumerate(metadata.storage_data.values()):
+        info.relative_path = ("./" * (each % 3)) + info.relative_path
+    write(saved, metadata)
+    assert verify(saved).outcome is Outcome.GOOD

@@ -69,6 +69,13 @@ def test_hugging_face_of_another_step(hugging_face: Path) -> None:
     assert only(hugging_face) == ("trainer_state.json", Damage.MALFORMED)
 
 
+@pytest.mark.parametrize(("encoding", "outcome"), [("utf-8-sig", Outcome.GOOD), ("utf-16", Outcome.DAMAGED)])
+def test_hugging_face_in_an_encoding(hugging_face: Path, encoding: str, outcome: Outcome) -> None:
+    """JSON is UTF-8. A confined child can load no other: it has no access to the modules of encodings."""
+    (hugging_face / "trainer_state.json").write_text(json.dumps({"global_step": 40}), encoding=encoding)
+    assert verify(hugging_face).outcome is outcome
+
+
 def test_flipped_optimizer(hugging_face: Path) -> None:
     flip(hugging_face / "optimizer.pt", 8 * 3000)
     problem = verify(hugging_face).problems[0]
@@ -200,7 +207,7 @@ def test_a_pipe_and_links_in_a_folder(tmp_path: Path) -> None:
     assert {each.file: each.reason.partition(",")[0] for each in found.unchecked} == {
         "b.pt": "it is no regular file",
         "c.pt": "it is a symbolic link that leads out of the checkpoint",
-        "d": "it is a symbolic link to a folder",
+        "d": "it is a symbolic link that leads out of the checkpoint",
     }
 
 

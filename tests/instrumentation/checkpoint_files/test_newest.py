@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from rankwatch.checkpoint_files import CheckpointError, newest
+from rankwatch.checkpoint_files import CheckpointError, Verification, newest
 from rankwatch.checkpoint_files.names import step_of
 from rankwatch.checkpoint_files.newest import candidates
 from support.checkpoints import flip, save_distributed, state
+
+module = sys.modules["rankwatch.checkpoint_files.newest"]  # the package has a function of its name
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,32 @@ def test_none_is_good(tmp_path: Path) -> None:
     (tmp_path / "step-1").mkdir()
     result = newest(tmp_path)
     assert (result.found, len(result.passed_over)) == (None, 1)
+
+
+def test_what_nobody_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training starts also where verification has a fault of its own."""
+    for step in (1, 2):
+        torch.save(state(5), tmp_path / f"step-{step}.pt")
+    plain = module.verify
+
+    def broken(path: Path, **options: Any) -> Verification:
+        if path.name == "step-2.pt":
+            raise RecursionError("maximum recursion depth exceeded")
+        return plain(path, **options)
+
+    monkeypatch.setattr(module, "verify", broken)
+    result = newest(tmp_path)
+    assert result.step == 1
+    assert result.passed_over[0].reason.endswith("RecursionError: maximum recursion depth exceeded")
+
+
+def test_many_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are counted, and of too many the newest are looked into."""
+    monkeypatch.setattr(module, "_MOST_LOOKED_INTO", 3)
+    for step in range(8):
+        (tmp_path / f"step-{step}").mkdir()
+    result = newest(tmp_path)
+    assert (result.candidates, [each.step for each in result.passed_over]) == (8, [7, 6, 5])
 
 
 def test_no_folder(tmp_path: Path) -> None:

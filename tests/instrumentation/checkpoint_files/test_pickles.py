@@ -53,6 +53,8 @@ BOMBS = {
     "items of a list set": b"]K\x01K\x02s.",
     "an odd number of items": b"}(K\x01u.",
     "appended to a number": b"K\x01K\x02a.",
+    "a class of a long name": b"c" + b"a" * 2000 + b"\nb\n.",
+    "a memo before the first": b"Np-1\ng-2\n.",
 }
 
 
@@ -80,7 +82,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     bomb.write_bytes(b"]" * 60_000_000 + b".")
     code = (
         "import sys\nfrom rankwatch.checkpoint_files.pickles import *\n"
-        "try: read_pickle(open(sys.argv[1], 'rb').read())\nexcept PickleError as error: print(error)\n"
+        "try: read_pickle(open(sys.argv[1], 'rb').read())\nexcept TooMuchError as error: print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(bomb)],
@@ -107,6 +109,12 @@ def test_plain_values(protocol: int) -> None:
     if protocol > 3:
         assert [read.value.named("a"), read.value.named("b")] == [value["a"], value["b"]]
         assert sorted(read.value.named("c")) == [1, 2]
+
+
+def test_memo_out_of_order() -> None:
+    """Python 2 counted from 1, and programs that shorten pickles leave gaps."""
+    value = read_pickle(b"(K\x07q\x01K\x08q\x05K\x09q\x00h\x01h\x05h\x00\x94K\x0aq\x05h\x05h\x03t.").value
+    assert value == (7, 8, 9, 7, 8, 9, 10, 10, 9)
 
 
 def test_objects_become_calls() -> None:

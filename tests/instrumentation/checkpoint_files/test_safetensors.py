@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from rankwatch.checkpoint_files import Damage, Outcome, verify
+from rankwatch.checkpoint_files import Damage, Outcome, folder, reading, verify
 from support.checkpoints import flip, truncate, write_safetensors
 
 TWO = {"a": ("F32", [2, 3], b"a" * 24), "b": ("BF16", [5], b"b" * 10)}
@@ -48,6 +49,10 @@ def test_good(saved: Path) -> None:
         ({"shape": [1 << 40, 1 << 40]}, Damage.SIZE),
         ({"shape": [-1]}, Damage.MALFORMED),
         ({"shape": [True, 6]}, Damage.MALFORMED),
+        ({"shape": [0, 1 << 62, 1 << 62]}, Damage.SIZE),
+        ({"shape": [10**4000] * 9}, Damage.MALFORMED),
+        ({"shape": [1] * 1000}, Damage.MALFORMED),
+        ({"data_offsets": [0, 10**4200]}, Damage.MALFORMED),
         ({"dtype": "F33"}, Damage.MALFORMED),
         ({"dtype": "F64"}, Damage.SIZE),
         ({"data_offsets": [4, 28]}, Damage.MALFORMED),
@@ -100,6 +105,30 @@ def test_shards_of_an_index(tmp_path: Path) -> None:
         ("model-00001-of-00002.safetensors", "c", Damage.MISSING),
         ("model-00002-of-00002.safetensors", "d", Damage.MISSING),
     }
+
+
+@pytest.mark.parametrize(
+    ("module", "limit"), [(folder, "_MOST_NAME_CHARACTERS"), (reading, "MOST_JSON_VALUES")]
+)
+def test_index_of_more_than_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str
+) -> None:
+    """Names that do not fit into memory are not compared, which is said, and is no damage."""
+    (tmp_path / "model").mkdir()
+    name = "model-00001-of-00001.safetensors"
+    write_safetensors(tmp_path / "model" / name, TWO)
+    index = {"weight_map": {f"{each}": name for each in range(200)}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(module, limit, 150)
+    found = verify(tmp_path / "model")
+    assert found.problems == []
+    assert any(each.file == "model.safetensors.index.json" for each in found.unchecked)
+
+
+@pytest.mark.parametrize("index", [b"[]", b'{"weight_map": []}', b'{"weight_map": {"a": 5}}', b"[" * 100_000])
+def test_index_that_is_none(tmp_path: Path, index: bytes) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    assert verify(tmp_path).problems[0].damage is Damage.MALFORMED
 
 
 def test_every_bit_of_the_header(saved: Path) -> None:

@@ -6,13 +6,16 @@ import errno
 import os
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 
-from rankwatch.checkpoint_files import Damage, Outcome, Verification, verify
+from rankwatch.checkpoint_files import Damage, Outcome, Verification, verify, zip_layout
+from rankwatch.checkpoint_files.reading import crc32_of_zeros
 from support.checkpoints import flip, random_bits, state, truncate
+from support.hostile_checkpoints import HUGE_BYTES, huge_zip
 
 
 @pytest.fixture
@@ -213,3 +216,44 @@ def test_zip64_entries(tmp_path: Path) -> None:
         assert error.errno in (errno.EFBIG, errno.ENOSPC)
         pytest.skip("no room for a sparse file")
     assert verify(path).outcome is Outcome.DAMAGED
+
+
+def test_zeros_have_a_checksum_without_being_read() -> None:
+    """What zlib finds byte for byte is computed for any number of zeros at once."""
+    for before in (b"", b"abc", b"\xff" * 9):
+        for count in (0, 1, 2, 255, 4096, 1_000_003):
+            expected = zlib.crc32(before + bytes(count))
+            assert crc32_of_zeros(zlib.crc32(before), count) == expected, (before, count)
+
+
+def test_sparse_file(tmp_path: Path) -> None:
+    """Zeros that a copy has not written are as good as others. Those of 15 TB are not read for hours: the
+    checksum of a hole is computed, and the one of the file decides."""
+    path, read = tmp_path / "a.pt", []
+    for crc, outcome in ((crc32_of_zeros(0, HUGE_BYTES - 1000), Outcome.GOOD), (1, Outcome.DAMAGED)):
+        huge_zip(path, crc)
+        assert verify(path, progress=read.append).outcome is outcome
+    assert not read  # it is called for each 16 MiB
+    torch.save({"w": torch.zeros(2 << 20), "b": torch.ones(2 << 20)}, path)
+    with open(path, "r+b") as file:
+        begin = content_of(path, "data/0")
+        content = path.read_bytes()
+        file.truncate(0)
+        for at in (0, begin + (8 << 20)):
+            file.seek(at)
+            file.write(content[at : begin if not at else None])
+    assert path.read_bytes() == content
+    assert verify(path).outcome is Outcome.GOOD
+
+
+def test_huge_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of more entries than are read is no damage, and nothing that could be called good."""
+    monkeypatch.setattr(zip_layout, "_MOST_ENTRIES", 2)
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    compressed(folder / "a.pt", ("a", b"1"), ("b", b"2"), ("c", b"3"))
+    found = verify(folder)
+    assert (found.outcome, found.unchecked[0].reason) == (
+        Outcome.UNVERIFIABLE,
+        "it has 3 entries, more than are read",
+    )

@@ -45,6 +45,20 @@ def test_phase(rank: LoneRank) -> None:
     assert rank.phases() == [("forward", near(0.030), 0)]
 
 
+def test_device_without_a_stream(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that answers no more, as after an error of CUDA, ends the timing and not the training."""
+
+    def raises() -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    rank.forward(0.030)
+    monkeypatch.setattr(rank.run.device._shown, "follow", raises)  # type: ignore[union-attr]
+    rank.forward(0.030)
+    rank.forward(0.030)
+    assert rank.run.steps_completed == 3
+    assert rank.run._writer.integers[Now.ERRORS] == 1
+
+
 def test_nested_phases(rank: LoneRank) -> None:
     """The time of an inner phase does not count for the outer one."""
     with rank.run.step(), rank.run.phase("optimizer"):

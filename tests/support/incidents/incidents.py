@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ import pytest
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.untrusted.children import Limits
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.writer import BundleWriter
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
@@ -32,11 +33,12 @@ def condition(
     path: Path | None = None,
     pid: int = 1,
     started: float | None = None,
-    owner: int = 0,
+    owner: int | None = None,
 ) -> RankCondition:
     """Returns the condition of a rank. Its last progress and its start are moments."""
     box = path or Path(f"/nowhere/job/{number}.blackbox")
     phase = ("forward", progress)
+    owner = os.geteuid() if owner is None else owner
     return RankCondition(number, box, state, progress, timeout, phase, pid, started=started, owner=owner)
 
 
@@ -77,7 +79,9 @@ def writer(**how: object) -> BundleWriter:
         "diagnosis": NO_DIAGNOSIS,
         "recorder_seconds": DEADLINE_SECONDS,
         "stack_seconds": DEADLINE_SECONDS,
-        "verdict_limits": Limits(seconds=DEADLINE_SECONDS, output_bytes=1 << 20, memory_bytes=1 << 30),
+        "verdict_limits": Limits(
+            seconds=DEADLINE_SECONDS, cpu_seconds=600, memory_bytes=1 << 30, output_bytes=1 << 20
+        ),
         "environ": {"PATH": "/nowhere"},
         **how,
     }

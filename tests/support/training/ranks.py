@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,12 +42,14 @@ def rank(
     world: int = 1,
     gpu: str = "",
     before: str = "",
+    prefix: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that runs `code` as a rank, up to its first `ready()`; killed at the end.
 
-    `before` is code that runs before the run starts.
+    `before` is code that runs before the run starts, `prefix` a command that runs another command.
     """
     command = [
+        *prefix,
         sys.executable,
         "-c",
         _PRELUDE + code,

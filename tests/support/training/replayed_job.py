@@ -23,8 +23,11 @@ from rankwatch_diagnosis.simulation.shape import JobShape
 CLUSTER, RUN = "c", "job"
 _NEVER = float("inf")
 _HOLD_LOCKS = """
-import fcntl, sys
-files = [open(path, "r+b") for path in sys.argv[1:]]
+import fcntl, os, sys
+files = []
+for path in sys.argv[1:]:
+    os.chmod(path, 0o644)
+    files.append(open(path, "r+b"))
 for file in files:
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 print("locked", flush=True)

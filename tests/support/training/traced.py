@@ -6,10 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
 from rankwatch_agent.runtime.collector import Collection, Schedule
+from rankwatch_agent.runtime.otlp.endpoint import build_resource
+from rankwatch_agent.runtime.otlp.spans import as_sdk_span
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.exemplars import Exemplars
@@ -17,6 +23,8 @@ from rankwatch_agent.training.spans.collector import TracesCollector, TraceSetti
 from rankwatch_agent.training.spans.records import Notes, OpenIncident
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 
+_RESOURCE = build_resource(node="n", cluster="c", version="0")
+_SCOPE = InstrumentationScope("test")
 RANK = """
 import sys, time, rankwatch
 rank, world, steps, how = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -120,3 +128,14 @@ class Node:
 
     def named(self, name: str) -> list[TraceSpan]:
         return [each for each in self.sent if each.name == name]
+
+
+def check_spans(node: Node, *, unique: bool = True) -> None:
+    """The spans can be sent, and none ends before it starts."""
+    for each in node.sent:
+        assert 0 <= each.start <= each.end < 1 << 63, each
+        assert each.name.isprintable(), each
+    encode_spans([as_sdk_span(each, _RESOURCE, _SCOPE) for each in node.sent])
+    if unique:
+        ids = Counter((each.trace, each.span) for each in node.sent)
+        assert [each for each, count in ids.items() if count > 1] == []

@@ -1,0 +1,98 @@
+"""Private memory that a thread copies into a file, for directories that other tenants of the node share.
+
+Whoever cuts a file that is mapped kills the process that has mapped it (SIGBUS). The mode of a file keeps out
+everybody but its owner and root, and in a directory that several containers mount these may be other tenants.
+There, nothing is mapped. The training thread writes into memory, as ever. It must not write to the file: a
+system call gives up the interpreter's lock, and beside a busy thread it gets it back 5 ms later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from collections import deque
+
+from rankwatch.blackbox import layout
+
+_PAUSE_SECONDS = 0.1
+"""What a process writes in the last tenth of a second before it is killed is lost."""
+_ALL_EACH = 10
+"""Each so many times all of the ring is compared, else only what follows its newest part."""
+
+
+class CopiedFile:
+    """The memory of an open file. A thread brings the file up to date until the end of `close`.
+
+    size: of the file, in bytes. part_bytes: what is copied at once; a reader sees no part half done.
+    ring_offset: what lies behind it is written part by part, in turns.
+    """
+
+    def __init__(self, file: int, size: int, *, part_bytes: int, ring_offset: int) -> None:
+        self.memory = mmap.mmap(-1, size)
+        self.file = file
+        self._size, self._part_bytes = size, part_bytes
+        self._status = os.fstat(file)
+        self._fixed = range(0, ring_offset, part_bytes)
+        self._ring = deque(range(ring_offset, size, part_bytes))
+        """Offsets of its parts, from the one before the newest on."""
+        self._held: dict[int, bytes] = {}
+        """What the file holds, by offset."""
+        self._count = 0
+        self._copying = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep_up, name="rankwatch-copies", daemon=True).start()
+
+    def copy(self) -> None:
+        """Bring the file up to date. Raises OSError."""
+        if not self._copying.acquire(timeout=layout.LAG_SECONDS):
+            return
+        try:
+            status = os.fstat(self.file)
+            if not os.path.samestat(status, self._status):
+                raise OSError(errno.EBADF, "the program has closed the descriptor and opened another file")
+            if status.st_size < self._size:
+                self._held.clear()  # somebody has cut it: the whole content is written again
+            self._copy_parts(everything=not self._held or self._count % _ALL_EACH == 0)
+            self._count += 1
+        finally:
+            self._copying.release()
+
+    def close(self) -> None:
+        """Copy for the last time. The descriptor stays the caller's."""
+        self._closed.set()
+        self._count = 0
+        with contextlib.suppress(OSError):
+            self.copy()
+
+    def _copy_parts(self, *, everything: bool) -> None:
+        for at in self._fixed:
+            self._copy_part(at)
+        newest = 0
+        for number, at in enumerate(self._ring):
+            if self._copy_part(at):
+                newest = number
+            elif number > 1 and not everything:
+                break  # the newest part was full, so the next one was looked at, too
+        if newest > 1:
+            self._ring.rotate(1 - newest)
+
+    def _copy_part(self, at: int) -> bool:
+        """Copy a part if it has changed; True if it had."""
+        part = self.memory[at : at + self._part_bytes]
+        if part == self._held.get(at):
+            return False
+        if os.pwrite(self.file, part, at) == len(part):  # else the file system is full
+            self._held[at] = part
+        return True
+
+    def _keep_up(self) -> None:
+        while not self._closed.wait(_PAUSE_SECONDS):
+            try:
+                self.copy()
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    return  # what this thread may write to is gone
+                # else the file system is full, perhaps not for ever

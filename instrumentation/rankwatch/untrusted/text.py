@@ -1,0 +1,219 @@
+"""Texts that others have written: what may be shown of them, and what must not be kept.
+
+Exceptions, paths and names come from programs and files of users. They can hold characters that steer a
+terminal, and credentials that somebody put into a URL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+HIDDEN = "***"
+"""Stands where a secret stood."""
+
+_MESSAGE_READ = 4096
+"""Characters of a message that are looked at; a signed URL has some 1,500."""
+
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""What shows nothing although Python calls it printable (Default_Ignorable_Code_Point of Unicode)."""
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+"""First characters from which a spreadsheet takes a cell as a formula (OWASP, CSV injection)."""
+
+_WORD = re.compile(r"[^\s\"<>`]++")
+_AUTHORITY = re.compile(
+    r":(?:\\?/){2}|\b(?:https?|ftps?|s3[an]?|gs|gcs|abfss?|wasbs?|(?:web)?hdfs):/(?!/)", re.IGNORECASE
+)
+"""What stands before the authority of a URL. `Path("https://host")` and JSON change the slashes."""
+_HOST = re.compile(r"(?:\[[^\]]*+\]|[^:]*+)(?::\d*+)?|[0-9A-Fa-f:.]*+")
+"""Authorities without a password: `host`, `host:443`, `[::1]:443`, `::1`."""
+_CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
+"""Schemes in which `container@account` is a place and not a login."""
+_CLOSING = "'\")]}>.,;!"
+"""Ends of a word that belong to the sentence around a URL."""
+_BEFORE_LOGIN = "=,;([{'"
+_CONTACT_WORDS = ("mailto", "contact", "email", "mail")
+_QUERY = re.compile(r"\?[\w.~%+-]++=")
+_SECRET = re.compile(
+    r"""(?xi)
+    (?: (?: passw(?:or)?d | passphrase | pwd | secret | api[-_]?key | access[-_]?key(?:[-_]?id)?
+          | account[-_]?key | private[-_]?key | authorization ) ["']? \s{0,4} [=:]
+      | (?P<weak> (?: signature | (?<![a-z])sig | token | credential )
+                  (?: ["']? \s{0,4} = | ["'] \s{0,4} : ) )
+    ) \s{0,4} (?: (?: bearer | basic | digest | token | aws4-hmac-sha256 ) \s{1,4} )?
+    (?P<value> (?=[^\s,;&]) (?: "[^"\n]*+" | '[^'\n]*+' )?+ (?P<rest> [^\s,;&]*+ ) )
+    | \b bearer \s{1,4} (?P<bearer> [\w.~+/=-]{12,}+ )
+    """
+)
+_MOST_PASSES = 4
+"""What is left of a text that is made for it may look like a login again."""
+_SHORTEST_WEAK = 6
+"""Characters of a token: `pad_token=0` is none."""
+
+
+def is_hidden(path: Path) -> bool:
+    """True if the mode of a file hides it from other users, as the umask of its writer may have it.
+
+    Root can read it, and must not show it to everybody. False where there is no file.
+    """
+    try:
+        return not path.lstat().st_mode & stat.S_IROTH
+    except OSError:
+        return False
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """The text with a `?` for each character that could steer a terminal, turn the line around or hide in
+    it, except those in `keep`: all controls, bidirectional marks, zero-width characters, surrogates, tags."""
+    if text.isascii():
+        if text.isprintable():
+            return text
+    elif text.isprintable() and not _INVISIBLE.search(text):
+        return text
+    return "".join(each if each in keep or _is_shown(each) else "?" for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() and not _INVISIBLE.match(character)
+
+
+def shown_json(text: str) -> str:
+    """The same of a JSON text, whose strings keep their meaning: such characters are escaped in it."""
+    if printable(text, keep="\n") == text:
+        return text
+    return "".join(each if each == "\n" or _is_shown(each) else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+
+
+def spreadsheet_cell(text: str) -> str:
+    """The text as a cell of a table that no spreadsheet takes for a formula."""
+    shown = printable(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
+def last_argument(text: str) -> str:
+    """The text as the end of a command that a person may copy into a shell: one word, and no option."""
+    shown = shlex.quote(printable(text))
+    return f"-- {shown}" if shown.startswith("-") else shown
+
+
+def redacted(text: str) -> str:
+    """The text without credentials, in linear time.
+
+    Without userinfo, query and fragment of URLs, without logins such as `user:password@`, and without the
+    value of what is called a password, a key, a token or a signature.
+    """
+    return _until_stable(lambda each: _WORD.sub(_without_login, _SECRET.sub(_without_value, each)), text)
+
+
+def message_of(text: str) -> str:
+    """The beginning of the message of an error in one line, printable and without credentials."""
+    line = " ".join(text[:_MESSAGE_READ].split())
+    if len(text) > _MESSAGE_READ:
+        whole, _, last = line.rpartition(" ")
+        line = whole if ":" in last else line  # perhaps a login whose end, which tells it, is cut off
+    return printable(redacted(line))
+
+
+def redacted_place(place: str) -> str:
+    """The same of a text that is one path or one URL: a path stays as it is, whatever it holds."""
+    return _until_stable(_without_userinfo, place) if ":" in place else place
+
+
+def redacted_page(url: str) -> str:
+    """The same of the address of a page to look at, whose query and fragment name it: without its userinfo,
+    and without the values of keys and tokens in it."""
+    parts = urlsplit(url)
+    query, fragment = (_SECRET.sub(_without_value, each) for each in (parts.query, parts.fragment))
+    netloc = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=netloc, query=query, fragment=fragment).geturl()
+
+
+def _until_stable(change: Callable[[str], str], text: str) -> str:
+    for _ in range(_MOST_PASSES):
+        before, text = text, change(text)
+        if text == before:
+            break
+    return text
+
+
+def _without_login(match: re.Match[str]) -> str:
+    found = match[0]
+    if _AUTHORITY.search(found) is not None:
+        return _without_userinfo(found)
+    query = _QUERY.search(found)
+    if query is not None:
+        found = found[: query.start()] + _closing(found)
+    at = found.rfind("@")
+    user, colon, password = found[: max(0, at)].partition(":")
+    begins = max(user.rfind(each) for each in _BEFORE_LOGIN) + 1
+    name = user[begins:]
+    is_path = "/" in name or "\\" in name or password.startswith(("/", "\\"))
+    if not colon or not found[at + 1 :].strip(_CLOSING) or is_path or name.lower() in _CONTACT_WORDS:
+        return found
+    return f"{user[:begins]}{HIDDEN}{found[at:]}"
+
+
+def _without_userinfo(found: str) -> str:
+    """A word with URLs in it, one after the other or one inside the other."""
+    marks = list(_AUTHORITY.finditer(found))
+    if not marks:
+        return found
+    parts = [found[: marks[0].end()]]
+    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        part = found[mark.end() : following.start() if following else None]
+        scheme = found[max(0, mark.start() - 5) : mark.start()].lower()
+        part, is_cut = _part(part, holds_container=scheme.endswith(_CONTAINER))
+        if is_cut:
+            return "".join((*parts, part, _closing(found)))
+        parts += (part, following[0] if following else "")
+    return "".join(parts)
+
+
+def _part(part: str, *, holds_container: bool) -> tuple[str, bool]:
+    """What follows `://`, without userinfo, query and fragment; True if one of the last two was there.
+
+    No host has a port that is no number. Before it there is a password with one of `/?#` in it, or one whose
+    end was cut off.
+    """
+    end = _end_of_authority(part)
+    at = part.rfind("@", 0, end)
+    if at < 0 and not _HOST.fullmatch(part, 0, end):
+        at = part.rfind("@")
+    if at >= 0 and not (holds_container and ":" not in part[:at]):
+        part = part[at + 1 :]
+        end = _end_of_authority(part)
+    if not _HOST.fullmatch(part, 0, end):
+        part = HIDDEN + part[end:]
+    end = _first_of(part, "?#")
+    return part[:end], end < len(part)
+
+
+def _end_of_authority(part: str) -> int:
+    return len(part[: _first_of(part, "/?#\\")].rstrip(_CLOSING + ":"))
+
+
+def _first_of(text: str, characters: str) -> int:
+    return min((at for each in characters if (at := text.find(each)) >= 0), default=len(text))
+
+
+def _closing(found: str) -> str:
+    return found[len(found.rstrip(_CLOSING)) :]
+
+
+def _without_value(match: re.Match[str]) -> str:
+    group = "bearer" if match["value"] is None else "value"
+    if match["weak"] is not None and len(match[group].strip("\"'" + _CLOSING)) < _SHORTEST_WEAK:
+        return match[0]
+    before = match[0][: match.start(group) - match.start()]
+    return f"{before}{HIDDEN}{_closing(match['rest'] or '')}"

@@ -1,0 +1,67 @@
+"""Files at paths that a user chose: read with the rights of that user, without waiting for any of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwatch.untrusted.children import Owner
+from rankwatch.untrusted.chosen_paths import UNANSWERED, Answer, PathReader, Wanted, read
+from support.processes.users import ALICE, BOB, node_directory
+
+__all__ = ["node_directory"]
+
+pytestmark = pytest.mark.process
+
+
+def owned(path: Path, user: int, content: str = "content") -> Path:
+    path.write_text(content)
+    path.chmod(0o600)
+    os.chown(path, user, user)
+    return path
+
+
+def answers(reader: PathReader, *paths: Path | str, most_bytes: int = 100) -> list[Answer]:
+    """What a reader finds at these paths, however long that takes."""
+    wanted = [Wanted(str(path), most_bytes) for path in paths]
+    while (found := reader.find(wanted)) is None:
+        reader.advance()
+        time.sleep(0.01)
+    return found
+
+
+def test_what_is_read(node_directory: Path) -> None:
+    """Regular files of the user, and links to them: no device, no FIFO and no file of another user."""
+    mine, other = owned(node_directory / "mine", ALICE), owned(node_directory / "other", BOB)
+    (node_directory / "link").symlink_to(mine)
+    os.mkfifo(node_directory / "fifo")
+    places = [mine, node_directory / "link", other, node_directory / "fifo", "/dev/zero", "/etc/shadow", "\0"]
+    found = answers(PathReader(Owner(ALICE, ALICE)), *places, "relative")
+    assert [each and each.content for each in found] == [b"content", b"content"] + [None] * 6
+    assert read(Wanted(str(mine), 4), ALICE) == (b"cont", mine.stat().st_mtime)
+    assert read(Wanted(str(mine), 4, from_end=True), ALICE) == (b"tent", mine.stat().st_mtime)
+    assert read(Wanted(str(mine), 4), BOB) is None
+
+
+def test_a_file_that_never_answers(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs itself alone: those before and behind it are read, and nobody waits for it."""
+    files = [owned(node_directory / str(number), ALICE, str(number)) for number in range(4)]
+    monkeypatch.setattr("rankwatch.untrusted.chosen_paths.__name__", "hanging_reader")
+    (node_directory / "hanging_reader.py").write_text(
+        "import sys, time\n"
+        "from rankwatch.untrusted import chosen_paths\n"
+        "real = chosen_paths.read\n"
+        "def read(wanted, owner):\n"
+        "    return time.sleep(600) if wanted.path.endswith('/2') else real(wanted, owner)\n"
+        "chosen_paths.read = read\n"
+        "main = chosen_paths.main\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(node_directory))
+    reader = PathReader(Owner(ALICE, ALICE), seconds=2.0)
+    found = answers(reader, *files)
+    assert found[2] is UNANSWERED
+    assert [each and each.content for each in found] == [b"0", b"1", b"", b"3"]
+    assert reader.given_up == 1
