@@ -119,13 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _hold_signals(arguments)  # first of all, and only if the process is the command's own
     from rankwatch import __version__
     from rankwatch.errors import SettingError
-    from rankwatch.settings import printable
+    from rankwatch_cli.output import note, show
 
     parser = _parser()
     # Only the first word is parsed here. The rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
     if chosen.version:
-        print(f"rankwatch {__version__}")
+        show(f"rankwatch {__version__}")
         return 0
     if chosen.command is None:
         parser.print_help()
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # an error of writing shows here, not when the interpreter ends
         return status
     except (UserError, SettingError) as error:
-        print(printable(f"rankwatch {chosen.command}: {error}"), file=sys.stderr)
+        note(f"rankwatch {chosen.command}: {error}")
         return USAGE_STATUS
     except BrokenPipeError:
         _drop_output()
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _FULL or error.filename is not None:
             raise
         _drop_output()
-        print(f"rankwatch {chosen.command}: could not write the output: {error.strerror}", file=sys.stderr)
+        note(f"rankwatch {chosen.command}: could not write the output: {error.strerror}")
         return USAGE_STATUS
     except ModuleNotFoundError as error:
         return _missing_module(chosen.command, error)
@@ -196,9 +196,10 @@ def _missing_module(command: str, error: ModuleNotFoundError) -> int:
         raise error
     own = COMMANDS[command].extra
     extra = own if own in extras else extras[0]
-    print(
+    from rankwatch_cli.output import note
+
+    note(
         f"rankwatch {command}: could not import {module}: "
-        f"in a clone of rankwatch, pip install '.[{extra}]' brings it",
-        file=sys.stderr,
+        f"in a clone of rankwatch, pip install '.[{extra}]' brings it"
     )
     return USAGE_STATUS

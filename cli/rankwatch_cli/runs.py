@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.tenants import in_tenant, tenants_of
 from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
-from rankwatch.settings import printable
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.follower import rank_state, worst_state
+from rankwatch_agent.training.rank_states import rank_state, worst_state
+from rankwatch_cli.output import note
 
 MOST_RUNS = 10_000
 _MOST_BOXES = 1 << 16
@@ -53,7 +53,7 @@ def runs_directory(given: Path | None = None) -> Path:
 
 def find_runs(base: Path) -> list[RunSeen]:
     """The runs below `base`, the newest first. Folders without a usable box are left out."""
-    found = [seen for folder in _folders(base) if (seen := _read(folder)) is not None]
+    found = [seen for folder in _folders(base) if (seen := _read(folder, base)) is not None]
     return sorted(found, key=lambda each: each.started, reverse=True)
 
 
@@ -76,11 +76,14 @@ def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
     for each in find_runs(base):
         if each.short_name == text:
             return each.directory
-    fitting = [each for each in _folders(base) if each.name.startswith(text)]
+    named = {run_name(each, base): each for each in _folders(base)}
+    if text in named:
+        return named[text]
+    fitting = [name for name in named if name.startswith(text)]
     if len(fitting) == 1:
-        return fitting[0]
+        return named[fitting[0]]
     if fitting:
-        names = ", ".join(each.name for each in fitting[:8])
+        names = ", ".join(fitting[:8])
         raise UserError(f"{text!r} is the beginning of {len(fitting)} runs ({names}): give more of the name")
     raise UserError(f"{text!r} is no run in {base} and no path; `rankwatch ls` lists the runs")
 
@@ -90,7 +93,7 @@ def _newest_run(base: Path, announce: bool) -> Path:
     if not found:
         raise UserError(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
     if announce:
-        print(f"newest run: {printable(found[0].run)}", file=sys.stderr)
+        note(f"newest run: {found[0].run}")
     return found[0].directory
 
 
@@ -104,8 +107,16 @@ def boxes_of(folder: Path) -> dict[int, Path]:
 
 
 def _folders(base: Path) -> list[Path]:
-    found = (each for each in _listed(base) if each.is_dir() and not each.is_symlink())
+    """The directories of runs, also those of tenants."""
+    tenants = tenants_of(base)
+    listed = (each for folder in (base, *tenants) for each in _listed(folder) if each not in tenants)
+    found = (each for each in listed if each.is_dir() and not each.is_symlink())
     return sorted(each for each, _ in zip(found, range(MOST_RUNS), strict=False))
+
+
+def run_name(folder: Path, base: Path) -> str:
+    """The name of the run in a directory, as labels have it."""
+    return in_tenant(folder.name, folder.parent.name if folder.parent.parent == base else "")
 
 
 def _listed(folder: Path) -> Iterator[Path]:
@@ -115,14 +126,14 @@ def _listed(folder: Path) -> Iterator[Path]:
         return  # none, gone meanwhile, or of another user
 
 
-def _read(folder: Path) -> RunSeen | None:
+def _read(folder: Path, base: Path) -> RunSeen | None:
     ranks = [rank for path in boxes_of(folder).values() if (rank := _read_rank(path)) is not None]
     if not ranks:
         return None
     latest = max(ranks, key=lambda each: each.started)
     living = sum(each.state not in ENDED_STATES for each in ranks)
     return RunSeen(
-        run=latest.run,
+        run=in_tenant(latest.run, folder.parent.name if folder.parent.parent == base else ""),
         short_name=latest.short_name,
         directory=folder,
         state=worst_state({each.state for each in ranks}),

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rankwatch_agent.runtime.connect import within
+from rankwatch_agent.runtime.connect import NoRedirects, within
 from rankwatch_agent.runtime.errors import UserError
 
 _MOST_BYTES = 64 << 20
+LATEST = 1e11
+"""Unix time in the year 5138."""
+_MOST_DIGITS = 9
+"""Of a rank or an attempt."""
 _REFUSED = {
     401: "it asks for credentials",
     403: "it refuses these credentials",
@@ -28,6 +32,11 @@ def quoted(text: str) -> str:
     """A string of PromQL."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+def whole(text: str) -> int | None:
+    """The number in a label, such as that of a rank; None for another text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 class Sample(NamedTuple):
@@ -68,16 +77,13 @@ class PrometheusApi:
 
     def query(self, expression: str) -> list[Sample]:
         """The series of an expression now."""
-        rows = self._ask("query", {"query": expression})
-        return [Sample(row["metric"], float(row["value"][1])) for row in rows]
+        found = self._ask("query", {"query": expression})
+        return [Sample(labels, points[0][1]) for labels, points in found]
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[Points]:
         """The series of an expression from `start` to `end`, every `step` seconds."""
         asked = {"query": expression, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
-        return [
-            Points(row["metric"], tuple((float(at), float(value)) for at, value in row["values"]))
-            for row in self._ask("query_range", asked)
-        ]
+        return self._ask("query_range", asked)
 
     @property
     def address(self) -> str:
@@ -85,12 +91,12 @@ class PrometheusApi:
         parts = urllib.parse.urlsplit(self.url)
         return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
 
-    def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[Any]:
+    def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[Points]:
         body = urllib.parse.urlencode(parameters).encode()  # as a form: an expression may be long
         request = urllib.request.Request(f"{self.address}/api/v1/{endpoint}", body, self._headers())
 
         def ask() -> bytes:
-            opener = urllib.request.build_opener(_NoRedirects)
+            opener = urllib.request.build_opener(NoRedirects)
             with opener.open(request, timeout=self.timeout_seconds) as reply:
                 text: bytes = reply.read(_MOST_BYTES + 1)
             return text
@@ -108,16 +114,11 @@ class PrometheusApi:
             raise self._failure(f"its answer is larger than {_MOST_BYTES >> 20} MiB")
         return self._result(text)
 
-    def _result(self, text: bytes) -> list[Any]:
+    def _result(self, text: bytes) -> list[Points]:
         try:
-            rows = json.loads(text)["data"]["result"]
-            if all(
-                isinstance(each["metric"], dict) and (each.get("value") or each["values"]) for each in rows
-            ):
-                return list(rows)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-        raise self._failure("its answer is not that of a Prometheus")
+            return [_series(each) for each in json.loads(text)["data"]["result"]]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+            raise self._failure("its answer is not that of a Prometheus") from None
 
     def _headers(self) -> dict[str, str]:
         parts = urllib.parse.urlsplit(self.url)
@@ -131,11 +132,15 @@ class PrometheusApi:
         return UserError(f"could not ask Prometheus at {self.address}: {reason}")
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect, mostly to a page for people to log in, would take the credentials elsewhere."""
-
-    def redirect_request(self, *_: object) -> None:
-        """None: the status is an error."""
+def _series(row: Any) -> Points:
+    """A series of an answer. Raises what a row of another form raises."""
+    labels, pairs = row["metric"], [row["value"]] if "value" in row else row["values"]
+    if not all(isinstance(each, str) for each in (*labels, *labels.values())):
+        raise TypeError
+    points = tuple((float(at), float(value)) for at, value in pairs)
+    if not points or not all(0.0 <= at < LATEST for at, _ in points):
+        raise ValueError
+    return Points(labels, points)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -12,6 +12,7 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.reading import diagnose
 from rankwatch_diagnosis.opening import open_bytes
 from rankwatch_diagnosis.operations.reading import read_operations
+from rankwatch_diagnosis.traces.trace import read_trace
 
 
 def test_pipe_without_writer(tmp_path: Path) -> None:
@@ -37,10 +38,35 @@ def test_pipe_with_writer(tmp_path: Path) -> None:
         assert file.read() == b"step 1 loss 2.0\n"
 
 
+HEADER = b"step,rank,operation,kind,start_seconds,duration_seconds,loss\n"
+
+
 def test_line_limit(tmp_path: Path) -> None:
-    """Few packed bytes may be gigabytes, so a line without an end is refused early."""
-    path = tmp_path / "table.csv.gz"
-    header = b"step,rank,operation,kind,start_seconds,duration_seconds\n"
-    path.write_bytes(gzip.compress(header + b"9" * (20 << 20)))
+    """A line without an end is refused early."""
+    path = tmp_path / "table.csv"
+    path.write_bytes(HEADER + b"9" * (20 << 20))
     with pytest.raises(UserError, match="a line is longer than 8 MiB"):
         read_operations(path)
+
+
+@pytest.mark.parametrize("byte", [b"\n", b"0", b"{"])
+def test_small_file_that_unpacks_to_much(tmp_path: Path, byte: bytes) -> None:
+    """Few packed bytes may be gigabytes, for hours. Whatever reads a gzip refuses one that nobody packs."""
+    path = tmp_path / "0.json.gz"
+    members = (gzip.compress(each, mtime=0) for each in (HEADER, byte * (24 << 20)))
+    path.write_bytes(b"".join(members))
+    reason = "unpacks to more than 100 times its size"
+    for read in (read_operations, diagnose):
+        named = path.rename(path.with_name("0.csv.gz"))
+        with pytest.raises(UserError, match=reason):
+            read(named)
+        named.rename(path)
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + byte * (24 << 20)))
+    assert reason in read_trace(path).error
+
+
+def test_repeated_lines_are_read(tmp_path: Path) -> None:
+    """A small log may be as monotonous as it likes."""
+    path = tmp_path / "loss.csv.gz"
+    path.write_bytes(gzip.compress(b"step,loss\n1,2.0\n" + b"\n" * 500_000))
+    assert diagnose(path).counts.losses == 1

@@ -17,6 +17,7 @@ from rankwatch_agent.collectors.shared import build_shared
 from rankwatch_agent.runtime.config import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, AgentConfig, load_config
 from rankwatch_agent.runtime.logs import configure_logging
 from rankwatch_agent.sources.gpu.driver import Driver
+from rankwatch_cli.output import show_text
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     given = vars(_parser().parse_args(arguments))
     config = load_config(flags=given, environ=os.environ, file=given["config"])
     if given["print_config"]:
-        print(to_toml(config.values, config.origins), end="")
+        show_text(to_toml(config.values, config.origins))
         return 0
     return _run(config.values)
 

@@ -13,10 +13,12 @@ from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
 from rankwatch.members import members_text
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.text import redacted
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
+from rankwatch_cli.output import show
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.run.visibility import visible_lines
 
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         lines = [*_final_state(rank), *_newest(rank)]
     except BlackBoxError as error:
         raise UserError(str(error)) from error
-    print("\n".join(lines))
+    show(*lines)
     return 0
 
 
@@ -146,7 +148,7 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
 def _error(rank: RankFollower, record: RawRecord) -> str:
     """The type of the exception that ended the run, and its message; empty for other events."""
     _, kind, *pieces = layout.ENDING.unpack_from(record.payload)
-    return printable(": ".join(filter(None, (rank.name(kind), "".join(map(rank.name, pieces))))))
+    return redacted(": ".join(filter(None, (rank.name(kind), "".join(map(rank.name, pieces))))))
 
 
 def _clock(header: Header, monotonic: float) -> str:

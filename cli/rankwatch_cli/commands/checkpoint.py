@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from rankwatch.checkpoint_files import (
     newest,
     verify,
 )
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import progress, show, show_json
 
 _STATUS = {Outcome.GOOD: 0, Outcome.DAMAGED: 1, Outcome.INCOMPLETE: 1, Outcome.UNVERIFIABLE: 2}
 _SHOWN = 50
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str]) -> int:
             "--bytes-per-second", type=_rate, metavar="N", help="read no faster; 200M and 1.5G are understood"
         )
     given = parser.parse_args(arguments)
-    progress = _progress if sys.stderr.isatty() and not given.json else None
+    shown = _progress if sys.stderr.isatty() and not given.json else None
     try:
         if given.command == "verify":
-            return _verify(given, progress)
-        return _newest(given, progress)
+            return _verify(given, shown)
+        return _newest(given, shown)
     except (CheckpointError, CheckpointGoneError) as error:
         raise UserError(str(error)) from None
 
@@ -62,9 +62,9 @@ def main(arguments: Sequence[str]) -> int:
 def _verify(given: argparse.Namespace, progress: Callable[[int], None] | None) -> int:
     found = verify(given.path, bytes_per_second=given.bytes_per_second, progress=progress)
     if given.json:
-        print(json.dumps(found.as_json()))
+        show_json(found.as_json())
     else:
-        print("\n".join(printable(line) for line in describe(found)))
+        show(*describe(found))
     return _STATUS[found.outcome]
 
 
@@ -73,9 +73,9 @@ def _newest(given: argparse.Namespace, progress: Callable[[int], None] | None) -
     if not result.candidates:
         raise UserError(f"could not find a checkpoint in {given.path}: no name in it says a step")
     if given.json:
-        print(json.dumps(_newest_as_json(result)))
+        show_json(_newest_as_json(result))
     else:
-        print("\n".join(printable(line) for line in _newest_lines(result, given.path)))
+        show(*_newest_lines(result, given.path))
     return 0 if result.found else 1
 
 
@@ -91,7 +91,7 @@ def describe(found: Verification) -> list[str]:
     hidden = max(0, len(found.problems) - _SHOWN) + found.more_problems
     lines += [f"  and {hidden} more problems"] if hidden else []
     lines += [f"  not checked: {each}" for each in found.unchecked[:_SHOWN]]
-    hidden = max(0, len(found.unchecked) - _SHOWN)
+    hidden = max(0, len(found.unchecked) - _SHOWN) + found.more_unchecked
     return lines + ([f"  and {hidden} more that were not checked"] if hidden else [])
 
 
@@ -132,4 +132,4 @@ def _size(count: int) -> str:
 
 
 def _progress(count: int) -> None:
-    print(f"\r{_size(count)} read", end="", file=sys.stderr, flush=True)
+    progress(f"{_size(count)} read")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
+from rankwatch_cli.output import show, show_json
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.comparison.changes import Change, Comparison, Limited, Outcome, compare
 from rankwatch_diagnosis.comparison.figures import RunFigures, read_figures
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     uncertain = [each for each in found.changes if each.outcome is Outcome.UNCERTAIN]
     failed = found.regressions or (given.strict and (uncertain or found.missing))
     if given.json:
-        print(json.dumps(_as_json(found), allow_nan=False))
+        show_json(_as_json(found))
     else:
-        print("\n".join(printable(each) for each in _lines(found)))
+        show(*_lines(found))
     return REGRESSION_STATUS if failed else 0
 
 

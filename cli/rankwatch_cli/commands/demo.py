@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import textwrap
 import time
 from argparse import Namespace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import note, show
 
 if TYPE_CHECKING:
     from rankwatch_cli.demo.scenario import Addresses, Outcome
@@ -53,15 +53,15 @@ def _play(given: Namespace) -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
+        show(f"[{time.monotonic() - began:5.1f} s] {text}")
 
     with Workspace(signals.check) as workspace:
         try:
             outcome = Demo(workspace, options, say).play(
-                ready=lambda addresses: _show(addresses, say), show=lambda outcome: print(_report(outcome))
+                ready=lambda addresses: _show(addresses, say), show=lambda outcome: show(*_report(outcome))
             )
         except DemoError as error:
-            print(f"rankwatch demo: {error}", file=sys.stderr)
+            note(f"rankwatch demo: {error}")
             return FAILED_STATUS
     if given.result:
         given.result.write_text(json.dumps({"right": outcome.right, **asdict(outcome)}, indent=2))
@@ -95,11 +95,11 @@ def _show(addresses: Addresses, say: Callable[[str], None]) -> None:
             say(f"{name:<13} http://{address}")
 
 
-def _report(outcome: Outcome) -> str:
+def _report(outcome: Outcome) -> list[str]:
     """The outcome, in lines for a person."""
     if outcome.injected_rank is None:
         count = len(outcome.false_alarms)
-        return "healthy run: no alert" if not count else f"healthy run: {count} false alarm(s)"
+        return ["healthy run: no alert" if not count else f"healthy run: {count} false alarm(s)"]
     lines: list[str] = []
     if outcome.alert is not None:
         lines += ["", "The alert as Alertmanager delivered it:"]
@@ -113,7 +113,7 @@ def _report(outcome: Outcome) -> str:
         lines += [f"  rank          {outcome.named_rank}"]
         lines += [f"  cause         {outcome.verdict.cause}", f"  phase         {outcome.verdict.phase}"]
         lines += [f"  slowdown      {outcome.verdict.slowdown:.2f}"]
-    return "\n".join([*lines, "", _comparison(outcome)])
+    return [*lines, "", _comparison(outcome)]
 
 
 def _comparison(outcome: Outcome) -> str:

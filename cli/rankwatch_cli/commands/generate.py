@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import yaml
 
 from rankwatch.errors import SettingError
-from rankwatch.settings import SentenceParser, field_help, printable, to_toml
+from rankwatch.settings import SentenceParser, field_help, to_toml
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_alerts import (
     ALERT_NAMES,
@@ -41,6 +40,7 @@ from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
 from rankwatch_alerts.scaling import MAX_TIME_SCALE
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
+from rankwatch_cli.output import note, show, show_text
 
 _SKELETON = """\
 # {alert}
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     config = load_config(given.config).scaled(given.time_scale)
     if given.print_config:
-        print(to_toml(config), end="")
+        show_text(to_toml(config))
         return 0
     if given.output is None and given.merge_into is None:
         raise UserError("--output DIR is needed, the folder to write to, or --merge-into FILE")
@@ -97,13 +97,10 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"could not write {error.filename}: {error.strerror}") from None
     if lacks_slack_url(config):
         alone = given.output / "alertmanager" / ALERTMANAGER_FILE
-        print(f"{alone}: without slack_api_url_file Alertmanager refuses it; its parts work", file=sys.stderr)
+        note(f"{alone}: without slack_api_url_file Alertmanager refuses it; its parts work")
     for name, files in written.items():
-        print(
-            given.output / name
-            if (given.output / name).is_file()
-            else f"{given.output / name}: {files} files"
-        )
+        is_file = (given.output / name).is_file()
+        show(str(given.output / name) if is_file else f"{given.output / name}: {files} files")
     return 0
 
 
@@ -151,12 +148,11 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
         raise UserError(f"could not merge into {file}: {why}") from None
     except SettingError as error:
         raise UserError(str(error).replace("could not merge", f"could not merge into {file}", 1)) from None
-    print(file, texts, sep="\n")
+    show(str(file), str(texts))
     if config.ticket_hours:
         when = f"{config.ticket_weekdays} {config.ticket_hours} {config.ticket_time_zone}"
-        print(f"{file}: tickets go out {when} only (ticket_hours)", file=sys.stderr)
-    for note in result.notes:
-        print(printable(f"{file}: {note}"), file=sys.stderr)
+        note(f"{file}: tickets go out {when} only (ticket_hours)")
+    note(*(f"{file}: {each}" for each in result.notes))
 
 
 def _texts_beside(file: Path, config: RuleConfig) -> Path:

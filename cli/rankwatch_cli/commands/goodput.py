@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.output import write_file
+from rankwatch_cli.output import show, show_json, write_file
 from rankwatch_cli.prometheus_options import add_prometheus_options, prometheus_api
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.goodput.model import RunGoodput
@@ -25,9 +24,9 @@ def main(arguments: Sequence[str]) -> int:
 
         write_file(given.html, goodput_page(run))
     if given.json:
-        print(json.dumps(as_json(run), allow_nan=False))
+        show_json(as_json(run))
     else:
-        print("\n".join(lines(run)))
+        show(*lines(run))
     return 0
 
 

@@ -12,8 +12,10 @@ from typing import NamedTuple
 from rankwatch.errors import BlackBoxError
 from rankwatch.logs.lines import FILE_BYTES, PREVIOUS_SUFFIX, SLOTS, SUFFIX, Line, Source, read_lines_at
 from rankwatch.members import members_text
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.folders import read_regular
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import as_json, show
 from rankwatch_cli.runs import named_run, runs_directory
 
 LOGS_FOLDER = "logs"
@@ -44,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{directory} holds no lines of rank {given.rank}, but of {members_text([*files])}")
     chosen = files if given.rank is None else {given.rank: files[given.rank]}
     found = [each for rank, file in chosen.items() for each in _read(rank, file)[-given.lines :]]
-    for each in sorted(found, key=lambda each: (each.line.time, each.rank, each.line.number)):
-        print(_as_json(each) if given.json else printable(_as_text(each), keep="\t"))
+    found.sort(key=lambda each: (each.line.time, each.rank, each.line.number))
+    show(*map(_as_json if given.json else _as_text, found))
     return 0
 
 
@@ -105,9 +107,7 @@ def _read(rank: int, path: Path) -> list[_RankLine]:
 
 def _copied(path: Path) -> Iterator[Line]:
     """The lines of a copy in a bundle. What makes no sense is left out."""
-    with path.open("rb") as file:
-        raw = file.read(_MOST_COPY_BYTES)
-    for text in raw.splitlines():
+    for text in read_regular(path, _MOST_COPY_BYTES).splitlines():
         try:
             entry = json.loads(text)
             source = Source[entry["source"].upper()]
@@ -128,4 +128,4 @@ def _as_text(each: _RankLine) -> str:
 
 def _as_json(each: _RankLine) -> str:
     line = each.line
-    return json.dumps({"rank": each.rank} | line._asdict() | {"source": line.source.name.lower()})
+    return as_json({"rank": each.rank} | line._asdict() | {"source": line.source.name.lower()})

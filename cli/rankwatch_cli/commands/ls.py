@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import show, show_json
 from rankwatch_cli.runs import RunSeen, find_runs, runs_directory
 
 _VERDICT_SECONDS = 10.0
@@ -39,12 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     verdicts = dict(_verdicts(runs))
     now = time.time()
     if given.json:
-        print(json.dumps([_as_json(each, verdicts.get(each.directory), now) for each in runs]))
+        show_json([_as_json(each, verdicts.get(each.directory), now) for each in runs])
     elif runs:
         rows = [_HEAD, *(_row(each, verdicts.get(each.directory), now) for each in runs)]
-        print("\n".join(_table(rows)))
+        show(*_table(rows))
     else:
-        print(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
+        show(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
     return 0
 
 
@@ -81,7 +81,7 @@ def _as_json(run: RunSeen, verdict: str | None, now: float) -> dict[str, object]
 def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
     target = f"/{run.target_steps}" if run.target_steps else ""
     return (
-        printable(run.run),
+        run.run,
         run.short_name or _NONE,
         run.state.value,
         _NONE if run.step < 0 else f"{run.step}{target}",

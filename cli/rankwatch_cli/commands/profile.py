@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,9 @@ from rankwatch import profiling
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import environment
 from rankwatch.errors import BlackBoxError
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import note, show
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 
 _MOST_RANKS = 4
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 def _chosen(folder: Path, ranks: Sequence[int] | None) -> Mapping[int, Path]:
     """Rank -> black box of the living ranks to ask. Raises UserError."""
     boxes = boxes_of(folder)
-    name = printable(folder.name)
+    name = folder.name
     if ranks is None:
         from rankwatch_diagnosis.run.engine import diagnose_run
 
@@ -95,10 +95,10 @@ def _ask(folder: Path, rank: int, box: Path) -> None:
         trusted = {0, box.lstat().st_uid, folder.parent.stat().st_uid}
     except OSError as error:
         raise UserError(f"could not leave a request in {folder.parent}: {error.strerror}") from None
-    print(f"asked rank {rank} of run {printable(folder.name)}; traces: {box.with_suffix(profiling.SUFFIX)}")
+    show(f"asked rank {rank} of run {folder.name}; traces: {box.with_suffix(profiling.SUFFIX)}")
     if os.geteuid() not in trusted:
         needed = f"{environment.PROFILE_REQUESTS_FROM}={os.geteuid()}"
-        print(f"rank {rank} is another user's: it answers only if its run has {needed}", file=sys.stderr)
+        note(f"rank {rank} is another user's: it answers only if its run has {needed}")
 
 
 def _wait(boxes: Mapping[int, Path], before: Mapping[int, set[Path]], seconds: float) -> int:
@@ -111,9 +111,9 @@ def _wait(boxes: Mapping[int, Path], before: Mapping[int, set[Path]], seconds: f
                 if trace not in seen[rank]:
                     seen[rank].add(trace)
                     last = time.monotonic()
-                    print(printable(str(trace)), flush=True)
+                    show(str(trace))
         time.sleep(_POLL_SECONDS)
     if seen == before:
-        print("no trace has appeared; was the run started with --profile-on-slow?", file=sys.stderr)
+        note("no trace has appeared; was the run started with --profile-on-slow?")
         return 1
     return 0

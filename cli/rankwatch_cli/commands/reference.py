@@ -10,6 +10,7 @@ from typing import Any
 from rankwatch.conventions import METRICS
 from rankwatch.settings import SentenceParser, field_help, flag_name
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
+from rankwatch_cli.output import show_text
 
 _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("subject", choices=tuple(_SUBJECTS), help="what to print")
     subject = parser.parse_args(arguments).subject
-    print("\n".join(_SUBJECTS[subject]()))
+    show_text("\n".join((*_SUBJECTS[subject](), "")))
     return 0
 
 

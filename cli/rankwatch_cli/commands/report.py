@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.output import write_file
+from rankwatch_cli.output import show_text, write_file
 from rankwatch_cli.prometheus_options import add_prometheus_options, prometheus_api, seconds_above_zero
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.review.markdown import markdown
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.markdown is not None:
         write_file(given.markdown, markdown(review))
     if given.html is None and given.markdown is None:
-        print(markdown(review), end="")
+        show_text(markdown(review))
     return 0
 
 

@@ -15,9 +15,10 @@ from rankwatch.automatic.launching import recording_environment
 from rankwatch.conventions import environment
 from rankwatch.errors import UsageError
 from rankwatch.identity import as_contact
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch.variables import MOST_PROFILES, is_disabled, unix_time
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import note
 
 NOT_FOUND_STATUS = 127
 NOT_EXECUTABLE_STATUS = 126
@@ -235,4 +236,4 @@ def _replace_process(program: str | None, command: Sequence[str], env: Mapping[s
 
 
 def _say(text: str) -> None:
-    print(printable(f"rankwatch run: {text}"), file=sys.stderr, flush=True)
+    note(f"rankwatch run: {text}")

@@ -17,9 +17,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from rankwatch.settings import SentenceParser, printable
-from rankwatch_agent.runtime.connect import within
+from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.text import printable
+from rankwatch_agent.runtime.connect import NoRedirects, within
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import show
 from rankwatch_cli.prometheus_options import seconds_above_zero
 
 _PACKAGE = Path(__file__).parents[1]
@@ -66,15 +68,15 @@ def main(arguments: Sequence[str]) -> int:
     if not name:
         if given.alertmanager is not None:
             raise UserError("--alertmanager needs the name of an alert")
-        print("\n".join(pages))
+        show(*pages)
         return 0
     name = _known(name, pages)
     alerts = [each for each in alerts if _is_of(each, name)]
     if given.alertmanager is not None:
         alerts = _firing(given.alertmanager, name, given.timeout_seconds)
         if not alerts:
-            print(f"No alert {name} fires at this Alertmanager.\n")
-    print("\n".join(_lines(text_of(pages[name]), alerts)))
+            show(f"No alert {name} fires at this Alertmanager.", "")
+    show(*_lines(text_of(pages[name]), alerts))
     return 0
 
 
@@ -192,14 +194,15 @@ def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
     address = f"{url.rstrip('/')}/api/v2/alerts?{asked}"
 
     def ask() -> Any:
-        with urllib.request.urlopen(address, timeout=timeout_seconds) as answer:
+        with urllib.request.build_opener(NoRedirects).open(address, timeout=timeout_seconds) as answer:
             return json.loads(answer.read(_MOST_BYTES))
 
     try:
         parsed = within(timeout_seconds, ask)
     except urllib.error.HTTPError as error:
         error.close()
-        raise UserError(f"could not ask {url} for alerts: it answers with status {error.code}") from None
+        status = f"{error.code}{', a redirect, which is not followed' if error.code < 400 else ''}"
+        raise UserError(f"could not ask {url} for alerts: it answers with status {status}") from None
     except TimeoutError:
         raise UserError(f"could not ask {url} for alerts: no answer within {timeout_seconds:g} s") from None
     except (OSError, HTTPException) as error:  # URLError is an OSError

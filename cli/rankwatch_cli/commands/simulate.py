@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import as_json, show_json
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Naming, Plane
 from rankwatch_diagnosis.simulation.shape import JobShape
 
@@ -55,9 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.black_boxes is not None:
         _check_empty(given.black_boxes)
     truth = (_hang if hangs else _slowdown)(given, shape, forms)
-    text = json.dumps(truth, indent=2)
-    _write(lambda: (given.output / TRUTH_FILE).write_text(text + "\n"), given.output)
-    print(text)
+    _write(lambda: (given.output / TRUTH_FILE).write_text(f"{as_json(truth, indent=2)}\n"), given.output)
+    show_json(truth, indent=2)
     return 0
 
 

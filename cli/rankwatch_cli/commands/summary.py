@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.text import last_argument
+from rankwatch_cli.output import show
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.run.summary import summary_lines
 
@@ -23,6 +25,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     directory = named_run(given.run, runs_directory())
-    name = directory.name if directory.parent == runs_directory() else directory
-    print("\n".join([*summary_lines(directory), f"  {'next':<12} rankwatch diagnose run {name}"]))
+    name = directory.name if directory.parent == runs_directory() else str(directory)
+    show(*summary_lines(directory), f"  {'next':<12} rankwatch diagnose run {last_argument(name)}")
     return 0

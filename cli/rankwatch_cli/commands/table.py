@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import note
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_cli.step_window import HELP, parse_window
 from rankwatch_diagnosis.operations.table import OperationTable
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(chosen) == 0:
         raise UserError(f"no step of {given.steps} is in the {source}, which hold steps {_span(table)}")
     write(chosen, given.output, form)
-    print(printable(_summary(table, chosen, steps, given.steps, source)), file=sys.stderr)
+    note(_summary(table, chosen, steps, given.steps, source))
     return 0
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import as_json, note
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_cli.step_window import HELP, parse_window
 from rankwatch_diagnosis.chrome_trace.events import ChromeTrace, Run
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"no step of {given.steps} is in the black boxes, which hold steps {there}")
     trace = run.trace(steps)
     _write(trace.events, given.chrome)
-    print(printable(_summary(trace, given.chrome)), file=sys.stderr)
+    note(_summary(trace, given.chrome))
     return 0
 
 
@@ -83,7 +83,7 @@ def _write_to(file: TextIO, events: Iterable[dict[str, Any]]) -> None:
     """One event a line, so that nothing as large as the trace is in memory."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     for number, event in enumerate(events):
-        file.write(("\n" if number == 0 else ",\n") + json.dumps(event, allow_nan=False))
+        file.write(("\n" if number == 0 else ",\n") + as_json(event))
     file.write("\n]}\n")
 
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankwatch.processes import python
+
 MARK = "RANKWATCH_DEMO"
 """Environment variable of every process of a demo; its value is the demo's directory."""
 GRACE_SECONDS = 5.0
@@ -27,7 +29,7 @@ class Cleanup:
     """Cleans up after the demo in `directory`, at `close` or when this process dies."""
 
     def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", __name__, str(directory)]
+        command = python("-m", __name__, str(directory))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:

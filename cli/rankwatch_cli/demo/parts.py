@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankwatch.conventions import environment
+from rankwatch.processes import python
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
 from rankwatch_cli.demo.workspace import DemoError, Workspace, reserved_address
 
@@ -40,7 +40,7 @@ def find_servers() -> dict[str, str]:
 def start_trainer(workspace: Workspace, *, ranks: int, computing: bool, faults: Path) -> None:
     """Start the reference trainer under torchrun, with more steps than the demo needs."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+        *python("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
         *("-m", "rankwatch_trainer", "--steps", "100000", *(_COMPUTING if computing else _EMULATED)),
         *("--checkpoint-dir", str(workspace.directory / "checkpoints"), "--checkpoint-every", "100"),
         *("--fault-file", str(faults)),
@@ -63,7 +63,7 @@ def start_agent(workspace: Workspace, config: RuleConfig) -> str:
     """Start the agent; returns its address, HOST:PORT."""
     address_file = workspace.directory / "agent.address"
     command = [
-        *(sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"),
+        *python("-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"),
         *("--address-file", str(address_file), "--directory", str(black_boxes(workspace))),
         *("--checkpoint-paths", str(workspace.directory)),
         # An earlier demo has the same name of the run: it must not count as an earlier attempt.

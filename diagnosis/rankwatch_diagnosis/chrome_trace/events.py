@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.chrome_trace.critical import Critical, critical_ranks
 from rankwatch_diagnosis.chrome_trace.slices import MOST_LANES, TRACKS, RankSlices, in_lanes, rank_slices
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from rankwatch_diagnosis.run.ending import end_words
 from rankwatch_diagnosis.run.folder import find_run
 
 _MOST_NAMES = 1000
+_MOST_GAPS = 8
+"""Attempts without a box that are named."""
 
 
 class _Box(NamedTuple):
@@ -190,9 +193,10 @@ def _unseen(ledger: RunLedger, boxes: Sequence[_Box], unread: Sequence[str]) -> 
     before = min(seen, default=0)
     if before:
         yield f"the first {before} attempts: their boxes are gone"
-    gaps = sorted(set(range(before, max(seen, default=0))) - seen)
+    between = chain.from_iterable(range(one + 1, next_one) for one, next_one in pairwise(sorted(seen)))
+    gaps = [str(number) for number in islice(between, _MOST_GAPS)]
     if gaps:
-        yield f"attempts {', '.join(map(str, gaps[:8]))}: their boxes are gone"
+        yield f"attempts {', '.join(gaps)}: their boxes are gone"
     if ledger.seconds[GoodputState.UNKNOWN] > 0.0:
         yield "time whose records are lost: a box holds the newest only; it counts as unknown"
     if unread:

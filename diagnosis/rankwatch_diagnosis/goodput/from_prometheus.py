@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rankwatch.conventions import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput, Saves
-from rankwatch_diagnosis.prometheus_api import PrometheusApi, quoted
+from rankwatch_diagnosis.prometheus_api import LATEST, PrometheusApi, Sample, quoted, whole
 
 _MOST_POINTS = 5000
 """Prometheus gives at most 11,000 of a series."""
@@ -97,17 +97,18 @@ class _Reading:
 
     def _over_time(self, name: str, now: float, step: float) -> dict[float, float]:
         found = self._api.query_range(f"max({name}{{{self._matcher}}})", now - self._since, now, step)
-        return dict(found[0].points) if found else {}
+        points = found[0].points if found else ()
+        return {at: value for at, value in points if 0.0 <= value < LATEST}
 
     def _ends(self) -> dict[int, tuple[float, str]]:
         """Number -> when the attempt ended, and how."""
         found: dict[int, tuple[float, str]] = {}
         for labels, value in self._api.query(self._last("rankwatch_run_attempt_end_timestamp_seconds")):
-            number = labels.get("attempt", "")
-            if number.isascii() and number.isdigit() and math.isfinite(value):
+            number = whole(labels.get("attempt", ""))
+            if number is not None and 0.0 <= value < LATEST:
                 words = [labels.get(each, "") for each in ("outcome", "kind")]
                 how = ": ".join(each for each in words if each)
-                found[int(number)] = max(found.get(int(number), (0.0, "")), (value, how))
+                found[number] = max(found.get(number, (0.0, "")), (value, how))
         return found
 
     def _saves(self, attempts: tuple[AttemptGoodput, ...]) -> Saves | None:
@@ -122,7 +123,7 @@ class _Reading:
             self._api.query(f"max(increase({name}{{{self._matcher}{matchers}}}[{self._window}]))")
             for name, matchers in of_saves.items()
         ]
-        count, blocking, seconds = (each[0].value if each else 0.0 for each in counted)
+        count, blocking, seconds = map(_first, counted)
         if count < 1.0 or not attempts:
             return None
         running = sum(each.ended - each.started for each in attempts)
@@ -141,19 +142,25 @@ class _Reading:
         for labels, value in found:
             if total > 0.0 and math.isfinite(value):
                 by_state = {state: value * each / total for state, each in charged.items()}
-                yield Cost(currency=labels["currency"], basis=labels["basis"], by_state=by_state)
+                currency, basis = (labels.get(each, "") for each in ("currency", "basis"))
+                yield Cost(currency=currency, basis=basis, by_state=by_state)
 
     def _flops_utilisation(self) -> dict[str, float]:
         """The mean while it was known."""
         series = f"run:rankwatch_model_flops_utilisation:ratio{{{self._matcher}}}[{self._window}]"
         found = self._api.query(f"max by (dtype) (avg_over_time({series}))")
-        return {each.labels["dtype"]: each.value for each in found if math.isfinite(each.value)}
+        return {each.labels.get("dtype", ""): each.value for each in found if math.isfinite(each.value)}
 
     def _unseen(self, attempts: tuple[AttemptGoodput, ...]) -> Iterator[str]:
         if not attempts:
             yield f"Prometheus has no attempts of the run in the last {self._window}"
         elif attempts[0].number > 0:
             yield f"attempts before number {attempts[0].number}: Prometheus has none of them in that time"
+
+
+def _first(found: Sequence[Sample]) -> float:
+    """The value of the one series; 0 without any, or where it is none."""
+    return found[0].value if found and math.isfinite(found[0].value) else 0.0
 
 
 def _by_state(rows: Iterator[tuple[Mapping[str, str], float]]) -> dict[GoodputState, float]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rankwatch.conventions import GoodputState
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.goodput.what_if import IntervalAdvice, WhatIf, interval_advice, what_ifs
 from rankwatch_diagnosis.json_value import json_value

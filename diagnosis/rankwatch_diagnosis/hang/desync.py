@@ -119,7 +119,9 @@ def _mismatch(
     for ranks in ranks_of.values():
         view = group.views[ranks[0]]
         signature = job.snapshots[ranks[0]].signatures[view.history[sequence - view.first_sequence]]
-        calls[signature.text] = tuple(sorted(ranks))
+        # Calls that do not fit and read the same are told apart by what is compared.
+        text = signature.text if signature.text not in calls else f"{signature.text} ({signature.match})"
+        calls[text] = tuple(sorted(ranks))
     right = _right_call(ranks_of, group, sequence, histories)
     odd = sorted(rank for call, ranks in ranks_of.items() if call != right for rank in ranks)
     return Mismatch(group, sequence, calls, tuple(odd) if right is not None else ())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +20,13 @@ from rankwatch_agent.training.flight_recorder.parse import (
 )
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.snapshot import MAX_RANKS
-from rankwatch_diagnosis.hang.worker import Reading, read_dumps
+from rankwatch_diagnosis.hang.worker import Reading, bounded_memory, read_dumps, room_for
+from rankwatch_diagnosis.opening import open_bytes
 
 MAX_JSON_BYTES = 2 << 30
 """Of a file that is one JSON document; a file of lines may have any size."""
 MEMORY_BYTES = 4 << 30
-"""Address space while a JSON file is read: `{}` takes 3 bytes of the file and 80 of memory."""
+"""By which the address space may grow while a JSON file is read."""
 MAX_LINE_BYTES = 64 << 20
 _MAX_SNAPSHOTS = 1 << 20
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
@@ -43,16 +42,14 @@ def read_source(path: Path) -> Reading:
         if path.is_dir():
             reading = _read_directory(path)
         elif path.is_file():
-            with bounded_memory(MEMORY_BYTES):
+            with bounded_memory(min(MEMORY_BYTES, room_for(path.stat().st_size))):
                 reading = _read_json(path)
         else:
             raise UserError(f"{path} is neither a directory of dumps nor a file")
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from None
     except MemoryError:
-        raise UserError(
-            f"{path} needs more than {MEMORY_BYTES >> 30} GiB of memory, or than there is"
-        ) from None
+        raise UserError(f"{path} needs far more memory than its size, or than there is") from None
     if TORCHCOMMS in reading.broken.values():  # no evidence against these ranks
         raise UserError(f"{path} cannot be judged: {TORCHCOMMS}")
     if not reading.snapshots:
@@ -61,22 +58,6 @@ def read_source(path: Path) -> Reading:
         rank, reason = min(reading.broken.items())
         raise UserError(f"{path} holds no usable dump: rank {rank}: {reason}")
     return reading
-
-
-@contextmanager
-def bounded_memory(most_bytes: int) -> Iterator[None]:
-    """Inside, the address space of this process ends at `most_bytes`, and beyond it is a MemoryError.
-
-    A bound that the process already has stays where it is lower. Linux does not wait for the machine to run
-    out of memory then, and ends no other process.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    known = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(most_bytes, *known) if known else most_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _NamedFile(NamedTuple):
@@ -145,7 +126,7 @@ def _read_json(path: Path) -> Reading:
 
 def _documents(path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
     """Rank and document of each snapshot; notes in `reading` what cannot be read. Raises UserError."""
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         first = file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
         # A line cut off after some brace may be the beginning of one large document.
         whole = len(first) <= MAX_LINE_BYTES

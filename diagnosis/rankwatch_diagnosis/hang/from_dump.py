@@ -263,7 +263,8 @@ def _signature(call: _Call) -> Signature:
         raise ValueError("it has no sizes")
     name = (call.operation.partition(":")[2] or call.operation)[:_MAX_TEXT]
     inputs, outputs = _sizes(call.inputs), _sizes(call.outputs)
-    types = sorted({each[:40] for each in (*(call.input_types or ())[:64], *(call.output_types or ())[:64])})
+    written = (*(call.input_types or ())[:64], *(call.output_types or ())[:64])
+    types = sorted({each[:40] for each in written if each.strip()})
     text = " ".join([name, *filter(None, [inputs, f"-> {outputs}" if outputs else "", *types])])
     match = name
     operation = standard_name(name)

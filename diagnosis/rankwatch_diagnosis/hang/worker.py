@@ -1,29 +1,33 @@
-"""Reads dump files in processes with limits: what a hostile dump breaks is one of these processes alone.
+"""Reads dump files in confined processes: what a hostile dump breaks is one of these processes alone.
 
-`read_dumps` gives the ranks and paths to worker processes, which run this module. A worker answers each line
-with the length of a MessagePack and the MessagePack of an `Answer`. A worker that breaks costs the dump that
-it was reading, and another one takes over.
+`read_dumps` gives the ranks and paths to worker processes, which run this module with the rights of the
+owner of the files. A worker answers each line with the length of a MessagePack and the MessagePack of an
+`Answer`. A worker that breaks costs the dump that it was reading, and another one takes over.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
+import math
 import os
 import queue
 import resource
 import select
-import stat
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from rankwatch.untrusted.children import Limits, Owner, confined, owner_of
+from rankwatch.untrusted.folders import NotRegularError, open_path, read_all
 from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.snapshot import HangSnapshot
@@ -31,8 +35,16 @@ from rankwatch_diagnosis.hang.snapshot import HangSnapshot
 MAX_FILE_BYTES = 256 << 20
 """2,000 entries are 0.3 MB as a pickle and 1.1 MB as JSON."""
 MEMORY_BYTES = 3 << 30
-"""Address space of a worker: a pickle of a few bytes can ask for any amount."""
-_COMMAND = (sys.executable, "-m", "rankwatch_diagnosis.hang.worker")
+"""Address space of a worker."""
+_LIMITS = Limits(seconds=86400.0, cpu_seconds=86400, memory_bytes=MEMORY_BYTES, output_bytes=0)
+"""A worker may read thousands of dumps, each of which has limits of its own."""
+_LEAST_MEMORY_BYTES = 128 << 20
+_MEMORY_OF_A_BYTE = 40
+"""Dumps of PyTorch take 2 to 20 bytes of memory for each of theirs, a list of empty objects 30. A few bytes
+of a pickle can ask for any amount."""
+_LEAST_SECONDS = 5
+_BYTES_PER_SECOND = 2 << 20
+"""Dumps are read at 8 to 90 MB a second of the processor. A few bytes of a pickle can occupy it for years."""
 _LENGTH = struct.Struct(">I")
 _MAX_WORKERS = 8
 _FILES_PER_WORKER = 32
@@ -65,21 +77,38 @@ def read_dumps(paths: Mapping[int, Path], *, deadline_seconds: float = 60.0) -> 
 
     deadline_seconds: for one dump.
     """
-    waiting: queue.SimpleQueue[tuple[int, Path]] = queue.SimpleQueue()
-    for rank in sorted(paths):
-        waiting.put((rank, paths[rank].absolute()))
-    workers = max(1, min(os.cpu_count() or 1, _MAX_WORKERS, len(paths) // _FILES_PER_WORKER))
+    by_owner: dict[Owner | None, dict[int, Path]] = {}
+    for rank, path in sorted(paths.items()):
+        by_owner.setdefault(_owner(path), {})[rank] = path.absolute()
     reading = Reading()
-    with ThreadPoolExecutor(workers) as pool:
-        for done in [pool.submit(_drain, waiting, deadline_seconds) for _ in range(workers)]:
-            part = done.result()
-            reading.snapshots += part.snapshots
-            reading.broken |= part.broken
+    for owner, files in by_owner.items():
+        waiting: queue.SimpleQueue[tuple[int, Path]] = queue.SimpleQueue()
+        for each in files.items():
+            waiting.put(each)
+        workers = max(1, min(os.cpu_count() or 1, _MAX_WORKERS, len(files) // _FILES_PER_WORKER))
+        with ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(_drain, waiting, owner, deadline_seconds) for _ in range(workers)]:
+                part = done.result()
+                reading.snapshots += part.snapshots
+                reading.broken |= part.broken
     reading.snapshots.sort(key=lambda each: each.rank)
     return reading
 
 
-def _drain(waiting: queue.SimpleQueue[tuple[int, Path]], deadline_seconds: float) -> Reading:
+def _owner(path: Path) -> Owner | None:
+    """Whose rights a worker takes for a file, if this process is root: whoever made it, or a link to it."""
+    if os.geteuid():
+        return None
+    try:
+        status = path.lstat()
+    except OSError:
+        return None  # the worker says why
+    return owner_of(status.st_uid, status.st_gid)
+
+
+def _drain(
+    waiting: queue.SimpleQueue[tuple[int, Path]], owner: Owner | None, deadline_seconds: float
+) -> Reading:
     """Read until nothing waits, with one worker at a time."""
     reading = Reading()
     worker: _Worker | None = None
@@ -89,7 +118,7 @@ def _drain(waiting: queue.SimpleQueue[tuple[int, Path]], deadline_seconds: float
                 rank, path = waiting.get_nowait()
             except queue.Empty:
                 return reading
-            worker = worker or _Worker()
+            worker = worker or _Worker(owner)
             answer = worker.ask(rank, path, deadline_seconds)
             if answer is None:
                 worker.end()
@@ -105,9 +134,13 @@ def _drain(waiting: queue.SimpleQueue[tuple[int, Path]], deadline_seconds: float
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner | None) -> None:
         self._process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            confined(__name__, limits=_LIMITS, owner=owner),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -152,18 +185,14 @@ class _Worker:
         self._output.close()
 
 
-def main() -> None:
+def main(_as_owner: bool) -> None:
     """Run as a worker: answer until the input ends."""
-    allowed = resource.getrlimit(resource.RLIMIT_AS)[1]
-    memory = MEMORY_BYTES if allowed == resource.RLIM_INFINITY else min(MEMORY_BYTES, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # plain containers of a dump hold no cycle that matters, and a dump is dropped as a whole
     output = sys.stdout.buffer
     encoder = msgspec.msgpack.Encoder()
     for line in sys.stdin.buffer:
-        rank, _, path = line.rstrip(b"\n").partition(b" ")
-        answer = _read_dump(Path(path.decode(errors="surrogateescape")), int(rank))
+        rank, _, name = line.rstrip(b"\n").partition(b" ")
+        answer = _read_dump(Path(name.decode(errors="surrogateescape")), int(rank))
         try:
             body = encoder.encode(answer)
         except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
@@ -175,19 +204,53 @@ def main() -> None:
 def _read_dump(path: Path, rank: int) -> Answer:
     """One file as an answer; never raises for what the file holds."""
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            return Answer(None, "is no regular file")
-        if facts.st_size > MAX_FILE_BYTES:
-            return Answer(None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return Answer(snapshot_of(parse(path.read_bytes()), rank))
+        file = open_path(os.fspath(path))
+        try:
+            size = os.fstat(file).st_size
+            _limit_seconds(size)
+            with bounded_memory(room_for(size)):
+                return Answer(snapshot_of(parse(read_all(file, MAX_FILE_BYTES)), rank))
+        finally:
+            os.close(file)
+    except NotRegularError:
+        return Answer(None, "is no regular file")
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            return Answer(None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
         return Answer(None, f"could not be read: {error.strerror or error}")
     except MemoryError:
-        return Answer(None, f"needs more than {MEMORY_BYTES >> 30} GiB of memory")
+        return Answer(None, "needs far more memory than a dump of its size, or than there is")
     except DumpError as error:
         return Answer(None, str(error)[:_MAX_REASON])
 
 
-if __name__ == "__main__":
-    main()
+def room_for(file_bytes: int) -> int:
+    """Bytes of memory that reading a file of dumps may take."""
+    return _LEAST_MEMORY_BYTES + _MEMORY_OF_A_BYTE * file_bytes
+
+
+@contextmanager
+def bounded_memory(more_bytes: int) -> Iterator[None]:
+    """Inside, the address space of this process grows by `more_bytes` at most; beyond it is a MemoryError.
+
+    A bound that the process already has stays where it is lower. Linux does not wait for the machine to run
+    out of memory then, and ends no other process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    known = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(present + more_bytes, *known, sys.maxsize), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _limit_seconds(file_bytes: int) -> None:
+    """Have the kernel end this process where a file takes it far longer than it should."""
+    allowed = _LEAST_SECONDS + file_bytes // _BYTES_PER_SECOND
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = math.ceil(time.process_time()) + allowed
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -26,14 +24,13 @@ from rankwatch_diagnosis.loss.formats import (
     read_log,
     read_table,
 )
-from rankwatch_diagnosis.opening import open_bytes
+from rankwatch_diagnosis.opening import DAMAGED, open_bytes, unpacked
 
 MAX_LINE_BYTES = 16384
 """A longer line is no row and no line of a log: it is skipped and counted."""
-MAX_FRUITLESS_LINES = 10_000_000
-"""After so many lines without a loss none is expected any more: a few MB of gzip can hold a billion."""
+MAX_FRUITLESS_LINES = 2_000_000
+"""After so many lines without a loss none is expected any more. They take some two seconds."""
 _HEAD_BYTES = 8192
-_GZIP_MAGIC = b"\x1f\x8b"
 _TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
@@ -114,26 +111,23 @@ def read_lines(path: Path, counts: ReadCounts, *, most_fruitless: int = MAX_FRUI
 
 
 def _lines(path: Path, file: io.BufferedReader, counts: ReadCounts, most_fruitless: int) -> Iterator[str]:
-    compressed = file.peek(2)[:2] == _GZIP_MAGIC
-    source: io.BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if compressed else file
+    source = unpacked(file, path)
     seen = False
-    # closing(): the decompressor does not close the file it was given, and we do not leave it open.
-    with closing(source):
-        try:
-            if b"\0" in source.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
-                raise UserError(f"{path} is binary or UTF-16, expected CSV or a log in UTF-8")
-            for number, line in enumerate(_bounded(source, counts)):
-                seen = True
-                if number == most_fruitless and not counts.losses:
-                    raise UserError(f"{path} holds no step with a loss in its first {number:,} lines")
-                yield line.decode("utf-8-sig", errors="replace")
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            counts.truncated = True
+    try:
+        if b"\0" in source.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
+            raise UserError(f"{path} is binary or UTF-16, expected CSV or a log in UTF-8")
+        for number, line in enumerate(_bounded(source, counts)):
+            seen = True
+            if number == most_fruitless and not counts.losses:
+                raise UserError(f"{path} holds no step with a loss in its first {number:,} lines")
+            yield line.decode("utf-8-sig", errors="replace")
+    except DAMAGED:
+        counts.truncated = True
     if not seen and not counts.truncated and not counts.skipped:
         raise UserError(f"{path} is empty")
 
 
-def _bounded(source: io.BufferedReader | gzip.GzipFile, counts: ReadCounts) -> Iterator[bytes]:
+def _bounded(source: io.BufferedReader, counts: ReadCounts) -> Iterator[bytes]:
     """Lines of at most MAX_LINE_BYTES; the rest of a longer one is read away piece by piece."""
     whole = True
     while piece := source.readline(MAX_LINE_BYTES):

@@ -12,8 +12,7 @@ from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict
 SHOWN_ANOMALIES = 20
 """Anomalies that a person is shown, the most severe first; `--json` lists all."""
 _ORDER = tuple(reversed(Severity))
-_COLOURS = {Severity.CRITICAL: "\x1b[31m", Severity.WARNING: "\x1b[33m", Severity.INFO: ""}
-_PLAIN = "\x1b[0m"
+_COLOURS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow", Severity.INFO: ""}
 _SENTENCES = {
     Kind.NON_FINITE: "the loss is {value:g}",
     Kind.GRADIENT_NON_FINITE: "the gradient norm is {value:g}",
@@ -62,20 +61,27 @@ def _details(verdict: LossVerdict, anomaly: Anomaly) -> dict[str, object]:
     }
 
 
-def as_text(verdict: LossVerdict, *, colour: bool) -> str:
+def colour_of(verdict: LossVerdict) -> str:
+    """Of the headline: that of the most severe anomaly."""
+    found = {each.severity for each in verdict.anomalies}
+    return next((_COLOURS[each] for each in _ORDER if each in found), "")
+
+
+def lines(verdict: LossVerdict) -> Iterator[str]:
     """The verdict, the most severe anomalies, the evidence."""
-    return "\n".join((_headline(verdict, colour=colour), *_listed(verdict), *_evidence(verdict)))
+    yield _headline(verdict)
+    yield from _listed(verdict)
+    yield from _evidence(verdict)
 
 
-def _headline(verdict: LossVerdict, *, colour: bool) -> str:
+def _headline(verdict: LossVerdict) -> str:
     span = f"{verdict.counts.rows:,} steps ({verdict.first_step} to {verdict.last_step})"
     counts = {each: sum(anomaly.severity == each for anomaly in verdict.anomalies) for each in _ORDER}
     listed = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
     if not listed:
         return f"no anomaly in {span}"
     worst = next(severity for severity in _ORDER if counts[severity])
-    text = f"{'no divergence; ' if worst is Severity.INFO else ''}{listed} in {span}"
-    return f"{_COLOURS[worst]}{text}{_PLAIN}" if colour and _COLOURS[worst] else text
+    return f"{'no divergence; ' if worst is Severity.INFO else ''}{listed} in {span}"
 
 
 def _listed(verdict: LossVerdict) -> Iterator[str]:

@@ -8,12 +8,11 @@ bytes until the table is made: a file of Parquet may hold some that are no UTF-8
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -22,13 +21,12 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.opening import open_bytes
+from rankwatch_diagnosis.opening import open_bytes, unpacked
 
 _BLOCK_BYTES = 8 << 20
 _MOST_BYTES = 2 << 30
 """Of text, unpacked: 400 for each of the operations that the diagnosis takes at most."""
 _BATCH_ROWS = 1 << 17
-_GZIP = b"\x1f\x8b"
 _PARQUET = b"PAR1"
 
 _NAMES = pa.dictionary(pa.int32(), pa.binary())
@@ -68,12 +66,10 @@ def blocks_of(path: Path, on_broken_row: OnBrokenRow) -> Iterator[pa.RecordBatch
     """
     try:
         with open_bytes(path) as file:
-            opening = file.read(4)
-            file.seek(0)
-            if opening[:4] == _PARQUET:
+            if file.peek(4)[:4] == _PARQUET:
                 yield from _parquet(file, path)
                 return
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if opening[:2] == _GZIP else file
+            stream = unpacked(file, path)
             name = path.name.lower().removesuffix(".gz")
             if name.endswith((".jsonl", ".ndjson", ".json")):
                 yield from _jsonl(stream, path, on_broken_row)
@@ -81,7 +77,7 @@ def blocks_of(path: Path, on_broken_row: OnBrokenRow) -> Iterator[pa.RecordBatch
                 yield from _csv(stream, path, on_broken_row)
     except (pa.ArrowException, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path}: {_first_sentence(error)}") from error
-    except (OSError, EOFError) as error:  # gzip raises EOFError for a truncated file
+    except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or _first_sentence(error)
         raise UserError(f"could not read {path}: {reason}") from error
 
@@ -185,8 +181,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _text(cell: object) -> bytes | None:
-    """A cell of JSON as it would stand in a CSV."""
-    return None if cell is None else str(cell).encode("utf-8", "replace")
+    """A cell of JSON as it would stand in a CSV, where a list or an object is none."""
+    return None if cell is None or isinstance(cell, list | dict) else str(cell).encode("utf-8", "replace")
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:

@@ -1,13 +1,13 @@
 """Writes a table of operations as CSV, JSON lines or Parquet, with the columns that `diagnose` reads.
 
-Names of groups and operations come from the training process. In CSV they are quoted where they need it, and
-a character that could break the line is a question mark.
+Names of groups and operations come from the training process. In CSV they are quoted where they need it, none
+is a formula for a spreadsheet, and a character that could break the line is a question mark.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable, spreadsheet_cell
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 
 _BATCH_ROWS = 65_536
@@ -25,37 +25,37 @@ _BATCH_ROWS = 65_536
 
 def write_table(table: OperationTable, path: Path, form: str) -> None:
     """Write it in one of FORMS; raises OSError, and KeyError for another form."""
-    FORMS[form](_as_arrow(table), path)
+    shown = spreadsheet_cell if form.startswith("csv") else printable
+    FORMS[form](_as_arrow(table, shown), path)
 
 
-def _as_arrow(table: OperationTable) -> pa.Table:
+def _as_arrow(table: OperationTable, shown: Callable[[str], str]) -> pa.Table:
     kinds = [kind.name.lower() for kind in Kind]
     known = ~np.isnan(table.work)
     columns = {
         "step": table.step,
         "rank": table.rank,
-        "operation": _words(table.operation, table.operations),
+        "operation": _words(table.operation, map(shown, table.operations)),
         "kind": _words(table.kind, kinds),
         "start_seconds": table.start_seconds,
         "duration_seconds": table.duration_seconds,
         "stage": table.stage,
         "replica": table.replica,
         "microbatch": table.microbatch,
-        "group": _words(table.group, table.groups),
+        "group": _words(table.group, map(shown, table.groups)),
     }
     if known.any():
         columns["work"] = pa.array(table.work, mask=~known)
     return pa.table(columns)
 
 
-def _words(numbers: np.ndarray, words: tuple[str, ...] | list[str]) -> pa.Array:
-    names = [printable(each) for each in words]
-    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), names).cast(pa.string())
+def _words(numbers: np.ndarray, words: Iterable[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), [*words]).cast(pa.string())
 
 
 def write_csv(table: OperationTable, stream: BinaryIO) -> None:
     """Write it as CSV to an open stream; raises OSError."""
-    for block in _csv_blocks(_as_arrow(table)):
+    for block in _csv_blocks(_as_arrow(table, spreadsheet_cell)):
         stream.write(block)
 
 

@@ -13,7 +13,7 @@ from rankwatch_diagnosis.goodput.from_prometheus import read_prometheus
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.goodput.report import duration
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.prometheus_api import Points, PrometheusApi, quoted
+from rankwatch_diagnosis.prometheus_api import Points, PrometheusApi, quoted, whole
 from rankwatch_diagnosis.review.hardware import (
     FAULT_COUNTERS,
     LEAST_GROWTH,
@@ -146,19 +146,19 @@ class _Reading:
         increase = f"increase(rankwatch_step_phase_seconds_total{{{self._matcher}}}[{self._window}])"
         by_rank: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
         for labels, value in self._at_end(f"sum by (rank, node, phase) ({increase})"):
-            rank = labels.get("rank", "")
-            if rank.isascii() and rank.isdigit() and math.isfinite(value):
-                by_rank[int(rank), labels.get("node", "")][labels.get("phase", "")] = value
+            rank = whole(labels.get("rank", ""))
+            if rank is not None and math.isfinite(value):
+                by_rank[rank, labels.get("node", "")][labels.get("phase", "")] = value
         for (number, node), seconds in sorted(by_rank.items()):
             yield RankPhases(number, node, {each: seconds[each] for each in sorted(seconds, key=phase_order)})
 
     def _loss(self) -> LossCurve | None:
         found = self._range(f"rankwatch_scalar{{name={quoted(LOSS)}, {self._matcher}}}")
-        usable = [each for each in found if each.labels.get("rank", "").isdigit()]
+        usable = [(rank, each) for each in found if (rank := whole(each.labels.get("rank", ""))) is not None]
         if not usable:
             return None
-        rank = min(int(each.labels["rank"]) for each in usable)
-        points = sorted(at for each in usable if int(each.labels["rank"]) == rank for at in each.points)
+        rank = min(number for number, _ in usable)
+        points = sorted(at for number, each in usable if number == rank for at in each.points)
         return LossCurve(rank=rank, axis="time", points=thinned(points))
 
     def _checkpoints(self) -> str:
@@ -233,14 +233,13 @@ def _stretches(series: Points, step: float) -> Iterator[tuple[float, float]]:
 
 def _alert(labels: Mapping[str, str], began: float, ended: float | None) -> Event:
     more = ", ".join(f"{name} {labels[name]}" for name in sorted(labels) if _says_more(name, labels[name]))
-    rank = labels.get("rank", "")
     return Event(
         began,
         EventKind.ALERT,
         _SEVERITY.get(labels.get("severity", ""), Severity.WARNING),
         labels.get("alertname", "?") + (f" ({more})" if more else ""),
         "alert",
-        rank=int(rank) if rank.isascii() and rank.isdigit() else None,
+        rank=whole(labels.get("rank", "")),
         node=labels.get("node", ""),
         until=ended,
     )

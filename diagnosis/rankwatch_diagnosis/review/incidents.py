@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankwatch.untrusted.folders import read_regular
 from rankwatch_agent.incidents.bundle import MANIFEST_NAME
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.model import Event, EventKind
@@ -44,17 +44,14 @@ def read_incident(bundle: Path) -> KeptIncident | None:
     """The incident of a bundle; None where its manifest is missing or makes no sense."""
     import msgspec
 
-    path = bundle / MANIFEST_NAME
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        found = msgspec.json.decode(path.read_bytes())
+        found = msgspec.json.decode(read_regular(bundle / MANIFEST_NAME, _MOST_BYTES))
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     opened = found.get("opened_timestamp_seconds") if isinstance(found, dict) else None
-    if not isinstance(opened, int | float) or not math.isfinite(opened) or not 0.0 < opened < _LATEST:
+    if not isinstance(opened, int | float) or not 0.0 < opened < _LATEST:
         return None
-    run, kind, why, node = (str(found.get(name, "")) for name in ("run", "kind", "why", "node"))
+    run, kind, why, node = (_text(found.get(name)) for name in ("run", "kind", "why", "node"))
     ranks, missing = _lists(found)
     return KeptIncident(bundle, run, kind, why, float(opened), node, ranks, missing)
 
@@ -66,8 +63,16 @@ def _lists(found: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     lacking = missing[:64] if isinstance(missing, list) else []
     return (
         tuple(each for each in ranks if type(each) is int) if isinstance(ranks, list) else (),
-        tuple(f"{each.get('what')}: {each.get('why')}" for each in lacking if isinstance(each, dict)),
+        tuple(
+            f"{_text(each.get('what'))}: {_text(each.get('why'))}"
+            for each in lacking
+            if isinstance(each, dict)
+        ),
     )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def incidents_of(run: str, evidence: Path) -> tuple[list[KeptIncident], str]:

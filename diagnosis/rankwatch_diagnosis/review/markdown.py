@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rankwatch import __version__
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.model import Judgement, RankPhases, RunReview
 from rankwatch_diagnosis.review.words import QUESTIONS, checkpoint_row, facts, impact, when, where

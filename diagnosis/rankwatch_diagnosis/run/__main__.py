@@ -10,13 +10,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(_as_owner: bool) -> None:
+    """The agent's confined child."""
+    sys.exit(print_verdict(sys.argv[1:]))
+
+
+def print_verdict(arguments: Sequence[str]) -> int:
     """Print the verdict about the run in a directory as JSON; returns 0, or 2 with one sentence."""
     (directory,) = arguments
     try:
@@ -29,4 +34,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(False)

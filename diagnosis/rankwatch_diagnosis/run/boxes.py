@@ -238,9 +238,11 @@ def _read_kept(paths: Sequence[Path], run: str) -> Iterator[Box]:
 
 def _are_copies(found: Sequence[Box]) -> bool:
     """Nobody holds a lock, and all files were changed soon after the last sign of life in them."""
+    lags = [each.header.lag_seconds for each in found]
     ages = [each.changed_wall - each.wall(each.last_sign) for each in found]
     if any(each.alive for each in found) or min(ages) < -_TICK_SECONDS:
         return False
+    ages = [max(0.0, age - lag) for age, lag in zip(ages, lags, strict=True)]
     return max(ages) > _COPIED_AFTER_SECONDS and min(ages) < _OLD_SECONDS
 
 

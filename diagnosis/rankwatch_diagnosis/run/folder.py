@@ -13,6 +13,7 @@ from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
 from rankwatch.lifecycle import CRASHED_SUFFIX
 from rankwatch.sweep import SUFFIXES_BESIDE
+from rankwatch.untrusted.folders import read_regular
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_agent.training.failures import Failure, crash_in
@@ -145,9 +146,7 @@ def _ranks_document(path: Path) -> dict[str, Any]:
     import msgspec  # only here: the boxes of a run are read without it
 
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:
-            return {}
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(read_regular(path, _MOST_RANKS_BYTES))
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwatch.conventions import metric
+from rankwatch.untrusted.folders import read_regular
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
@@ -267,9 +268,8 @@ def read_page(path: Path, wanted: tuple[str, ...]) -> dict[tuple[str, frozenset[
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    if path.stat().st_size > _MOST_PAGE_BYTES:
-        raise ValueError
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(wanted))
+    text = read_regular(path, _MOST_PAGE_BYTES).decode()
+    lines = (line for line in text.splitlines() if line.startswith(wanted))
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families("\n".join(lines) + "\n")

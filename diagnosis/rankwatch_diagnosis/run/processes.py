@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from rankwatch_agent.incidents.bundle import EvidenceError
-from rankwatch_agent.incidents.rank_state import writer_process
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.writers import writer_of
 from rankwatch_agent.sources.kernel_files import parse_kernel_file
 from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED, ProcessFacts, read_facts, since
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
@@ -52,14 +51,11 @@ def look_at(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int
     """
     found = {}
     for rank, path in boxes.items():
-        try:
-            pid = writer_process(path)
-            facts = None if pid is None else read_facts(procfs, pid)
-            # It may have ended meanwhile, and another process may have its id.
-            if facts is not None and writer_process(path) == pid:
-                found[rank] = facts
-        except EvidenceError:
-            continue
+        pid = writer_of(path)
+        facts = None if pid is None else read_facts(procfs, pid)
+        # It may have ended meanwhile, and another process may have its id.
+        if facts is not None and writer_of(path) == pid:
+            found[rank] = facts
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankwatch.conventions import Capability, Cause
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
@@ -24,7 +24,6 @@ from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json
 
-_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
 _GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
 _RANKS_SHOWN = 16
@@ -60,16 +59,14 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
     return {name: json_value(value) for name, value in parts.items()}
 
 
-def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:
-    """A headline, then the evidence. Names in the boxes may hold anything, so each line is made printable."""
-    head, *rest = map(printable, _lines(verdict))
+def colour_of(verdict: RunVerdict) -> str:
+    """Of the headline: red for what needs somebody, green for what is well, yellow for all else."""
     well = verdict.state in _GREEN_STATES and not verdict.replicas.differing
-    colour = _RED if verdict.state in _RED_STATES else _GREEN if well else _YELLOW
-    yield f"{_BOLD}{colour}{head}{_PLAIN}" if coloured else head
-    yield from rest
+    return "red" if verdict.state in _RED_STATES else "green" if well else "yellow"
 
 
-def _lines(verdict: RunVerdict) -> Iterator[str]:
+def lines(verdict: RunVerdict) -> Iterator[str]:
+    """A headline, then the evidence. Names in the boxes may hold anything."""
     yield f"{verdict.state.value.upper()}: {verdict.why}"
     yield ""
     yield f"run:         {verdict.run}, {_sources(verdict.sources)}"

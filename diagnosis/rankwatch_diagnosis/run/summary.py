@@ -14,8 +14,8 @@ from typing import Any
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import COMMUNICATION, ENDED_STATES, TOKENS, Cause, RankState
-from rankwatch.settings import printable
-from rankwatch_agent.training.follower import worst_state
+from rankwatch.untrusted.text import printable
+from rankwatch_agent.training.rank_states import worst_state
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import earlier_words, ended_attempts, ending_words, seconds_left
 from rankwatch_diagnosis.run.folder import find_run

@@ -80,13 +80,19 @@ def gather_recorders(folder: RunFolder, boxes: Boxes, *, stopped: Set[int] = fro
     )
 
 
+def _client(box: Path) -> FlightRecorderClient | None:
+    """For the socket beside a box, which must be that of the box's owner; None where there is none."""
+    try:
+        owner, socket = box.lstat().st_uid, socket_beside(box)
+    except OSError:
+        return None
+    return None if socket is None else FlightRecorderClient(socket, owner, timeout_seconds=ANSWER_SECONDS)
+
+
 def ask_living(boxes: Mapping[int, Path]) -> Recorders:
     """Ask ranks over the sockets beside their boxes; those without a socket are left out."""
-    sockets = ((rank, socket) for rank, path in boxes.items() if (socket := socket_beside(path)) is not None)
-    clients = {
-        rank: FlightRecorderClient(socket, timeout_seconds=ANSWER_SECONDS)
-        for rank, socket in islice(sockets, _MOST_ASKED)
-    }
+    clients = {rank: client for rank, path in boxes.items() if (client := _client(path)) is not None}
+    clients = dict(islice(clients.items(), _MOST_ASKED))
     found = Recorders()
     for rank, answer in ask_all(clients, at_once=_AT_ONCE):
         client = clients[rank]

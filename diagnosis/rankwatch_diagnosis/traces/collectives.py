@@ -85,11 +85,14 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, args: bytes | msgspec.Raw) -> Described:
-        """By the arguments of an event; those that are no JSON object give nothing."""
+        """By the arguments of an event; those that are no JSON object, or nested too deep, give nothing."""
         try:
-            found = _ARGUMENTS.decode(args)
+            return cls._of(_ARGUMENTS.decode(args))
         except UNREADABLE:
             return cls()
+
+    @classmethod
+    def _of(cls, found: _Arguments) -> Described:
         return cls(
             external=_whole(found.external),
             correlation=_whole(found.correlation),

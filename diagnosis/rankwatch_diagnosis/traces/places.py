@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-_MOST_RANK = 1 << 24
+_MOST_RANK = 1 << 17
+"""More ranks than a job has; those that are missing are listed."""
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _PIPELINE = re.compile(r"pipeline|(?:^|_)pp(?:_|$)")
 _DATA = re.compile(r"data_parallel|(?:^|_)(?:dp|ddp|fsdp|hsdp)(?:_|$)")

@@ -7,31 +7,35 @@ block is taken apart brace by brace, which any formatting stands, and a damaged 
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.opening import open_bytes
+from rankwatch_diagnosis.opening import DAMAGED, open_bytes, unpacked
 
 _BLOCK_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
 """Of what stands before the events, and behind them: the ranks of all process groups of a large job."""
 _MOST_EVENT_BYTES = 4 << 20
-_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _SURELY_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"ph"\s*:)')
 _LONGEST_BETWEEN = 256
-_TOKEN = re.compile(rb'"(?:[^"\\\x00-\x1f]|\\.)*"|[{}\[\]]')
+_STRING = rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*'
+_TOKEN = re.compile(rb'%s"|[{}\[\]]' % _STRING)
+_TOKEN_OR_CUT = re.compile(rb'%s(?:"|\\?\Z)|[{}\[\]]' % _STRING)
+"""Also a string that is not read to its end yet."""
+_MOST_DEPTH = 200
+"""Of lists and objects within each other; arguments of an event have a few."""
+_MOST_VALUES = 1 << 20
+"""Beside the events: the ranks of a job's process groups are some hundred thousand."""
 _EVENTS = b'"traceEvents"'
+_QUOTE = ord('"')
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for a text that is damaged, no UTF-8, or too deep."""
 _FILE_FORM = "a trace of the PyTorch profiler is a JSON object with traceEvents"
@@ -71,9 +75,7 @@ def stream_events(path: Path, framing: Framing) -> Iterator[list[Event]]:
     """The events of a file (JSON, also gzip) in lists; fills `framing`. Raises UserError for another file."""
     try:
         with open_bytes(path) as file:
-            opening = file.peek(2)[:2]
-            stream = cast(io.BufferedReader, gzip.GzipFile(fileobj=file)) if opening == _GZIP else file
-            yield from _Blocks(stream, path, framing).events()
+            yield from _Blocks(unpacked(file, path), path, framing).events()
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from error
 
@@ -132,7 +134,7 @@ class _Blocks:
         while not self._ended and size < _BLOCK_BYTES:
             try:
                 part = self._stream.read1(_BLOCK_BYTES)  # read() would drop what a cut gzip still gave
-            except (EOFError, zlib.error, gzip.BadGzipFile):
+            except DAMAGED:
                 part = b""
             self._ended = not part
             parts.append(part)
@@ -149,20 +151,23 @@ class _Blocks:
     def _skip_head(self) -> bytes:
         """Read up to the first event; returns what was read beyond. Raises UserError where there is none."""
         head = b""
+        search = _HeadSearch()
         while True:
             head += self._read()
-            begun = head.removeprefix(_BOM).lstrip()
+            begun = head[:_LONGEST_BETWEEN].removeprefix(_BOM).lstrip()
             if begun[:1] == b"[":  # Chrome's other form: the list alone
-                return begun[1:]
-            at = _events_in(head) if begun[:1] == b"{" else -1
+                return head[head.index(b"[") + 1 :]
+            at = search.events_in(head) if begun[:1] == b"{" else -1
             if at >= 0:
                 self._add_fields(head[:at].removeprefix(_BOM) + b"]}")
                 return head[at:]
-            if self._ended or len(head) > _MOST_HEAD_BYTES or (begun and begun[:1] != b"{"):
+            if self._ended or len(head) > _MOST_HEAD_BYTES or search.hopeless or begun[:1] != b"{":
                 reason = "it is empty" if not begun else "it is cut off or no trace"
                 raise UserError(f"{self._path} holds no events: {reason}; {_FILE_FORM}")
 
     def _add_fields(self, text: bytes) -> None:
+        if sum(map(text.count, (b",", b"{", b"["))) > _MOST_VALUES:
+            return
         try:
             found = _OBJECT.decode(text)
         except UNREADABLE:
@@ -242,14 +247,28 @@ def _event(text: bytes) -> Event | None:
         return None
 
 
-def _events_in(head: bytes) -> int:
-    """Position of the first event in the text of an object; -1 where its list is not begun yet."""
-    depth = 0
-    named = False
-    for token in _TOKEN.finditer(head):
-        sign = token[0]
-        if sign == b"[" and named:
-            return token.end()
-        named = depth == 1 and sign == _EVENTS
-        depth += (sign in (b"{", b"[")) - (sign in (b"}", b"]"))
-    return -1
+class _HeadSearch:
+    """Looks for the first event in the text of an object that becomes longer: each part of it once."""
+
+    def __init__(self) -> None:
+        self.hopeless = False
+        """It is nested too deep for a trace."""
+        self._depth = 0
+        self._named = False
+        self._next = 0
+
+    def events_in(self, head: bytes) -> int:
+        """Position of the first event; -1 where its list is not begun yet."""
+        for token in _TOKEN_OR_CUT.finditer(head, self._next):
+            sign = token[0]
+            if sign[0] == _QUOTE and token.end() == len(head):
+                return -1  # perhaps in the middle of a string
+            self._next = token.end()
+            if sign == b"[" and self._named:
+                return self._next
+            self._named = self._depth == 1 and sign == _EVENTS
+            self._depth += (sign in (b"{", b"[")) - (sign in (b"}", b"]"))
+            if self._depth > _MOST_DEPTH:
+                self.hopeless = True
+                return -1
+        return -1

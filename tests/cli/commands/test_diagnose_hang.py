@@ -9,6 +9,7 @@ import pytest
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose.hang import lines, main
+from rankwatch_cli.output import show_verdict
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.agent.process import rankwatch
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape
@@ -57,11 +58,11 @@ def test_directory_without_dumps(tmp_path: Path) -> None:
         main([str(tmp_path)])
 
 
-def test_control_characters() -> None:
+def test_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     """Names from a dump are untrusted. Their control characters must not reach the terminal."""
     verdict = HangVerdict(state=State.HANG, ranks=(1,), group="\x1b]0;x\x07", operation="a\nb")
-    assert not any(each < " " for line in lines(verdict) for each in line)
-    assert next(iter(lines(verdict, coloured=True))).startswith("\x1b[1m\x1b[31mHANG")
+    show_verdict(*lines(verdict))
+    assert not any(each < " " for line in capsys.readouterr().out.split("\n") for each in line)
 
 
 def test_mismatch() -> None:
@@ -96,18 +97,3 @@ def test_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "HANG: the run hangs; rank 1 is to blame, in all_reduce of default_pg (0-2)"
     assert second.startswith("  rank 1 has not called all_reduce number 7 of default_pg (0-2)")
-
-
-@pytest.mark.parametrize(
-    ("state", "colour"),
-    [
-        (State.HANG, "\x1b[31m"),
-        (State.DESYNC, "\x1b[31m"),
-        (State.OK, "\x1b[32m"),
-        (State.SLOW, "\x1b[33m"),
-        (State.INCONCLUSIVE, "\x1b[33m"),
-    ],
-)
-def test_colour_of_a_state(state: State, colour: str) -> None:
-    """Red is for a run that stands, green for one that is well, yellow for all else."""
-    assert next(iter(lines(HangVerdict(state=state), coloured=True))).startswith(f"\x1b[1m{colour}")

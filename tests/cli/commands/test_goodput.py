@@ -14,6 +14,7 @@ import pytest
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.goodput import main
+from rankwatch_cli.commands.report import main as report
 from support.servers.loopback import serving
 from support.servers.prometheus import backfill, prometheus
 
@@ -160,6 +161,17 @@ def _serving(**answer: object) -> Iterator[tuple[str, list[str | None]]]:
         yield address, handler.asked  # type: ignore[attr-defined]
 
 
+_ODD_SERIES = (
+    *({"metric": {"state": "down"}, "value": each} for each in (5, [], [1], [1, "x"], [1, []], ["x", "1"])),
+    *({"metric": {"state": "down"}, "value": [at, "1"]} for at in (10**400, -1, "NaN")),
+    *({"metric": each, "value": [1, "1"]} for each in (None, [], {"state": 5})),
+)
+
+
+def _vector(series: object) -> bytes:
+    return json.dumps({"status": "success", "data": {"result": [series]}}).encode()
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -172,6 +184,7 @@ def _serving(**answer: object) -> Iterator[tuple[str, list[str | None]]]:
         ({"body": b"<html>Log in</html>"}, "not that of a Prometheus"),
         ({"body": b'{"data":{"result":[1]}}'}, "not that of a Prometheus"),
         ({"body": b"[" * 100_000}, "not that of a Prometheus"),
+        *(({"body": _vector(odd)}, "not that of a Prometheus") for odd in _ODD_SERIES),
     ],
 )
 def test_answers_of_others(answer: dict[str, object], sentence: str) -> None:
@@ -182,6 +195,19 @@ def test_answers_of_others(answer: dict[str, object], sentence: str) -> None:
     assert f"http://{address}/prometheus" in str(raised.value)
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e300", "1e308"])
+def test_impossible_values(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that no attempt, rank or moment has are left out, whatever series they are in."""
+    now = time.time()
+    for number in ("9" * 5000, "\u00b2", "7"):
+        labels = {"state": "productive", "attempt": number, "rank": number, "outcome": "failed"}
+        series = {"metric": labels, "value": [now, value], "values": [[now - 60, value], [now, value]]}
+        with _serving(body=_vector(series)) as (address, _):
+            for command in (main, report):
+                assert command(["r", "--prometheus", f"http://{address}"]) == 0
+        assert "r" in capsys.readouterr().out
 
 
 def test_slow_server() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, SUFFIX, LineWriter, Source
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.logs import main
 
@@ -17,7 +18,7 @@ def run(tmp_path: Path) -> Path:
     """A run of two ranks, which have written in turns."""
     directory = tmp_path / "job"
     directory.mkdir()
-    writers = [LineWriter(directory / f"{rank}{SUFFIX}") for rank in range(2)]
+    writers = [LineWriter(Folder.open(directory), f"{rank}{SUFFIX}") for rank in range(2)]
     for step in range(3):
         for rank, writer in enumerate(writers):
             writer.write(f"train: loss {step}.{rank}", source=Source.LOG, severity=9, step=step)
@@ -58,7 +59,7 @@ def test_previous(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the process that had the rank before."""
     with pytest.raises(UserError, match="holds no log lines of an earlier attempt"):
         main([str(run), "--previous"])
-    LineWriter(run / f"0{SUFFIX}")
+    LineWriter(Folder.open(run), f"0{SUFFIX}")
     assert (run / f"0{PREVIOUS_SUFFIX}").exists()
     assert len(printed(capsys, run, "--previous")) == 3
     assert len(printed(capsys, run, "--rank", 0)) == 0
@@ -97,6 +98,7 @@ def test_wrong_use(run: Path, arguments: list[str], message: str) -> None:
 
 def test_unusable_files(run: Path) -> None:
     """A file that holds no lines, and a run without any."""
+    (run / f"0{SUFFIX}").unlink()
     (run / f"0{SUFFIX}").write_text("no lines")
     with pytest.raises(UserError, match="holds no lines of a rank"):
         main([str(run)])

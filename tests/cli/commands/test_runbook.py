@@ -253,6 +253,19 @@ def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixt
     assert printed.err.rstrip("\n").isprintable()
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirect(status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server cannot send the command to another address of the user's network; it says that it stays."""
+    alert = json.dumps([ALERT]).encode()
+    with _server(OK + alert) as elsewhere:
+        moved = f"HTTP/1.1 {status} Moved\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n"
+        with _server(moved.encode()) as url:
+            assert main(["runbook", "runslow", "--alertmanager", url]) == 2
+    printed = capsys.readouterr()
+    assert f"status {status}, a redirect, which is not followed" in printed.err
+    assert printed.out == ""
+
+
 @pytest.mark.parametrize("start", [OK, b"HTTP/1.1 200 OK\r\nX-Slow: "], ids=["body", "head"])
 def test_slow_server(start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that sends a byte now and then costs no more than the timeout."""

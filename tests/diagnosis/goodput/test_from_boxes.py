@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox import layout
 from rankwatch.conventions import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.collector import RanksCollector
@@ -88,8 +91,45 @@ def test_more_attempts_than_are_kept(tmp_path: Path) -> None:
     assert again.seconds == whole.seconds
 
 
+def test_attempts_far_apart(tmp_path: Path) -> None:
+    """The first few between them are named. Nobody counts them all."""
+    attempt(tmp_path, (0, 10))
+    box = tmp_path / "job" / "0.blackbox"
+    shutil.copy(box, box.with_name("1.blackbox"))
+    with box.open("r+b") as file:
+        file.seek(layout.STARTED_BY_OFFSET)
+        file.write(b"\xff" * 4)
+    tracemalloc.start()
+    try:
+        found = read_folder(tmp_path / "job")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert any("attempts 1, 2, 3, 4, 5, 6, 7, 8: " in each for each in found.unseen)
+    assert peak < 10 << 20
+
+
+SPAN = {"started": 1.0, "last": 2.0, "world_size": 1, "first_step": 0, "highest_step": 3}
+IMPOSSIBLE = (
+    *(
+        {"1": {**SPAN, name: value}}
+        for name, value in (("highest_step", None), ("started", []), ("last", "x"))
+    ),
+    *({number: SPAN} for number in ("9" * 30, "-1")),
+)
+"""Attempts of an account, by number."""
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": 1, "runs": {"job": 3}}', '{"format": 9, "runs": {}}']
+    "content",
+    [
+        *("", "[]", "{}", '{"format": 1, "runs": {"job": 3}}', '{"format": 9, "runs": {}}'),
+        *('{"format": 1, "runs": {"job": []}}', '{"format": 1, "runs": {"job": [1, {}]}}'),
+        *(
+            json.dumps({"format": 1, "runs": {"job": [1.0, {"attempts": each, "ranks": {}}]}})
+            for each in IMPOSSIBLE
+        ),
+    ],
 )
 def test_broken_account(tmp_path: Path, content: str) -> None:
     """An account that is of no use is left out."""
@@ -102,11 +142,14 @@ def test_broken_box(tmp_path: Path) -> None:
     """A box that cannot be read is counted; with none left it is one sentence."""
     attempt(tmp_path, (0, 10))
     attempt(tmp_path, (10, 20), FINISH="1")
-    (tmp_path / "job" / "earlier" / "0-0.blackbox").write_bytes(b"garbage")
+    earlier, last = tmp_path / "job" / "earlier" / "0-0.blackbox", tmp_path / "job" / "0.blackbox"
+    for box in (earlier, last):
+        box.chmod(0o644)
+    earlier.write_bytes(b"garbage")
     found = read_folder(tmp_path / "job")
     assert [each.number for each in found.attempts] == [1]
     assert any("could not be read" in each for each in found.unseen)
-    (tmp_path / "job" / "0.blackbox").write_bytes(b"garbage")
+    last.write_bytes(b"garbage")
     with pytest.raises(UserError, match="none of the 2 black boxes"):
         read_folder(tmp_path / "job")
 

@@ -11,22 +11,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.flight_recorder.parse import BOM
-from rankwatch_diagnosis.hang.dump_files import bounded_memory, read_source
+from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.hang.worker import read_dumps
+from rankwatch_diagnosis.hang.worker import bounded_memory, read_dumps
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
-from support.fuzzing import BUSY_MACHINE, almost
-from support.training.recorder import recorder_pickle
+from support.training.recorder import entry, recorder_pickle, reply
 
 pytestmark = pytest.mark.process
 
@@ -46,9 +42,6 @@ def payloads(mark: Path) -> dict[str, bytes]:
     command = f"touch {mark}"
     by_hand = command.encode()
     nested = b"\x80\x02" + b"(" + b"\x85" * 3_000_000 + b"K\x01s."
-    laughs = b"\x80\x02]q\x00" + b"".join(
-        b"](h%bh%be" % (bytes([i]), bytes([i])) + b"q" + bytes([i + 1]) for i in range(200)
-    )
     return {
         "reduce": pickle.dumps({"entries": [_Runs(os.system, command)]}),
         "reduce of protocol 0": pickle.dumps(_Runs(os.system, command), protocol=0),
@@ -63,6 +56,7 @@ def payloads(mark: Path) -> dict[str, bytes]:
         "truncated": recorder_pickle({"entries": [], "pg_status": {}})[:-20],
         "empty": b"",
         "text": b"no pickle at all",
+        "no number": b"F1e999\x00\n.",
         "declared 10 GB of bytes": b"\x80\x04\x8e" + struct.pack("<Q", 10 << 30) + b"x.",
         "declared 10 GB of text": b"\x80\x04\x8d" + struct.pack("<Q", 10 << 30) + b"x.",
         "declared frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"N.",
@@ -70,7 +64,6 @@ def payloads(mark: Path) -> dict[str, bytes]:
         "memo bomb as text": b"Np99999999999\n.",
         "deep key": b"\x80\x02}(" + b")" + b"\x85" * 3_000_000 + b"Nu.",
         "deep tuple": nested,
-        "laughs as key": laughs + b".",
         "json too deep": b'{"entries": ' + b"[" * 500_000,
     }
 
@@ -106,7 +99,49 @@ def test_hostile_dump_is_not_executed(directory: Path) -> None:
     accepted = {NAMES[each.rank - 100] for each in reading.snapshots if each.rank >= 100}
     assert accepted == set()
     assert set(reading.broken) == set(paths)
+    assert not any("\n" in each for each in reading.broken.values())
     assert diagnose([each for each in reading.snapshots if each.rank < 100]).ranks == (5,)
+
+
+def test_dump_beyond_its_limits(directory: Path) -> None:
+    """A dump gets memory and time of the processor by its size.
+
+    A number in a pickle asks for a gigabyte, and a text of a hundred bytes is a key whose hash takes years.
+    """
+    good = (directory / "_dump_2").read_bytes()
+    (directory / "_dump_2").write_bytes(b"\x80\x02Nr\xff\xff\xff\x030" + good[2:])
+    (directory / "_dump_3").write_bytes(b"\x80\x02}(N" + b"2\x86" * 60 + b"Nu.")
+    reading = read_dumps({rank: directory / f"_dump_{rank}" for rank in range(2, 5)})
+    assert reading.broken == {
+        2: "no usable pickle: MemoryError",
+        3: "it broke the process that read it, or took too long",
+    }
+    assert [each.rank for each in reading.snapshots] == [4]
+
+
+def test_calls_that_read_the_same() -> None:
+    """Calls that do not fit may have the same text. An empty type is none, and others are told apart."""
+    plain = {
+        "input_sizes": [[5]],
+        "output_sizes": [[5]],
+        "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"],
+    }
+    written = {
+        "input_sizes": [[5]],
+        "output_sizes": [],
+        "input_dtypes": ["-> 5", "Float"],
+        "output_dtypes": [],
+    }
+    for odd, state in (
+        ({**plain, "input_dtypes": ["", "Float"]}, State.INCONCLUSIVE),
+        (written, State.DESYNC),
+    ):
+        calls = (plain, plain, odd)
+        documents = [reply(entry(0, **each), enqueued=1, ranks="[0, 1, 2]") for each in calls]
+        verdict = diagnose([parsed(each, rank) for rank, each in enumerate(documents)])
+        assert verdict.state is state
+        assert json.dumps(verdict.evidence)
 
 
 def test_broken_dump_is_missing(directory: Path) -> None:
@@ -139,22 +174,6 @@ def test_byte_that_is_no_text(directory: Path) -> None:
     assert {each.rank for each in reading.snapshots} == ranks - {1}
     assert reading.skipped_lines == 2
     assert diagnose(reading.snapshots).ranks == (5,)
-
-
-@given(data=st.data())
-@settings(parent=BUSY_MACHINE, max_examples=100)
-def test_almost_a_dump(data: st.DataObject) -> None:
-    """A file of dumps with one byte, piece or number changed gives a verdict or one sentence."""
-    job = HungJob(Shape(2), 2)
-    job.run(Fault("asleep", (1,), job.places(1, "asleep")[2]))
-    document = json.dumps(list(job.dumps().values())).encode()
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "dumps.json"
-        path.write_bytes(data.draw(almost(document)))
-        try:
-            diagnose(read_source(path).snapshots)
-        except UserError as error:
-            assert "\n" not in str(error)
 
 
 def test_directory_without_dumps(tmp_path: Path) -> None:
@@ -276,10 +295,10 @@ def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60.0, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.endswith("all.json needs more than 4 GiB of memory, or than there is\n")
+    assert done.stderr.endswith("all.json needs far more memory than its size, or than there is\n")
     before = resource.getrlimit(resource.RLIMIT_AS)
     with bounded_memory(1 << 40):
-        assert resource.getrlimit(resource.RLIMIT_AS)[0] <= 1 << 40
+        assert 0 < resource.getrlimit(resource.RLIMIT_AS)[0] <= 1 << 41
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 

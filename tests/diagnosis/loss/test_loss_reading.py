@@ -227,9 +227,9 @@ def test_long_line_is_skipped(tmp_path: Path) -> None:
 
     A file of one line of gigabytes is no reason to hold it.
     """
-    path = tmp_path / "wide.csv.gz"
+    path = tmp_path / "wide.csv"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
-    path.write_bytes(gzip.compress(b"step,loss\n1,2\n" + wide + b"\n3,2\n", mtime=0))
+    path.write_bytes(b"step,loss\n1,2\n" + wide + b"\n3,2\n")
     counts = ReadCounts()
     tracemalloc.start()
     try:

@@ -71,3 +71,14 @@ def test_names_of_a_training_process(form: str, tmp_path: Path) -> None:
     assert (len(found), skipped) == (len(plain), {})
     assert {found.groups[each] for each in found.group} == set(groups)
     assert "for?ward,?[2J" in found.operations
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_that_are_formulas(form: str, tmp_path: Path) -> None:
+    """A spreadsheet runs no name of a training process; other formats keep the name as it is."""
+    plain = table(work=False)
+    odd = ("=cmd|' /C calc'!A0", *plain.operations[1:])
+    path = tmp_path / f"operations.{form}"
+    write_table(replace(plain, operations=odd), path, form)
+    found, _ = read_operations(path)
+    assert (f"'{odd[0]}" if form.startswith("csv") else odd[0]) in found.operations

@@ -13,10 +13,12 @@ import rankwatch
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.from_boxes import review_folder
+from rankwatch_diagnosis.review.incidents import read_incident
 from rankwatch_diagnosis.review.markdown import markdown
 from rankwatch_diagnosis.review.model import EventKind
 from rankwatch_diagnosis.review.page.html import review_page
 from support.diagnosis.run_boxes import stalled_for
+from support.fuzzing import NESTED
 
 
 def trained(directory: Path, *, fails: bool = False) -> None:
@@ -78,6 +80,7 @@ def test_incidents_of_the_node(tmp_path: Path) -> None:
         ("2-job-stall", "job", time.time() - 86_400.0),
         ("3-other-stall", "other", time.time()),
         ("4-broken", "job", float("nan")),
+        ("5-broken", "job", 10**400),
     ):
         folder = tmp_path / "evidence" / name
         folder.mkdir(parents=True)
@@ -88,6 +91,14 @@ def test_incidents_of_the_node(tmp_path: Path) -> None:
     (incident,) = (each for each in review.events if each.kind is EventKind.INCIDENT)
     assert (incident.text, incident.node) == ("stall: no step; the evidence names rank 3", "n0")
     assert "1-job-stall" in incident.source
+
+
+def test_manifest_nested_too_deep(tmp_path: Path) -> None:
+    """What is no text is none, at whatever depth."""
+    for deep in NESTED:
+        (tmp_path / "manifest.json").write_text(f'{{"opened_timestamp_seconds": 1e9, "why": {deep}}}')
+        incident = read_incident(tmp_path)
+        assert incident is None or incident.why == ""
 
 
 PAGES = {

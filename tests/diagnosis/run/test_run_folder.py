@@ -8,8 +8,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
@@ -27,7 +25,6 @@ from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
 from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.shape import JobShape
-from support.fuzzing import BUSY_MACHINE, almost
 
 
 def hung(directory: Path, kind: HangKind = HangKind.SLEEP) -> SimulatedHang:
@@ -104,31 +101,6 @@ def test_crash_in_a_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_almost_a_bundle(tmp_path: Path) -> None:
-    """A bundle with one byte, piece or number changed in one of its files still gives a verdict."""
-    hang = hung(tmp_path / "blackboxes")
-    recorders = tmp_path / "flight_recorder"
-    write_snapshots(hang.snapshots, recorders, "json")
-    ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
-    shown = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
-    (tmp_path / "ranks.json").write_text(json.dumps(shown))
-    changed = (tmp_path / "ranks.json", recorders / "_dump_1.json")
-    files = {path: path.read_bytes() for path in changed}
-
-    @given(data=st.data())
-    @settings(parent=BUSY_MACHINE, max_examples=30)
-    def diagnosed(data: st.DataObject) -> None:
-        path = data.draw(st.sampled_from(changed))
-        path.write_bytes(data.draw(almost(files[path])))
-        try:
-            assert diagnose_run(tmp_path).state
-        finally:
-            path.write_bytes(files[path])
-
-    diagnosed()
-
-
-@pytest.mark.process
 def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
     """Broken boxes and dumps are skipped and counted.
 
@@ -136,6 +108,7 @@ def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
     """
     hung(tmp_path)
     run = tmp_path / "job"
+    (run / "0.blackbox").unlink()
     (run / "0.blackbox").write_bytes(b"no black box")
     (run / "7.blackbox").symlink_to(run / "1.blackbox")
     (run / "_dump_1").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
@@ -156,6 +129,7 @@ def test_torn_box(byte: bytes, tmp_path: Path) -> None:
     hung(tmp_path)
     path = tmp_path / "job" / "1.blackbox"
     whole = path.read_bytes()
+    path.chmod(0o644)
     for start in range(0, len(whole), 4096):
         path.write_bytes(whole[:start] + byte * min(4096, len(whole) - start) + whole[start + 4096 :])
         verdict = diagnose_run(tmp_path)
@@ -191,6 +165,7 @@ def test_silent_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "3.sock"))
         server.listen()
+        (tmp_path / "3.blackbox").touch()
         found = ask_living({3: tmp_path / "3.blackbox", 4: tmp_path / "4.blackbox"})
     assert (found.snapshots, list(found.broken)) == ([], [3])
     assert "timed out" in found.broken[3]

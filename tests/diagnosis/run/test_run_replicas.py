@@ -13,7 +13,7 @@ import rankwatch
 from rankwatch.conventions import Capability, Unseen
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.replicas import Replicas
-from rankwatch_diagnosis.run.report import as_json, lines
+from rankwatch_diagnosis.run.report import as_json, colour_of, lines
 from rankwatch_diagnosis.run.summary import summary_lines
 from support.automatic.programs import run_program
 
@@ -80,8 +80,8 @@ def test_two_replicas(tmp_path: Path) -> None:
     found, (_, line, *_) = judged(tmp_path)
     assert found.odd_ranks == ()
     assert line.startswith("ranks 0 and 1 differ, and one of both is wrong, at step 30, equal at step 20;")
-    (head, *_) = lines(diagnose_run(tmp_path), coloured=True)
-    assert head.startswith("\x1b[1m\x1b[33mFINISHED")
+    verdict = diagnose_run(tmp_path)
+    assert (next(lines(verdict)).partition(":")[0], colour_of(verdict)) == ("FINISHED", "yellow")
 
 
 @pytest.mark.parametrize(

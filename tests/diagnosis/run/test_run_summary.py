@@ -13,6 +13,7 @@ from rankwatch.conventions import Capability, Cause, Unseen
 from rankwatch.conventions.trackers import TrackerKind
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import write_note
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
@@ -193,7 +194,8 @@ def test_tracker(tmp_path: Path) -> None:
     assert "tracker" not in parts(tmp_path)
     page = "https://mlflow.example/#/experiments/1/runs/2"
     note = tmp_path / "job" / "0.trackers"
-    write_note(note, [Tracker(TrackerKind.MLFLOW, "2", page), Tracker(TrackerKind.TENSORBOARD, "/logs", "")])
+    trackers = [Tracker(TrackerKind.MLFLOW, "2", page), Tracker(TrackerKind.TENSORBOARD, "/logs", "")]
+    write_note(Folder.open(tmp_path / "job"), note.name, trackers)
     assert parts(tmp_path)["tracker"].endswith(f"{page}, tensorboard /logs")
     verdict = diagnose_run(tmp_path)
     assert f"tracker:     {page}, tensorboard /logs" in lines(verdict)

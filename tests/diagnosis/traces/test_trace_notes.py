@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from rankwatch.conventions import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.traces.collectives import Described
 from rankwatch_diagnosis.traces.notes import collectives_of
 from rankwatch_diagnosis.traces.reading import read_traces
 from rankwatch_diagnosis.traces.timeline import Meeting, StepLine
 from rankwatch_diagnosis.traces.trace import read_trace
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
-from support.fuzzing import BUSY_MACHINE, almost
+from support.fuzzing import BUSY_MACHINE, NESTED
 
 JOB = GpuJob(slow={2: 1.3})
 
@@ -183,26 +184,6 @@ def test_no_files(tmp_path: Path) -> None:
         read_traces(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    job = GpuJob(ranks=2, steps=4, kernels=3, buckets=1)
-    return [path.read_bytes() for path in write_traces(tmp_path_factory.mktemp("fuzzed"), job)]
-
-
-@given(data=st.data())
-@settings(parent=BUSY_MACHINE, max_examples=150)
-def test_almost_a_trace(documents: list[bytes], data: st.DataObject) -> None:
-    """A trace with one byte, piece or number changed is a table or one sentence."""
-    with TemporaryDirectory() as directory:
-        for rank, document in enumerate(documents):
-            path = Path(directory) / f"rank{rank}_trace.json"
-            path.write_bytes(data.draw(almost(document)) if rank else document)
-        try:
-            assert len(read_traces(Path(directory)).table)
-        except UserError as error:
-            assert "\n" not in str(error)
-
-
 @given(args=st.binary(max_size=40))
 @settings(parent=BUSY_MACHINE, max_examples=60)
 def test_any_arguments(args: bytes) -> None:
@@ -212,6 +193,20 @@ def test_any_arguments(args: bytes) -> None:
         event = b'{"ph": "X", "cat": "kernel", "name": "nccl", "ts": 1, "dur": 1, "args": %s}' % args
         path.write_bytes(b'{"traceEvents": [%s, %s]}' % (event, event))
         assert read_trace(path).timeline is None
+
+
+@pytest.mark.parametrize("size", [1 << 24, 1 << 62, -1, "8"])
+def test_impossible_world_size(tmp_path: Path, size: object) -> None:
+    """It is unknown. Nobody lists 16 million missing ranks."""
+    for path in write_traces(tmp_path, JOB):
+        rewrite(path, lambda document: document["distributedInfo"].update(world_size=size))
+    assert read_traces(tmp_path).notes == ()
+
+
+def test_arguments_nested_too_deep() -> None:
+    """They give nothing, at whatever depth that is."""
+    for deep in NESTED:
+        assert Described.of(f'{{"Collective name": {deep}}}'.encode()).external == -1
 
 
 def test_collective_from_before_the_recording() -> None:

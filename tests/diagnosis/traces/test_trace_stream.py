@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,39 @@ def test_endless_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events, framing = read(path)
     assert [each.ts for each in events] == [5.0]
     assert framing.broken >= 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b'{"a": "' + b"x" * 40_000, b'{"a": [' + b"1, " * 20_000, b'{"a": ' * 20_000, b'{"a": {}' * 20_000],
+)
+def test_head_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    """What stands before the events is looked at once, however many blocks it comes in, and no deeper than a
+    trace is nested."""
+    monkeypatch.setattr(stream, "_BLOCK_BYTES", 4096)
+    found: list[int] = []
+
+    class Counting:
+        def finditer(self, head: bytes, at: int) -> Iterator[re.Match[bytes]]:
+            for each in pattern.finditer(head, at):
+                found.append(each.start())
+                yield each
+
+    pattern = stream._TOKEN_OR_CUT
+    monkeypatch.setattr(stream, "_TOKEN_OR_CUT", Counting())
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match="holds no events"):
+        read(path)
+    assert len(found) < 1_000
+
+
+@pytest.mark.parametrize("events", ["[]", '[{"ph": "X"}]'])
+def test_millions_of_values_beside_the_events(tmp_path: Path, events: str) -> None:
+    """They would take a gigabyte of memory. The events still count."""
+    path = tmp_path / "t.json"
+    many = "[" + "{}," * 1_100_000 + "{}]"
+    for text in (f'{{"a": {many}, "traceEvents": {events}}}', f'{{"traceEvents": {events}, "a": {many}}}'):
+        path.write_text(text)
+        found, framing = read(path)
+        assert (len(found), framing.fields) == (events.count("ph"), {})

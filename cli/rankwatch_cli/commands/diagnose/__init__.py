@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import TextIO
 
 from rankwatch.settings import SentenceParser
 
@@ -34,8 +33,3 @@ def main(arguments: Sequence[str]) -> int:
     subject = parser.parse_args(arguments[:1]).subject
     entry: Callable[[Sequence[str]], int] = import_module(f"{__name__}.{subject}").main
     return entry(arguments[1:])
-
-
-def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
-    """True on a terminal, unless NO_COLOR is set (no-color.org). `stream` is None if the output is closed."""
-    return stream is not None and stream.isatty() and not environ.get("NO_COLOR")

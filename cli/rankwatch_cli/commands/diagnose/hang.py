@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankwatch.settings import SentenceParser, printable
-from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch.settings import SentenceParser
+from rankwatch_cli.output import note, show_json, show_verdict
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
+from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.run.engine import diagnose_waiting
 
 _GROUPS_SHOWN = 5
 _RANKS_SHOWN = 16
-_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
-_COLOURS: Mapping[State, str] = {State.HANG: _RED, State.DESYNC: _RED, State.OK: _GREEN}
+_COLOURS: Mapping[State, str] = {State.HANG: "red", State.DESYNC: "red", State.OK: "green"}
 _SENTENCES: Mapping[State, str] = {
     State.HANG: "the run hangs",
     State.DESYNC: "the ranks are out of step",
@@ -53,9 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     verdict = _diagnose(named_run(given.path, runs_directory(), announce=True))
     if given.json:
-        print(json.dumps(asdict(verdict), indent=2))
+        show_json(json_value(asdict(verdict)), indent=2)
     else:
-        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
+        show_verdict(*lines(verdict), colour=_COLOURS.get(verdict.state, "yellow"))
     return 0
 
 
@@ -65,19 +62,12 @@ def _diagnose(path: Path) -> HangVerdict:
         return diagnose_waiting(path)
     reading = read_source(path)
     if reading.skipped_lines:
-        print(f"{reading.skipped_lines} lines of {path} are no JSON and were skipped", file=sys.stderr)
+        note(f"{reading.skipped_lines} lines of {path} are no JSON and were skipped")
     return diagnose(reading.snapshots, broken=reading.broken)
 
 
-def lines(verdict: HangVerdict, *, coloured: bool = False) -> Iterator[str]:
-    """The verdict for a person: a headline, then the evidence."""
-    head, *rest = map(printable, _plain(verdict))
-    yield f"{_BOLD}{_COLOURS.get(verdict.state, _YELLOW)}{head}{_PLAIN}" if coloured else head
-    yield from rest
-
-
-def _plain(verdict: HangVerdict) -> Iterator[str]:
-    """The lines, in which names from the dumps may still contain control characters."""
+def lines(verdict: HangVerdict) -> Iterator[str]:
+    """The verdict for a person: a headline, then the evidence. Names from the dumps may hold anything."""
     unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
     headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
     if verdict.ranks:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.loss import CONFIRM_STEPS
-from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.output import show_json, show_verdict
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.loss.formats import COLUMNS
 from rankwatch_diagnosis.loss.reading import diagnose
-from rankwatch_diagnosis.loss.report import as_json, as_text
+from rankwatch_diagnosis.loss.report import as_json, colour_of, lines
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import judge_loss
@@ -44,9 +41,9 @@ def main(arguments: Sequence[str]) -> int:
             plateau_steps=given.plateau,
         )
     if given.json:
-        print(json.dumps(as_json(verdict), allow_nan=False))
+        show_json(as_json(verdict))
     else:
-        print(as_text(verdict, colour=wants_colour(sys.stdout, os.environ)))
+        show_verdict(*lines(verdict), colour=colour_of(verdict))
     return 0
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.output import show_json, show_verdict
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.run.report import as_json, lines
+from rankwatch_diagnosis.run.report import as_json, colour_of, lines
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,9 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         directory, stall=given.stall_seconds, complete=given.complete, agent_state=state, ask_gpus=True
     )
     if given.json:
-        print(json.dumps(as_json(verdict), allow_nan=False))
+        show_json(as_json(verdict))
     else:
-        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
+        show_verdict(*lines(verdict), colour=colour_of(verdict))
     return 0
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.settings import SentenceParser, printable
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_cli.commands.diagnose.rank_table import rank_lines
+from rankwatch_cli.output import note, show, show_json, show_verdict
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
@@ -25,7 +22,6 @@ from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, unjudg
 from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
 from rankwatch_diagnosis.straggler.words import cost_sentence, sentence, whom
 
-_BOLD, _PLAIN = "\033[1m", "\033[0m"
 _RANKS_SHOWN = 16
 """In the table of --by-rank."""
 _MOST_RANKS_SHOWN = 1_000_000
@@ -53,11 +49,11 @@ def print_verdict(examined: Examination, given: Namespace, *, subject: str) -> i
     verdict = as_json(found)
     if given.json:
         ranks = [] if by_rank is None else [json_value(vars(each)) for each in by_rank.rows]
-        print(json.dumps(verdict | ({"by_rank": ranks} if given.by_rank else {}), allow_nan=False))
+        show_json(verdict | ({"by_rank": ranks} if given.by_rank else {}))
         return 0
-    print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
+    show_verdict(*_lines(found, verdict))
     if given.by_rank and by_rank is not None:
-        print("\n".join(["", *rank_lines(by_rank, given.by_rank)]))
+        show("", *rank_lines(by_rank, given.by_rank))
     return 0
 
 
@@ -120,7 +116,7 @@ def _write_page(examined: Examination, by_rank: ByRank | None, subject: str, fil
         file.write_text(page(examined, by_rank, subject), encoding="utf-8")
     except OSError as error:
         raise UserError(f"could not write {file}: {error.strerror or error}") from error
-    print(f"page: {printable(str(file))}", file=sys.stderr)
+    note(f"page: {file}")
 
 
 def with_by_rank(given: Namespace) -> Namespace:
@@ -137,21 +133,19 @@ def with_by_rank(given: Namespace) -> Namespace:
     return given
 
 
-def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:
+def _lines(found: Verdict, verdict: Mapping[str, object]) -> Iterator[str]:
     named = whom(found)
-    first = f"{found.cause.value}: {f'{named}: ' if named else ''}{sentence(found)}"
-    yield f"{_BOLD}{first}{_PLAIN}" if colour else first
+    yield f"{found.cause.value}: {f'{named}: ' if named else ''}{sentence(found)}"
     yield from filter(None, [cost_sentence(found)])
-    yield from map(printable, event_lines(found))
+    yield from event_lines(found)
     yield from filter(None, [fixed_line(found)])
     for part in (cause_lines(found), unjudged_lines(found)):
-        lines = [printable(line) for line in part]
-        yield from ["", *lines] if lines else []
+        yield from ["", *part] if part else []
     yield ""
     evidence = verdict["evidence"]
     assert isinstance(evidence, Mapping)
     for name, value in evidence.items():
-        yield from map(printable, _evidence(name, value))
+        yield from _evidence(name, value)
 
 
 def _evidence(name: str, value: object) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from rankwatch import __version__
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.goodput.report import (
     advice_words,

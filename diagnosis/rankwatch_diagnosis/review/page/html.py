@@ -8,7 +8,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from rankwatch import __version__
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
 from rankwatch_diagnosis.review.model import RankPhases, RunReview
 from rankwatch_diagnosis.review.page.loss_picture import loss_picture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from markupsafe import Markup
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.goodput.report import moment
 from rankwatch_diagnosis.review.model import LossCurve
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.goodput.report import moment
 from rankwatch_diagnosis.review.model import Event, EventKind
 from rankwatch_diagnosis.review.words import when

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.group_by import Floats, Ints

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from rankwatch import __version__
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.engine import Examination
