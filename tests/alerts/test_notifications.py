@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -86,6 +87,40 @@ def test_texts(tmp_path: Path) -> None:
     assert f"<td>{WHO}</td>" in html
     assert f'<a href="{RUNBOOK}">' in html and f'<a href="{DASHBOARD}">' in html
     assert "peers &amp; waits for &lt;nobody&gt;." in html
+
+
+EVIL = "<!channel> & <https://evil.test|rank 5>"
+LINK = re.compile(r"<https://(?:wiki|grafana)\.test[^<>|]*\|(?:Runbook|Dashboard)>")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("annotated", [True, False])
+def test_hostile_texts(annotated: bool, tmp_path: Path) -> None:
+    """A name or text of a user calls no channel and hides no link in Slack, and is no markup in a mail.
+    PagerDuty, plain mail and webhooks have it as it is: they know no markup."""
+    names = ("rank", "gpu", "device", "port", "path", "collector", "run", "cluster", "node", "reason")
+    texts = ("cause", "phase", "causes", "cost", "slowdown") if annotated else ()
+    urls = {"runbook_url": f"https://wiki.test/?x={EVIL}", "dashboard_url": f"https://grafana.test/?x={EVIL}"}
+    alert = {
+        "labels": {**STRAGGLER["labels"], **dict.fromkeys(names, EVIL)},  # type: ignore[dict-item]
+        "annotations": {**dict.fromkeys(("summary", "description", *texts), EVIL), **urls},
+    }
+    with ExitStack() as stack:
+        url, posted = stack.enter_context(web_server())
+        mail_address, mails = stack.enter_context(mail_server())
+        config = _delivering_to(tmp_path, url, mail_address)
+        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
+        post_json(f"{base}/api/v2/alerts", [alert])
+        poll(lambda: {"/slack", "/pagerduty"} <= set(posted) and mails, 60, "three notifications")
+    (attachment,) = posted["/slack"]["attachments"]
+    assert len(LINK.findall(attachment["text"])) == 2
+    for name in ("title", "fallback", "text"):
+        text = LINK.sub("", attachment[name])
+        assert "&lt;!channel&gt; &amp; &lt;https://evil.test|rank 5&gt;" in text
+        assert not re.findall(r"[<>]|&(?!amp;|lt;|gt;)", text)
+    html = _body(mails[0], "text/html")
+    assert "<!channel>" not in html and "&lt;!channel&gt;" in html
+    assert f"run {EVIL}" in posted["/pagerduty"]["payload"]["summary"]
 
 
 def _check_pagerduty(event: dict[str, Any]) -> None:

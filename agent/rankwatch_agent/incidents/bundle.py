@@ -19,6 +19,7 @@ import msgspec
 
 from rankwatch import __version__
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.untrusted.text import shown_json
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.sources.rank_process import ProcessFacts
@@ -184,10 +185,10 @@ class Bundle:
         self.add_missing(what, str(error))
 
     @contextmanager
-    def part(self, what: str) -> Iterator[None]:
-        """Records an EvidenceError inside the block as a fault of this part."""
+    def part(self, what: str) -> Iterator[str]:
+        """Records an EvidenceError inside the block as a fault of this part, which it gives back."""
         try:
-            yield
+            yield what
         except EvidenceError as error:
             self.add_fault(what, error)
 
@@ -274,7 +275,7 @@ def _process(bundle: Bundle, rank: int) -> dict[str, Any]:
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return shown_json(msgspec.json.format(msgspec.json.encode(content).decode(), indent=2) + "\n").encode()
 
 
 def _rfc3339(wall: float) -> str:

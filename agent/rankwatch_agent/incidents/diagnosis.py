@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +15,16 @@ import msgspec
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.untrusted.children import Limits, confined
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.limited_process import Limits, run_limited
+from rankwatch_agent.incidents.limited_process import run_limited
 from rankwatch_agent.incidents.registry import MAX_ROOT_CAUSES, RootCause
 
-LIMITS = Limits(seconds=60.0, output_bytes=4 << 20, memory_bytes=384 << 20)
+LIMITS = Limits(seconds=60.0, cpu_seconds=60, memory_bytes=384 << 20, output_bytes=4 << 20)
 """The memory is address space. Decision 0007 has what Python with NumPy takes of it."""
-DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_diagnosis.run")
-"""The command, without the bundle. -P keeps Python from importing modules of the working directory."""
+DIAGNOSE = tuple(confined("rankwatch_diagnosis.run.__main__", limits=LIMITS))
+"""The command, without the bundle. It reads the agent's own copies, as the agent's own user."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """By default these libraries reserve memory for one thread per core of the node."""
 _STATE = re.compile(r"[a-z_]{1,40}")

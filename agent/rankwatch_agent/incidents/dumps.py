@@ -89,17 +89,25 @@ class DumpWatcher:
             incident = open_now[number]
             for name, modified_ns in finished:
                 if belongs(name, modified_ns / 1e9, incident, incident.since + wall_offset):
-                    faults.update(self._add(name, bundle))
+                    faults.update(self._add(name, bundle, incident.condition.ranks[0].owner))
         return faults
 
-    def _add(self, name: str, bundle: _OpenBundle) -> list[EvidenceFault]:
+    def _add(self, name: str, bundle: _OpenBundle, owner: int) -> list[EvidenceFault]:
+        """owner: user id of the run. In /tmp anybody can write dumps for the ranks of others."""
         if name in bundle.tried or len(bundle.tried) >= MAX_DUMPS:
             return []
         bundle.tried.add(name)
         source = self._directory.resolve() / name
         target = f"dumps/{name}"
         try:
-            copy_file(source, bundle.folder, target, fault=EvidenceFault.DUMP, max_bytes=MAX_DUMP_BYTES)
+            copy_file(
+                source,
+                bundle.folder,
+                target,
+                fault=EvidenceFault.DUMP,
+                max_bytes=MAX_DUMP_BYTES,
+                owner=owner,
+            )
         except EvidenceError as error:
             return [error.fault]
         return []

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 MIN_OPEN_SECONDS = 60.0

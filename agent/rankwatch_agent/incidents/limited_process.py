@@ -13,21 +13,12 @@ from pathlib import Path
 from selectors import EVENT_READ, PollSelector
 from typing import NamedTuple
 
-NICE = 10
-"""Added to the agent's own niceness: training comes first."""
+from rankwatch.untrusted.children import NICE, Limits
+
 _CHUNK_BYTES = 1 << 16
 _SLICE_SECONDS = 0.05
 _STDERR_BYTES = 4096
 """The end of stderr that is kept."""
-
-
-class Limits(NamedTuple):
-    """What a program may use."""
-
-    seconds: float
-    output_bytes: int
-    memory_bytes: int
-    """Address space, RLIMIT_AS."""
 
 
 class ProcessResult(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +37,15 @@ def add_profiles(bundle: Bundle) -> None:
     for rank in bundle.ranks:
         for source in profiling.traces_beside(rank.path)[-MOST_TRACES:]:
             with bundle.part(_name(source)):
-                _copy(source, bundle.folder)
+                _copy(source, bundle.folder, rank.owner)
 
 
 class _Watched(NamedTuple):
     """A bundle that waits for traces."""
 
     folder: BundleFolder
-    boxes: Sequence[Path]
+    boxes: Mapping[Path, int]
+    """Black box -> user id of its owner."""
     until: float
     tried: set[Path]
     """Traces that were copied, are not to be, or could not be."""
@@ -65,11 +66,11 @@ class ProfileWatcher:
         faults: Counter[EvidenceFault] = Counter()
         wanted = {each.rank for each in named}
         asked = [each for each in incident.condition.ranks if each.rank in wanted and not each.ended]
-        boxes = []
+        boxes = {}
         for rank in asked[:MOST_RANKS]:
             try:
                 ask_rank(rank)
-                boxes.append(rank.path)
+                boxes[rank.path] = rank.owner
             except OSError as error:
                 logger.info("could not ask rank %d for traces: %s", rank.rank, error.strerror)
                 faults[EvidenceFault.PROFILE] += 1
@@ -89,31 +90,37 @@ class ProfileWatcher:
             return faults
         self._checked_at = now
         for watched in self._watched:
-            for box in watched.boxes:
+            for box, owner in watched.boxes.items():
                 for source in profiling.traces_beside(box)[:MOST_TRACES]:
                     if source not in watched.tried:
                         watched.tried.add(source)
-                        faults.update(_try(source, watched.folder))
+                        faults.update(_try(source, watched.folder, owner))
         return faults
 
 
 def ask_rank(rank: RankCondition) -> None:
     """Leave a request for traces. Raises OSError."""
     folder = rank.path.parent
-    profiling.remove_old_requests(folder.parent)
     profiling.request(folder.parent, folder.name, rank.rank)
 
 
-def _try(source: Path, folder: BundleFolder) -> list[EvidenceFault]:
+def _try(source: Path, folder: BundleFolder, owner: int) -> list[EvidenceFault]:
     try:
-        _copy(source, folder)
+        _copy(source, folder, owner)
     except EvidenceError as error:
         return [error.fault]
     return []
 
 
-def _copy(source: Path, folder: BundleFolder) -> None:
-    copy_file(source, folder, _name(source), fault=EvidenceFault.PROFILE, max_bytes=profiling.MOST_BYTES)
+def _copy(source: Path, folder: BundleFolder, owner: int) -> None:
+    copy_file(
+        source,
+        folder,
+        _name(source),
+        owner=owner,
+        fault=EvidenceFault.PROFILE,
+        max_bytes=profiling.MOST_BYTES,
+    )
 
 
 def _name(source: Path) -> str:

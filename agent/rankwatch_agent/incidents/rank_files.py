@@ -19,8 +19,10 @@ from rankwatch.lifecycle import CRASHED_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.trackers import note as trackers
+from rankwatch.untrusted.text import redacted, shown_json
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file, open_untrusted
+from rankwatch_agent.training.checkpoints import noted_beside
 from rankwatch_agent.training.conditions import RankCondition
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
@@ -45,25 +47,23 @@ EACH_SECONDS = 3.0
 def add_black_boxes(bundle: Bundle) -> None:
     """Copies the black boxes, and the notes beside them on experiment trackers and paths of checkpoints.
     Living ranks go on writing, so a record may be torn."""
-    run = bundle.incident.run
+    fault = EvidenceFault.BLACK_BOX
     for rank in bundle.ranks:
-        name = f"blackboxes/{run}/{rank.rank}{layout.SUFFIX}"
-        with bundle.part(name):
-            copy_file(rank.path, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=MAX_BOX_BYTES)
-        if trackers_beside(rank.path, rank.owner):
-            _add_note(bundle, rank.path.with_suffix(trackers.SUFFIX), trackers.MOST_BYTES)
-        note = rank.path.with_suffix(checkpoint_paths.SUFFIX)
-        if checkpoint_paths.read_checkpoints(note):
-            _add_note(bundle, note, checkpoint_paths.MOST_BYTES)
-        killed = rank.path.with_suffix(KILLED_SUFFIX)
-        if _has_content(killed):
-            _add_note(bundle, killed, _MOST_KERNEL_LINE_BYTES)
-
-
-def _add_note(bundle: Bundle, note: Path, max_bytes: int) -> None:
-    name = f"blackboxes/{bundle.incident.run}/{note.name}"
-    with bundle.part(name):
-        copy_file(note, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=max_bytes)
+        name, owner = f"blackboxes/{bundle.incident.run}/{rank.rank}", rank.owner
+        with bundle.part(f"{name}{layout.SUFFIX}") as part:
+            copy_file(rank.path, bundle.folder, part, owner=owner, fault=fault, max_bytes=MAX_BOX_BYTES)
+        if found := trackers_beside(rank.path, owner):
+            with bundle.part(f"{name}{trackers.SUFFIX}") as part:
+                bundle.folder.write(part, [trackers.note_text(found).encode()])
+        if noted := noted_beside(rank.path, owner):
+            with bundle.part(f"{name}{checkpoint_paths.SUFFIX}") as part:
+                bundle.folder.write(part, [checkpoint_paths.note_content(noted)])
+        line = rank.path.with_suffix(KILLED_SUFFIX)
+        if _has_content(line):
+            with bundle.part(f"{name}{KILLED_SUFFIX}") as part:
+                copy_file(
+                    line, bundle.folder, part, owner=owner, fault=fault, max_bytes=_MOST_KERNEL_LINE_BYTES
+                )
 
 
 def add_terminated_stacks(bundle: Bundle) -> None:
@@ -74,7 +74,14 @@ def add_terminated_stacks(bundle: Bundle) -> None:
             continue
         name = f"stacks/{rank.rank}{suffix}.txt"
         with bundle.part(name):
-            copy_file(source, bundle.folder, name, fault=EvidenceFault.STACKS, max_bytes=MAX_STACK_BYTES)
+            copy_file(
+                source,
+                bundle.folder,
+                name,
+                owner=rank.owner,
+                fault=EvidenceFault.STACKS,
+                max_bytes=MAX_STACK_BYTES,
+            )
 
 
 def add_flight_recorders(
@@ -104,7 +111,7 @@ def add_flight_recorders(
         elif facts is not None and facts.stopped:
             bundle.add_missing(name, f"the process of the rank is stopped (state {facts.state})")
         else:
-            clients[rank.rank] = FlightRecorderClient(socket, timeout_seconds=each_seconds)
+            clients[rank.rank] = FlightRecorderClient(socket, rank.owner, timeout_seconds=each_seconds)
     silent = find_silent(clients)
     for rank in bundle.ranks:
         if rank.rank in clients:
@@ -113,25 +120,29 @@ def add_flight_recorders(
 
 
 def add_log_lines(bundle: Bundle) -> None:
-    """Adds the newest lines of each rank, and of the process that had the rank before, as JSON."""
+    """Adds the newest lines of each rank, and of the process that had the rank before, as JSON.
+
+    Credentials are taken out here, and not by the rank: it writes each line in the training thread.
+    """
     for rank in bundle.ranks:
         for suffix in (LINES_SUFFIX, PREVIOUS_SUFFIX):
             source, name = rank.path.with_suffix(suffix), f"logs/{rank.rank}{suffix}.jsonl"
             if _has_content(source):
                 with bundle.part(name):
-                    bundle.folder.write(name, _json_lines(source))
+                    bundle.folder.write(name, _json_lines(source, rank.owner))
             elif suffix == LINES_SUFFIX:
                 bundle.add_missing(name, "the rank keeps no log lines")
 
 
-def _json_lines(source: Path) -> Iterator[bytes]:
-    with open_untrusted(source, EvidenceFault.LOG_LINES) as file:
+def _json_lines(source: Path, owner: int) -> Iterator[bytes]:
+    with open_untrusted(source, owner, EvidenceFault.LOG_LINES) as file:
         try:
             found = read_lines(file, source)
         except (BlackBoxError, OSError) as error:
             raise EvidenceError(EvidenceFault.LOG_LINES, str(error)) from None
     for line in found:
-        yield msgspec.json.encode(line._asdict() | {"source": line.source.name.lower()}) + b"\n"
+        entry = line._asdict() | {"source": line.source.name.lower(), "text": redacted(line.text)}
+        yield shown_json(msgspec.json.encode(entry).decode() + "\n").encode()
 
 
 def _dump_name(rank: RankCondition) -> str:

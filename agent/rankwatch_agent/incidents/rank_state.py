@@ -13,13 +13,13 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
-from rankwatch.settings import printable
+from rankwatch.untrusted.children import Limits
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.incidents.bundle import MAX_RANKS, Bundle, EvidenceError
-from rankwatch_agent.incidents.limited_process import Limits, run_limited
+from rankwatch_agent.incidents.limited_process import run_limited
 from rankwatch_agent.incidents.registry import MAX_ROOT_CAUSES, RootCause
-from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.untrusted import lock_holder
+from rankwatch_agent.runtime.writers import writer_of
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.sources.rank_process import read_facts, since
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
@@ -27,7 +27,7 @@ from rankwatch_agent.training.conditions import RankCondition, RunCondition
 ALL_SECONDS = 40.0
 """Time for the stacks of all ranks together, and for their final states."""
 PY_SPY = "py-spy"
-LIMITS = Limits(seconds=10.0, output_bytes=1 << 20, memory_bytes=2 << 30)
+LIMITS = Limits(seconds=10.0, cpu_seconds=10, memory_bytes=2 << 30, output_bytes=1 << 20)
 LAST_RECORDS = 20
 """Records of the ring in the final state."""
 _PROCESS_FILES = ("status", "wchan", "stack", "syscall")
@@ -48,7 +48,7 @@ def add_process_states(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
         if rank.ended:
             continue
         with bundle.part(name):
-            pid = writer_process(rank.path)
+            pid = writer_of(rank.path)
             if pid is None:
                 bundle.add_missing(name, "its process is unknown here: it is in a PID namespace of its own")
                 continue
@@ -64,10 +64,7 @@ def stopped_ranks(condition: RunCondition, procfs: Path = Path("/proc")) -> tupl
     for rank in condition.ranks[:MAX_RANKS]:
         if rank.ended:
             continue
-        try:
-            pid = writer_process(rank.path)
-        except EvidenceError:
-            continue
+        pid = writer_of(rank.path)
         facts = None if pid is None else read_facts(procfs, pid)
         if facts is not None and facts.stopped:
             found.append(RootCause(rank.rank, STOPPED_STATE, rank.open_phase[0] if rank.open_phase else ""))
@@ -117,18 +114,6 @@ def add_final_states(bundle: Bundle, monotonic: Callable[[], float] = time.monot
             _write(bundle, name, final_state(rank, bundle.incident.condition.moment))
 
 
-def writer_process(black_box: Path) -> int | None:
-    """Returns the id of the process that writes a black box, in the agent's PID namespace.
-
-    The header holds the id that the trainer sees, which differs in a container, and the file is untrusted.
-    But the writer holds a record lock on the file, and the kernel knows the holder. Returns None where no
-    process holds the lock, or where it is in a PID namespace that the agent cannot see (Linux then reports 0
-    or -1). Raises EvidenceError where the file cannot be opened.
-    """
-    with open_untrusted(black_box, EvidenceFault.BLACK_BOX) as file:
-        return lock_holder(file)
-
-
 def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> bytes:
     """Returns what py-spy prints of the process.
 
@@ -137,7 +122,7 @@ def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> byte
     """
     if seconds <= 0.0:
         raise EvidenceError(EvidenceFault.STACKS, _TIME_USED_UP)
-    if writer_process(rank.path) != pid:
+    if writer_of(rank.path) != pid:
         raise EvidenceError(EvidenceFault.STACKS, "the process has ended meanwhile")
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     result = run_limited(command, LIMITS._replace(seconds=seconds))

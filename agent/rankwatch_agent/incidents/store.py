@@ -108,7 +108,7 @@ class BundleStore:
         try:
             text = (self._directory / name / MANIFEST_NAME).read_bytes()
             return msgspec.json.decode(text, type=_Manifest).owner
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     def _names(self) -> list[str]:

@@ -8,16 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.untrusted.folders import open_regular
 from rankwatch_agent.incidents.bundle import CHUNK_BYTES, BundleFolder, EvidenceError
-from rankwatch_agent.runtime.untrusted import open_regular
 
 
-def copy_file(source: Path, folder: BundleFolder, name: str, *, fault: EvidenceFault, max_bytes: int) -> None:
+def copy_file(
+    source: Path,
+    folder: BundleFolder,
+    name: str,
+    *,
+    owner: int,
+    fault: EvidenceFault,
+    max_bytes: int,
+) -> None:
     """Copies a regular file in its present size; what a living writer appends meanwhile is left out.
 
-    Neither the file nor its directory may be a link. Raises EvidenceError, with `fault` for a bad source.
+    owner: user id that it must have. Neither the file nor its directory may be a link. Raises EvidenceError,
+    with `fault` for a bad source.
     """
-    with open_untrusted(source, fault) as file:
+    with open_untrusted(source, owner, fault) as file:
         size = os.fstat(file).st_size
         if size > max_bytes:
             raise EvidenceError(fault, f"{source} has {size} bytes, more than {max_bytes}")
@@ -25,12 +34,12 @@ def copy_file(source: Path, folder: BundleFolder, name: str, *, fault: EvidenceF
 
 
 @contextmanager
-def open_untrusted(source: Path, fault: EvidenceFault) -> Iterator[int]:
-    """Opens a regular file. Neither it nor its directory may be a link. Raises EvidenceError."""
+def open_untrusted(source: Path, owner: int, fault: EvidenceFault) -> Iterator[int]:
+    """Opens a regular file of this user. Neither it nor its directory may be a link. Raises EvidenceError."""
     try:
-        file = open_regular(source)
-    except (OSError, ValueError) as error:
-        raise EvidenceError(fault, f"could not open {source}: {error}") from None
+        file = open_regular(source, owner=owner)
+    except OSError as error:
+        raise EvidenceError(fault, f"could not open {source}: {error.strerror}") from None
     try:
         yield file
     finally:

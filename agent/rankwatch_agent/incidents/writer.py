@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.untrusted.children import Limits
 from rankwatch_agent.incidents.bundle import (
     CHUNK_BYTES,
     MANIFEST_NAME,
@@ -31,7 +32,6 @@ from rankwatch_agent.incidents.bundle import (
 from rankwatch_agent.incidents.diagnosis import DIAGNOSE, BundleDiagnosis, diagnose, root_causes_of
 from rankwatch_agent.incidents.diagnosis import LIMITS as VERDICT_LIMITS
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPage
 from rankwatch_agent.incidents.profiles import add_profiles
 from rankwatch_agent.incidents.rank_files import (

@@ -5,12 +5,24 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
 from http.client import HTTPException
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """For `build_opener`: a redirect is an error with its status.
+
+    To follow it would take credentials, or what the answer is trusted for, to whatever address the server
+    names. Mostly it leads to a page for people to log in.
+    """
+
+    def redirect_request(self, *_: object) -> None:
+        """None: nothing is followed."""
 
 
 def connect_tcp(host: str, port: int, end: float) -> socket.socket:

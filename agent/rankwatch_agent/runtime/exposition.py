@@ -8,7 +8,6 @@ labels again: 700 series took 11 ms in the OpenMetrics encoder, and take less th
 from __future__ import annotations
 
 import gzip
-import re
 import threading
 import time
 import zlib
@@ -24,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 from rankwatch.conventions import Kind, Label, Metric
 from rankwatch.trace_ids import span_text, trace_text
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Histogram
 from rankwatch_agent.runtime.supervisor import Snapshot
 
@@ -39,9 +39,6 @@ _SHARED_FOR = 5.0
 _SPARE_LINES = 1000
 """Lines remembered beyond twice those in use, before all are forgotten. Bounds memory."""
 _SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
-_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
-"""Control characters except the newline, which the formats escape. NUL ends the input of Prometheus's parser,
-so that one value would cost the whole scrape."""
 
 Encoder = Callable[[PrometheusCollector], bytes]
 _Key = tuple[str, str, tuple[str, ...]]
@@ -279,15 +276,17 @@ class _ProcessMetrics:
 
 
 def fit_label_value(value: str) -> str:
-    """The value as valid UTF-8 of at most MAX_BYTES without control characters.
+    """The value as valid UTF-8 of at most MAX_BYTES in which all characters are printable.
 
-    Every exporter calls this: a black box may hold any text. A longer value keeps its beginning and ends in
-    `~` and the CRC-32 of the whole, so that two values that begin alike stay two series.
+    Every exporter calls this: a black box may hold any text. NUL ends the input of Prometheus's parser, so
+    that one value would cost the whole scrape, and marks of direction make one label look like another.
+
+    A longer value keeps its beginning and ends in `~` and the CRC-32 of the whole, so that two values that
+    begin alike stay two series.
     """
     if len(value) <= MAX_BYTES and value.isascii() and value.isprintable():
         return value
-    # Lone surrogates stand for bytes that were not UTF-8.
-    encoded = _CONTROL.sub("\ufffd", value).encode("utf-8", "replace")
+    encoded = printable(value).encode()
     if len(encoded) > MAX_BYTES:
         mark = f"~{zlib.crc32(value.encode('utf-8', 'surrogatepass')):08x}".encode()
         encoded = encoded[: MAX_BYTES - len(mark)] + mark

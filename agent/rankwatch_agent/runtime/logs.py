@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from rankwatch.untrusted.text import printable
+
 MAX_LINES = 1000
 """Lines that wait to be written. More are dropped and counted."""
 FLUSH_SECONDS = 0.5
@@ -33,8 +35,18 @@ def configure_logging(*, level: str, log_format: str) -> None:
     level: as in logging, in lower case. log_format: text or json.
     """
     output = LogOutput(_STDERR)
-    output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record, whatever names and paths of users hold; a traceback has lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the base class names it so
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  as above
+        return printable(super().formatException(ei), keep="\n")
 
 
 class JsonFormatter(logging.Formatter):

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.logs import LogLimit
 
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 << 20
 """By default."""
-_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading and using the file can raise; OverflowError: a number in it is infinite."""
 
 
@@ -32,14 +33,16 @@ class StateFile:
         self._log_limit = LogLimit()
 
     def save(self, document: object) -> None:
-        """Write the state. A failure is logged."""
+        """Write the state, so that it is there after a loss of power, too. A failure is logged.
+
+        It waits for the disk, for some milliseconds or, where the disk is busy, longer: not once a second.
+        """
         if self._path is None:
             return
-        temporary = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(document))
-            temporary.replace(self._path)
+            with Folder.open(self._path.parent, follow=True) as folder:
+                folder.write(self._path.name, json.dumps(document).encode(), lasting=True)
         except OSError as error:
             if self._log_limit.allows("save"):
                 logger.warning(
@@ -50,7 +53,7 @@ class StateFile:
                 )
 
     def load(self, use: Callable[[Any], None]) -> None:
-        """Give what was saved to `use`, if there is any. `use` raises KeyError, TypeError, ValueError or
+        """Give what was saved to `use`, if there is any. `use` raises LookupError, TypeError, ValueError or
         AttributeError for anything it cannot have saved, before it keeps any part; that is logged."""
         if self._path is None:
             return

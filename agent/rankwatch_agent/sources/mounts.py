@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
 from rankwatch_agent.sources.parts import collect_parts
 

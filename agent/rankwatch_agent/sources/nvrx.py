@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch.settings import printable
+from rankwatch.untrusted.folders import NotRegularError, open_regular
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
-from rankwatch_agent.runtime.untrusted import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -132,11 +132,10 @@ def _read_cycle(path: Path, job: str) -> RestartCycle:
     """The cycle in a file. Raises _SkipError."""
     try:
         file = open_regular(path)
-    except ValueError as error:
-        raise _SkipError("no_file", str(error)) from error
+    except NotRegularError as error:
+        raise _SkipError("no_file", str(error.strerror)) from error
     except OSError as error:
-        reason = "no_file" if path.is_symlink() else "unreadable"
-        raise _SkipError(reason, "it is a link" if reason == "no_file" else str(error.strerror)) from error
+        raise _SkipError("unreadable", str(error.strerror)) from error
     try:
         status = os.fstat(file)
         if status.st_size > _MOST_BYTES:

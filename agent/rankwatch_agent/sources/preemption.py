@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rankwatch.conventions import metric
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.connect import NoRedirects
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents, PreemptionNotice
 
@@ -107,8 +108,8 @@ def _azure(server: str) -> str:
 
 
 _CLOUDS: Mapping[str, Callable[[str], str]] = MappingProxyType({"aws": _aws, "gcp": _gcp, "azure": _azure})
-_direct: Any = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""A metadata server is never behind a proxy."""
+_direct: Any = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
+"""A metadata server is never behind a proxy, and sends nobody to another one."""
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
 
 _UNINTERRUPTIBLE = metric("rankwatch_host_processes_uninterruptible")

@@ -22,6 +22,8 @@ BLOCKED = "D"
 """A thread sleeps in the kernel, and no signal wakes it: it waits for a disk, a file server or a device."""
 _STATE_FIELD, _START_FIELD = 0, 19
 """Of /proc/PID/stat, counted behind the name, which may hold anything."""
+_MOST_DIGITS = 20
+"""Of a number of 64 bits."""
 _SWITCHES = ("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 
@@ -97,7 +99,7 @@ def _blocked(process: Path) -> dict[int, int]:
 def _switches(thread: Path) -> int:
     lines = (_text(thread / "status") or "").splitlines()
     counts = [line.split()[-1] for line in lines if line.startswith(_SWITCHES)]
-    return sum(int(each) for each in counts if each.isdecimal())
+    return sum(int(each) for each in counts if each.isdecimal() and len(each) <= _MOST_DIGITS)
 
 
 def _wait_channel(thread: Path) -> str:
@@ -112,7 +114,7 @@ def _cpu_wait_share(procfs: Path, process: Path, stat: list[str]) -> float | Non
         waited = int((_text(process / "schedstat") or "").split()[1]) / 1e9
         up = float((_text(procfs / "uptime") or "").split()[0])
         age = up - int(stat[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return None
     return min(1.0, waited / age) if age > 0.0 else None
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, NotedCheckpoint, parse_checkpoints
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage
-from rankwatch.settings import printable
+from rankwatch.untrusted.folders import read_owned
+from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.runtime.untrusted import read_owned
 
 _SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64
@@ -182,9 +182,12 @@ class RankCheckpoints:
         self.reached = step
 
     def look_for_errors(self, box: Path, owner: int) -> None:
-        """Read why operations failed from the note beside the box, if that is not known yet."""
+        """Read why operations failed from the note beside the box, if that is not known yet.
+
+        Not from one that its mode hides from others: everybody reads the metrics.
+        """
         failed = {name: each for name, each in self.operations.items() if each.looks_left}
-        noted = noted_beside(box, owner) if failed else ()
+        noted = noted_beside(box, owner) if failed and not is_hidden(box.with_suffix(SUFFIX)) else ()
         for name, totals in failed.items():
             totals.looks_left -= 1
             for each in noted:
@@ -257,7 +260,7 @@ def _error_series(key: tuple[str, str, str], noted: NotedCheckpoint) -> Series:
         exception, message = "", noted.error
     elif not found:
         message = ""
-    labels = (each[:_LONGEST_LABEL] for each in (exception, message, printable(noted.path)))
+    labels = (each[:_LONGEST_LABEL] for each in (exception, message, noted.path))
     return sample("rankwatch_checkpoint_last_failure_info", (*key, *labels), 1)
 
 

@@ -15,6 +15,7 @@ from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.restart_cycles import RestartCycles
 from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.runtime.writers import PathReaders
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
@@ -109,6 +110,8 @@ class RanksCollector:
         self._conditions = conditions or RunConditions()
         self._notes = notes
         self._tracked = tracked or TrackedRuns()
+        self._directory = directory
+        self._paths = PathReaders()
         self._exemplars = exemplars or Exemplars()
         self._attempts = RunAttempts(
             events=events or NodeEvents(),
@@ -132,7 +135,9 @@ class RanksCollector:
         discovery = self._discovery
         discovery.discover()
         moment = self._monotonic()
+        self._paths.advance()
         discovery.poll(moment)
+        self._paths.advance()
         runs: dict[str, list[RankFollower]] = {}
         for rank in discovery.read_ranks():
             runs.setdefault(rank.run, []).append(rank)
@@ -153,6 +158,10 @@ class RanksCollector:
         last = metric("rankwatch_blackbox_last_fault_timestamp_seconds")
         series.extend(Series(last, (reason,), moment) for reason, moment in discovery.faults.last.items())
         return Collection(series=series, histograms=self._histograms(runs))
+
+    def close(self) -> None:
+        """End the processes that read files of ranks that failed."""
+        self._paths.close()
 
     def _wall_of(self, moment: float) -> float:
         """Unix time of a monotonic moment."""
@@ -221,7 +230,7 @@ class RanksCollector:
         return life_series(run, self._attempts.of(run), headers, self._wall_of)
 
     def _follow(self, path: Path) -> RankFollower:
-        run, _ = run_label(path, path.lstat().st_uid)
+        run, _ = run_label(path, path.lstat().st_uid, self._directory)
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
@@ -234,7 +243,13 @@ class RanksCollector:
             step_window_seconds=self._step_window,
         )
         totals.learning.watch_plateau(self._plateau_steps)
-        rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
+        rank = RankFollower(
+            path,
+            totals,
+            directory=self._directory,
+            before_new_process=self._attempts.before_new_process,
+            find=self._paths.find,
+        )
         if rank.run != run:
             rank.close()
             raise BlackBoxError(f"{path} was replaced by another user", reason=BoxFault.FOREIGN_OWNER)

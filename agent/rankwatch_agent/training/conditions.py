@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import ENDED_STATES, RankState
-from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
+from rankwatch_agent.runtime.writers import RankProcess, writer_of
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 
 SHARE_OF_TIMEOUT = 0.5

@@ -7,7 +7,6 @@ runs come before ended ones, and newer ones before older ones.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -15,11 +14,10 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept
-from rankwatch.blackbox.removal import remove_box
 from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
-from rankwatch.sweep import SUFFIXES_BESIDE
+from rankwatch.sweep import remove_rank
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.follower import RankFollower
@@ -218,20 +216,15 @@ class Discovery:
         self._polled.pop(path, None)
 
     def _remove(self, path: Path, inode: int) -> None:
+        run = path.parent
         try:
-            if not remove_box(path, inode):
-                return
-            for suffix in SUFFIXES_BESIDE:
-                path.with_suffix(suffix).unlink(missing_ok=True)
+            with Folder.open(run.parent, follow=True) as boxes, boxes.folder(run.name) as folder:
+                remove_rank(boxes, folder, path.stem, inode)
         except FileNotFoundError:
             return  # somebody else removed it
         except OSError as error:
             self._forgotten[path] = inode
             _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
-            return
-        kept.remove_with(path.parent)
-        with contextlib.suppress(OSError):  # not empty: other ranks, or somebody else's files
-            path.parent.rmdir()
 
 
 def most_boxes() -> int:

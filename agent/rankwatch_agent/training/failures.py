@@ -1,6 +1,7 @@
 """What ended a rank: the kind of its exception, and what it left behind if it could not say so itself.
 
-What is left behind lies in files that the training's user writes: they are untrusted.
+What is left behind lies in files that the training's user writes: they are untrusted. Those beside the box
+are small and on the file system of the box. torchrun's are wherever the user wants them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ import json
 import math
 import os
 import re
-import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX
-from rankwatch.settings import printable
-from rankwatch_agent.runtime.untrusted import open_regular
+from rankwatch.untrusted.chosen_paths import Answer, Wanted, read
+from rankwatch.untrusted.folders import open_regular, read_owned
+from rankwatch.untrusted.text import is_hidden, message_of, printable
 
 _MOST_BYTES = 1 << 20
 _MOST_PATH_BYTES = 4096
@@ -111,47 +113,89 @@ def kind_of(exception: str, message: str) -> FailureKind:
     return FailureKind.EXCEPTION
 
 
-def left_behind(box: Path, owner: int) -> Failure | None:
-    """What a dead rank has left beside its box about its end; None for nothing.
+Find = Callable[[Path, int, Sequence[Wanted]], Sequence[Answer] | None]
+"""Reads files at paths that the user of a box chose: called with the box, the user's id and what is wanted.
+Returns None while the answers are not known."""
+
+
+def find_now(_box: Path, owner: int, wanted: Sequence[Wanted]) -> Sequence[Answer]:
+    """Read them at once, for commands, which a file server that is gone may hold up."""
+    return [read(each, owner) for each in wanted]
+
+
+class TorchrunFiles(NamedTuple):
+    """What torchrun has kept of a rank's end, in files at a path that the user chose."""
+
+    error: Answer = None
+    """The error file: of the rank's own exception."""
+    output: Answer = None
+    """The end of what the rank wrote to standard error, where torchrun keeps it in a file."""
+
+
+def torchrun_paths(box: Path, owner: int) -> tuple[Wanted, ...]:
+    """The files of `TorchrunFiles` for the rank of a box; none where it was not started by torchrun.
 
     owner: user id of the box. A file of somebody else does not count, so that no rank makes the agent read
         what its user may not read.
     """
-    pointer = box.with_suffix(ERROR_FILE_SUFFIX)
     try:
-        return (
-            _torchrun_error(pointer, owner)
-            or _told(_crash(box.with_suffix(CRASHED_SUFFIX), owner), _output(pointer, owner))
-            or _kill(box.with_suffix(KILLED_SUFFIX), owner)
+        target = os.fsdecode(read_owned(box.with_suffix(ERROR_FILE_SUFFIX), owner, _MOST_PATH_BYTES))
+    except OSError:
+        return ()
+    if not target.startswith("/"):
+        return ()
+    output = f"{target.rpartition('/')[0]}/{_OUTPUT}"
+    return Wanted(target, _MOST_BYTES), Wanted(output, _MOST_OUTPUT_BYTES, from_end=True)
+
+
+def left_behind(box: Path, owner: int, files: TorchrunFiles) -> Failure | None:
+    """What a dead rank has left about its end, in torchrun's files and beside its box; None for nothing."""
+    try:
+        told = _torchrun_error(files.error) or _told(
+            _crash(box.with_suffix(CRASHED_SUFFIX), owner), files.output
         )
+        if told is None:
+            return _kill(box.with_suffix(KILLED_SUFFIX), owner)
     except (OSError, ValueError, RecursionError):
         return None
+    if _is_private(box):
+        told = told._replace(message=told.message if told.by_watchdog_or_library else "", place="")
+    return told
 
 
-def told_by_error_file(box: Path, owner: int, failure: Failure) -> Failure:
+def _is_private(box: Path) -> bool:
+    """True if the umask of the rank hides from others what it writes, as it does the pointer to its files."""
+    return is_hidden(box.with_suffix(ERROR_FILE_SUFFIX))
+
+
+def told_by_error_file(box: Path, files: TorchrunFiles, failure: Failure) -> Failure:
     """The failure with the line and the time that torchrun's error file gives, if it is about the same."""
     try:
-        told = _torchrun_error(box.with_suffix(ERROR_FILE_SUFFIX), owner)
-    except (OSError, ValueError, RecursionError):
+        told = _torchrun_error(files.error)
+    except (ValueError, RecursionError):
         return failure
     if told is None or told.exception != failure.exception:
         return failure
-    return failure._replace(place=told.place, wall=told.wall)
+    return failure._replace(place="" if _is_private(box) else told.place, wall=told.wall)
 
 
 def crash_in(copy: Path) -> Failure | None:
-    """The crash that a copy of such a file shows; None for none."""
+    """The crash that a file of faulthandler, or a copy of one, shows; None for none."""
     try:
         return _crash(copy, copy.lstat().st_uid)
-    except (OSError, ValueError):
+    except OSError:
         return None
 
 
 def _crash(path: Path, owner: int) -> Failure | None:
-    """The crash by what faulthandler wrote, and when it wrote that."""
-    text = _read(path, owner, _MOST_OUTPUT_BYTES).decode("utf-8", "replace")
+    """The crash by what faulthandler wrote, and when it wrote that. Raises OSError."""
+    try:
+        raw, changed = _beginning(path, owner, _MOST_OUTPUT_BYTES)
+    except FileNotFoundError:
+        return None
+    text = raw.decode("utf-8", "replace")
     crash = _crash_by(text) if _FATAL.match(text) else None
-    return crash if crash is None else crash._replace(wall=path.lstat().st_mtime)
+    return crash if crash is None else crash._replace(wall=changed)
 
 
 def _crash_by(text: str) -> Failure | None:
@@ -167,40 +211,33 @@ def _crash_by(text: str) -> Failure | None:
     return Failure(signal, FailureKind.CRASH, name)
 
 
-def _output(pointer: Path, owner: int) -> tuple[str, float] | None:
-    """The end of what the rank wrote to standard error, and when; None where torchrun keeps it in no file."""
-    target = Path(os.fsdecode(_read(pointer, owner, _MOST_PATH_BYTES)))
-    if not target.is_absolute():
-        return None
-    path = target.with_name(_OUTPUT)
-    text = _read(path, owner, _MOST_OUTPUT_BYTES, from_end=True).decode("utf-8", "replace")
-    return (text, path.lstat().st_mtime) if text else None
-
-
-def _told(crash: Failure | None, output: tuple[str, float] | None) -> Failure | None:
+def _told(crash: Failure | None, output: Answer) -> Failure | None:
     """The crash with what standard error tells of it.
 
     A script below torchrun's `record` has its stacks written there, too, and not beside its box.
     """
     if output is None:
         return crash
-    text, wall = output
+    text, wall = output.content.decode("utf-8", "replace"), output.changed
     found = crash or _crash_by(text)
     if found is None:
         return None
     found = found if found.wall is not None else found._replace(wall=wall)
     if (watchdog := _last(_WATCHDOG, text)) is not None:
-        return found._replace(kind=FailureKind.WATCHDOG_ABORT, message=_shown(watchdog))
+        return found._replace(kind=FailureKind.WATCHDOG_ABORT, message=message_of(watchdog)[:_MESSAGE_SHOWN])
     if (thrown := _last(_THROWN, text)) is not None:
         known = kind_of("", thrown)
         kind = known if known is not FailureKind.EXCEPTION else FailureKind.CRASH
-        return found._replace(kind=kind, message=_shown(thrown))
+        return found._replace(kind=kind, message=message_of(thrown)[:_MESSAGE_SHOWN])
     return found
 
 
 def _kill(path: Path, owner: int) -> Failure | None:
     """The kernel's line that the agent has kept, about a kill for lack of memory."""
-    line = printable(_read(path, owner, _MESSAGE_SHOWN).decode("utf-8", "replace"))
+    try:
+        line = printable(_beginning(path, owner, _MESSAGE_SHOWN)[0].decode("utf-8", "replace"))
+    except FileNotFoundError:
+        return None
     return Failure(KILLED, FailureKind.HOST_OUT_OF_MEMORY, line) if line else None
 
 
@@ -214,26 +251,21 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
     return found[-1] if found else None
 
 
-def _torchrun_error(pointer: Path, owner: int) -> Failure | None:
+def _torchrun_error(found: Answer) -> Failure | None:
     """The error that torchrun's `record` has written: of the rank's own exception, with its message.
 
     `message` is a text, or an object with `message` and `extraInfo`. torch's own reader takes the time from
     beside a text and from `extraInfo` of an object.
     """
-    target = _read(pointer, owner, _MOST_PATH_BYTES)
-    path = Path(os.fsdecode(target))
-    if not path.is_absolute():
-        return None
-    raw = _read(path, owner, _MOST_BYTES)
-    parsed = json.loads(raw) if raw else {}
-    found = parsed.get("message") if isinstance(parsed, dict) else None
-    extra = found.get("extraInfo") if isinstance(found, dict) else parsed
-    text = found.get("message") if isinstance(found, dict) else found
+    parsed = json.loads(found.content) if found is not None and found.content else {}
+    told = parsed.get("message") if isinstance(parsed, dict) else None
+    extra = told.get("extraInfo") if isinstance(told, dict) else parsed
+    text = told.get("message") if isinstance(told, dict) else told
     if not isinstance(text, str) or not text:
         return None
     named = _EXCEPTION.match(text)
     exception = named[1] if named else "exception"
-    message = _shown(text[named.end() :] if named else text)
+    message = message_of(text[named.end() :] if named else text)[:_MESSAGE_SHOWN]
     place, wall = _place_and_time(extra)
     return Failure(exception[:64], kind_of(exception, message), message, place, wall)
 
@@ -250,25 +282,15 @@ def _place_and_time(extra: object) -> tuple[str, float | None]:
         place = printable(f"{file.rpartition('/')[2]}:{line} in {function}")[:_MESSAGE_SHOWN]
     try:
         wall = float(extra.get("timestamp", "nan"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wall = math.nan
     return place, wall if 0.0 < wall < _MOST_TIME else None
 
 
-def _shown(text: str) -> str:
-    return printable(" ".join(text.split())[:_MESSAGE_SHOWN])
-
-
-def _read(path: Path, owner: int, most: int, *, from_end: bool = False) -> bytes:
-    """The beginning or the end of a file of this user; empty for none. Raises OSError, ValueError."""
+def _beginning(path: Path, owner: int, most: int) -> tuple[bytes, float]:
+    """The beginning of a file of this user, and the Unix time of its last change. Raises OSError."""
+    file = open_regular(path, owner=owner)
     try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return b""
-    try:
-        status = os.fstat(file)
-        if status.st_uid != owner or not stat.S_ISREG(status.st_mode):
-            return b""
-        return os.pread(file, most, max(0, status.st_size - most) if from_end else 0)
+        return os.pread(file, most, 0), os.fstat(file).st_mtime
     finally:
         os.close(file)

@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rankwatch.blackbox import layout
@@ -17,20 +17,23 @@ from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
+from rankwatch.blackbox.tenants import in_tenant
 from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
-from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.training.failures import Failure, left_behind, told_by_error_file
+from rankwatch.untrusted.chosen_paths import Wanted
+from rankwatch_agent.training.failures import (
+    Failure,
+    Find,
+    TorchrunFiles,
+    find_now,
+    left_behind,
+    told_by_error_file,
+    torchrun_paths,
+)
+from rankwatch_agent.training.rank_states import rank_state
 from rankwatch_agent.training.spans.records import Process
 from rankwatch_agent.training.totals import RankTotals
 
-_STATE_OF = {
-    Lifecycle.FINISHED: RankState.FINISHED,
-    Lifecycle.FAILED: RankState.FAILED,
-    Lifecycle.INTERRUPTED: RankState.INTERRUPTED,
-    Lifecycle.PREEMPTED: RankState.PREEMPTED,
-    Lifecycle.EXITED: RankState.EXITED,
-}
 _STAGE, _REPLICA = "pp", "dp"
 """Names of the pipeline-parallel and of the data-parallel coordinate."""
 _MOST_AGE_SECONDS = 86400.0 * 3650
@@ -46,9 +49,11 @@ class RankFollower:
     totals: adds up the records.
     in_its_place: refuse a box whose path does not name its run and rank; two of one rank would export
         the same series twice.
+    directory: holds all runs, for those of tenants.
     keep_records: how many of the newest records stay in `newest`.
     before_new_process: called when another process has taken the rank, while all that is known of the one
         before is still here.
+    find: reads the files of torchrun for a rank that failed.
 
     Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
     """
@@ -59,10 +64,15 @@ class RankFollower:
         totals: RankTotals,
         *,
         in_its_place: bool = True,
+        directory: Path | None = None,
         keep_records: int = 0,
         before_new_process: Callable[[RankFollower], None] | None = None,
+        find: Find = find_now,
     ) -> None:
         self.path = path
+        self._find = find
+        self._asked: tuple[Wanted, ...] | None = None
+        """Files of torchrun that are being read, by which the end of the present process will be judged."""
         self._in_its_place = in_its_place
         self._before_new_process = before_new_process
         self.totals = totals
@@ -85,7 +95,7 @@ class RankFollower:
         self.run, self.foreign = self._reader.header.identity.run, False
         """The run as labels name it, and whether the box is in a directory of another user."""
         if in_its_place:
-            self.run, self.foreign = run_label(path, self.owner)
+            self.run, self.foreign = run_label(path, self.owner, directory)
         self._missed_before = 0
         self._missed_seen = 0
         """Of the present process, and known to the account of its time."""
@@ -133,7 +143,7 @@ class RankFollower:
         operation before it takes it out of the now block: what the block does not call open any more has its
         record in the ring, and what it calls open although the ring holds its record has ended in between.
         """
-        if self._reader.replaced() and self.path.exists():
+        if self._asked is None and self._reader.replaced() and self.path.exists():
             self._take_new_process()
         self.alive = self._reader.writer_alive()
         self.host_pid = self._reader.writer_pid or self.host_pid
@@ -172,7 +182,7 @@ class RankFollower:
 
     def _open(self) -> Reader:
         path = self.path
-        reader = Reader(path)
+        reader = Reader(path, follow_folder=not self._in_its_place)
         identity = reader.header.identity
         named = path.parent.name == identity.run and path.stem == str(identity.rank)
         if self._in_its_place and not named:
@@ -246,9 +256,14 @@ class RankFollower:
     def _judge(self, moment: float) -> None:
         ended_by = self.totals.lifecycle.ended_by or ""
         stepped = self.now.steps_completed > 0
+        before = self.state
         self.state = rank_state(self.path, ended_by, alive=self.alive, stepped=stepped)
         if self.state in ENDED_STATES and self.ended_at is None:
+            if not self._look_for_failure() and self.state is RankState.LOST:
+                self.state = before  # its files may say that it has failed
+                return
             self.ended_at = self._end_of_life(moment)
+        elif self._asked is not None:
             self._look_for_failure()
         # One that has written torchrun's error file has failed, and only could not say so in its box.
         failed = self.totals.lifecycle.last_failure
@@ -259,14 +274,22 @@ class RankFollower:
             if not self.alive:
                 self.totals.checkpoints.end_process()
 
-    def _look_for_failure(self) -> None:
-        """What the files beside the box tell of the end of the rank, and the box does not."""
+    def _look_for_failure(self) -> bool:
+        """Look for what its files tell of its end, and the box does not; False while they are read."""
         life = self.totals.lifecycle
+        if self.state not in (RankState.FAILED, RankState.LOST):
+            return True
+        self._asked = torchrun_paths(self.path, self.owner) if self._asked is None else self._asked
+        found = self._find(self.path, self.owner, self._asked) if self._asked else ()
+        if found is None:
+            return False
+        self._asked, files = None, TorchrunFiles(*found)
         if self.state is RankState.FAILED and life.last_failure is not None:
-            life.last_failure = told_by_error_file(self.path, self.owner, life.last_failure)
-        failure = left_behind(self.path, self.owner) if self.state is RankState.LOST else None
+            life.last_failure = told_by_error_file(self.path, files, life.last_failure)
+        failure = left_behind(self.path, self.owner, files) if self.state is RankState.LOST else None
         if failure is not None:
             self.totals.take_failure(self._aborted_by_watchdog(failure) or failure)
+        return True
 
     def _aborted_by_watchdog(self, failure: Failure) -> Failure | None:
         """The failure as one of the watchdog's, if a library aborted a rank that had stood still for long."""
@@ -334,51 +357,16 @@ class RankFollower:
         return last if 0.0 < moment - last < _MOST_AGE_SECONDS else moment
 
 
-def rank_state(path: Path, ended_by: str, *, alive: bool, stepped: bool) -> RankState:
-    """The state of the rank whose box this is.
-
-    ended_by: the lifecycle event that ended it; empty, or anything else, where there is none.
-    alive: a process holds the lock of the box.
-    """
-    if ended_by in _STATE_OF:
-        return _STATE_OF[Lifecycle(ended_by)]
-    if alive:
-        return RankState.RUNNING if stepped else RankState.STARTING
-    return RankState.TERMINATED if _wrote_stacks(path) else RankState.LOST
-
-
-_WORST_FIRST = (
-    RankState.LOST,
-    RankState.FAILED,
-    RankState.INTERRUPTED,
-    RankState.PREEMPTED,
-    RankState.TERMINATED,
-    RankState.RUNNING,
-    RankState.STARTING,
-    RankState.EXITED,
-    RankState.FINISHED,
-)
-
-
-def worst_state(states: Collection[RankState]) -> RankState:
-    """The state of ranks taken together: the one that most needs a look."""
-    return next(each for each in _WORST_FIRST if each in states)
-
-
-def _wrote_stacks(path: Path) -> bool:
-    try:
-        return path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False).st_size > 0
-    except OSError:
-        return False
-
-
-def run_label(box: Path, owner: int) -> tuple[str, bool]:
+def run_label(box: Path, owner: int, directory: Path | None) -> tuple[str, bool]:
     """The run of a box as labels name it, and whether its directory belongs to another user. Raises OSError.
 
     The name of a run belongs to the owner of its directory; that of another user's box gets a suffix. Anybody
     may give a directory a name with such a suffix, so a name that ends in a foreign one gets another one.
+
+    directory: holds all runs, those of tenants in directories of their own.
     """
-    name = box.parent.name
+    folder = box.parent.parent
+    name = in_tenant(box.parent.name, "" if directory in (None, folder) else folder.name)
     foreign = box.parent.lstat().st_uid != owner
     claimed = _OWNER_SUFFIX.search(name)
     if foreign or (claimed is not None and int(claimed[1]) != owner):

@@ -12,12 +12,15 @@ from itertools import islice
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.tenants import is_tenant
 from rankwatch.conventions import BoxFault
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.faults import BoxFaults
 
 MAX_RUNS_OF_OWNER = 1024
 """Newest directories of each owner that are looked at."""
+MAX_TENANTS = 256
 MAX_ENTRIES_OF_RUN = 4096
 """Entries of a run's directory that are looked at."""
 MAX_BOXES_OF_RUN = 256
@@ -50,7 +53,10 @@ class RunDirectory:
 
 
 class RunDirectories:
-    """The directories below one directory, and the boxes in them, or other files with one suffix."""
+    """The directories below one directory, and the boxes in them, or other files with one suffix.
+
+    Those of a tenant lie one level deeper.
+    """
 
     def __init__(
         self,
@@ -96,18 +102,41 @@ class RunDirectories:
         return [self._known(Path(path), owner, changed) for changed, path, owner in found]
 
     def _entries(self) -> Iterator[tuple[int, str, int]]:
-        """mtime, path and owner of each directory."""
+        """mtime, path and owner of each directory of a run."""
+        self._check()
+        tenants = []
+        for path, name, status in self._directories_in(self._directory):
+            if is_tenant(name, status):
+                tenants.append(path)
+            else:
+                yield status.st_mtime_ns, path, status.st_uid
+        for tenant in tenants[:MAX_TENANTS]:
+            for path, _, status in self._directories_in(Path(tenant)):
+                yield status.st_mtime_ns, path, status.st_uid
+
+    def _directories_in(self, folder: Path) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Path, name and status of each directory in a folder."""
         try:
-            with os.scandir(self._directory) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     try:
                         if entry.is_dir(follow_symlinks=False):
-                            status = entry.stat(follow_symlinks=False)
-                            yield status.st_mtime_ns, entry.path, status.st_uid
+                            yield entry.path, entry.name, entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # gone meanwhile
         except FileNotFoundError:
             return  # no run yet
+
+    def _check(self) -> None:
+        """Note it if an ordinary user could exchange what others have in the directory."""
+        try:
+            with Folder.open(self._directory, follow=True) as folder:
+                reason = folder.distrust()
+        except OSError:
+            return  # it is not there, or a list of it fails with a better reason
+        if reason:
+            message = f"users can exchange runs of others in {self._directory}: {reason}"
+            self._faults.note(self._directory, BoxFault.UNSAFE_DIRECTORY, message)
 
     def _known(self, path: Path, owner: int, changed: int) -> RunDirectory:
         run = self.runs.get(path)

@@ -13,7 +13,7 @@ from rankwatch.blackbox.records import Header
 from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable, redacted
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.failures import Failure, kind_of
@@ -304,7 +304,8 @@ class RankTotals:
         elif event == Lifecycle.PREEMPTED:
             life.preemptions += 1
         elif event == Lifecycle.FAILED:
-            message = printable("".join(map(self._name_of, pieces)))
+            # Redacted by the rank; its version of rankwatch may not do that yet.
+            message = printable(redacted("".join(map(self._name_of, pieces))))
             self.take_failure(Failure(detail, self._kind(detail, message), message))
         if event in _ENDS:
             life.ended_by = Lifecycle(event)

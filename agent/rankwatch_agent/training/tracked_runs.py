@@ -13,7 +13,8 @@ from typing import NamedTuple
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import MOST_BYTES, SUFFIX, parse_note
-from rankwatch_agent.runtime.untrusted import read_owned
+from rankwatch.untrusted.folders import read_owned
+from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.training.follower import RankFollower
 
 
@@ -45,7 +46,7 @@ class TrackedRun(NamedTuple):
 
 class _Note(NamedTuple):
     changed: tuple[int, int]
-    """Inode and mtime."""
+    """Inode and ctime."""
     trackers: tuple[Tracker, ...]
 
 
@@ -87,15 +88,15 @@ class TrackedRuns:
         )
 
     def _read(self, box: Path, owner: int) -> _Note:
-        """The note beside a box, read again only where it has changed."""
+        """The note beside a box, read again only where it has changed; none where its mode hides it."""
         path = box.with_suffix(SUFFIX)
         try:
             status = path.lstat()
-            changed = (status.st_ino, status.st_mtime_ns)
+            changed = (status.st_ino, status.st_ctime_ns)  # which a new mode changes, too
             known = self._notes.get(box)
             if known is not None and known.changed == changed:
                 return known
-            return _Note(changed, load_note(path, owner))
+            return _Note(changed, () if is_hidden(path) else load_note(path, owner))
         except (OSError, ValueError):  # there is none, or it is no file
             return _Note((0, 0), ())
 

@@ -31,7 +31,7 @@ _PAIRS = ("details", "headers")
 """Tables that are lists of `key` and `value`."""
 _DEFINED = re.compile(r'\{\{ define "([\w.]+)" (-?)\}\}(.*?)(?=\{\{/\*|\{\{ define|\Z)', re.DOTALL)
 _ENDED = re.compile(r"(?:\s*\{\{-|\{\{) end \}\}\s*\Z")
-_USED = re.compile(r'\{\{(-?) ?template "([\w.]+)" ([\w.]+) ?(-?)\}\}')
+_USED = re.compile(r'\{\{(-?) ?template "([\w.]+)" ([\w.]+|\([^()]+\)) ?(-?)\}\}')
 
 
 def alertmanager_config_object(config: RuleConfig) -> dict[str, Any]:

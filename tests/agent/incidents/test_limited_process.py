@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.incidents.limited_process import NICE, Limits, ProcessResult, run_limited
+from rankwatch.untrusted.children import NICE, Limits
+from rankwatch_agent.incidents.limited_process import ProcessResult, run_limited
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 
 pytestmark = pytest.mark.process
 
-PATIENT = Limits(seconds=DEADLINE_SECONDS, output_bytes=1000, memory_bytes=1 << 30)
+PATIENT = Limits(seconds=DEADLINE_SECONDS, cpu_seconds=600, memory_bytes=1 << 30, output_bytes=1000)
 _LEAST_PRIORITY = 19
 """The kernel raises no niceness beyond it."""
 

@@ -64,7 +64,7 @@ def test_bundles_of_two_users(tmp_path: Path) -> None:
 def test_damaged_manifest(tmp_path: Path) -> None:
     """Bundles without an owner are removed like those of one user."""
     bundles = store(tmp_path, most=2)
-    for second, text in enumerate((b"", b"\xff", b'{"owner": "x"}', b"[]")):
+    for second, text in enumerate((b'{"x":' * 5000, b"", b"\xff", b'{"owner": "x"}', b"[]")):
         bundles.make_room()
         partial = bundles.begin(incident([]), wall=1e9 + second)
         (partial / "manifest.json").write_bytes(text)

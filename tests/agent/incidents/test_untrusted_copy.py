@@ -17,7 +17,7 @@ def copy(source: Path, tmp_path: Path, *, max_bytes: int = 1000) -> bytes:
     """What arrives of a file."""
     folder = BundleFolder(tmp_path / "bundle", max_bytes=1 << 20)
     folder.path.mkdir(exist_ok=True)
-    copy_file(source, folder, "copy", fault=EvidenceFault.BLACK_BOX, max_bytes=max_bytes)
+    copy_file(source, folder, "copy", owner=os.geteuid(), fault=EvidenceFault.BLACK_BOX, max_bytes=max_bytes)
     return (folder.path / "copy").read_bytes()
 
 
@@ -26,7 +26,14 @@ def test_copy(tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "source").write_bytes(content)
     folder = BundleFolder(tmp_path, max_bytes=16 << 20)
-    copy_file(tmp_path / "source", folder, "copy", fault=EvidenceFault.BLACK_BOX, max_bytes=4 << 20)
+    copy_file(
+        tmp_path / "source",
+        folder,
+        "copy",
+        owner=os.geteuid(),
+        fault=EvidenceFault.BLACK_BOX,
+        max_bytes=4 << 20,
+    )
     assert (tmp_path / "copy").read_bytes() == content
 
 

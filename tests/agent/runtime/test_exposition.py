@@ -114,7 +114,7 @@ def test_metric_of_two_collectors() -> None:
 def test_duplicate_series() -> None:
     """Two values that become equal once they are shortened would cost the whole scrape."""
     found = own(render(Collection([Series(CPU, ("a\x01",), 1), Series(CPU, ("a\x02",), 2)])))
-    assert found[2:] == ['rankwatch_host_cpu_seconds_total{mode="a\ufffd",node="n1"} 1.0']
+    assert found[2:] == ['rankwatch_host_cpu_seconds_total{mode="a?",node="n1"} 1.0']
 
 
 def test_later_scrapes() -> None:
@@ -152,16 +152,16 @@ def test_process_metrics() -> None:
     assert "# TYPE process_cpu_seconds_total counter" in rendered
 
 
-@pytest.mark.parametrize("value", ["", "run-7", 'say "hi"\nback\\slash', "größe 漢字"])
+@pytest.mark.parametrize("value", ["", "run-7", 'say "hi" back\\slash', "größe 漢字"])
 def test_fitting_label_value(value: str) -> None:
-    """Quotes, newlines and backslashes are left to the format."""
+    """Quotes and backslashes are left to the format."""
     assert fit_label_value(value) == value
 
 
-@pytest.mark.parametrize(("value", "fitted"), [("a\x00b\tc", "a\ufffdb\ufffdc"), ("a\udc80b", "a?b")])
-def test_control_characters_and_surrogates(value: str, fitted: str) -> None:
-    """NUL ends the input of Prometheus's parser; a surrogate is not UTF-8."""
-    assert fit_label_value(value) == fitted
+@pytest.mark.parametrize("character", ["\x00", "\n", "\x1b", "\x85", "\u202e", "\u2028", "\u200b", "\udc80"])
+def test_characters_that_are_not_shown(character: str) -> None:
+    """NUL ends the input of Prometheus's parser; a mark of direction makes a run look like another one."""
+    assert fit_label_value(f"run-{character}7") == "run-?7"
 
 
 def test_long_label_values() -> None:

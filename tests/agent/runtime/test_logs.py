@@ -20,6 +20,7 @@ from rankwatch_agent.runtime.logs import (
     JsonFormatter,
     LogLimit,
     LogOutput,
+    TextFormatter,
 )
 from support.agent.process import ManualClock, until
 
@@ -42,6 +43,22 @@ def test_json_line() -> None:
         "logger": "rankwatch_agent",
         "message": "a %\nb",
     }
+
+
+def test_text_line() -> None:
+    """The name of a run forges no line and steers no terminal; a traceback keeps its lines."""
+    try:
+        raise ValueError("a\x1b[2J")
+    except ValueError:
+        raised = sys.exc_info()
+    name = "r\n2026-01-01 WARNING forged\x1b]0;x\x07\u202e"
+    line, *trace = (
+        TextFormatter("%(message)s")
+        .format(logging.LogRecord("x", logging.INFO, __file__, 1, "run %s", (name,), raised))
+        .splitlines()
+    )
+    assert line == "run r?2026-01-01 WARNING forged?]0;x??"
+    assert trace[-1] == "ValueError: a?[2J" and len(trace) > 2
 
 
 @pytest.fixture

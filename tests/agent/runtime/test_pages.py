@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_token_file_changes(file: Path, caplog: pytest.LogCaptureFixture) -> Non
         f"could not use bearer_token_file {file}: it is empty{kept}",
         f"could not read bearer_token_file {file}: No such file or directory{kept}",
     ]
+
+
+def test_token_file_that_hangs(file: Path) -> None:
+    """A FIFO in place of the file, which nobody writes to, holds up no request, and the last token holds."""
+    with serving(routes(file)) as (_, address):
+        file.unlink()
+        os.mkfifo(file)
+        for _ in range(3):
+            assert status(address, authorization=f"Bearer {TOKEN}") == 200
+            assert status(address) == 401
+    with pytest.raises(UserError, match="it is not a regular file"):
+        build_token(file)
 
 
 def test_wrong_token_file_at_the_start(tmp_path: Path) -> None:

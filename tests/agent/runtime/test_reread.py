@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.reread import Reread
+from support.agent.process import until
 
 
 class Loader:
@@ -66,6 +68,53 @@ def test_change_during_a_read(tmp_path: Path) -> None:
 
     value = Reread([path], load)
     assert value.current() == "second"
+
+
+@pytest.mark.process
+def test_files_that_do_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file server that is gone costs its change only: whoever asks gets the previous value, nobody waits
+    for long, one thread hangs, and one line of the log says so. Once it is back, the new value is in use."""
+    path, entered, back = tmp_path / "file", threading.Event(), threading.Event()
+    path.write_text("one")
+
+    def load() -> str:
+        text = path.read_text()
+        if text == "two":
+            entered.set()
+            back.wait()
+        return text
+
+    value = Reread([path], load, patience_seconds=0.05)
+    threads = threading.active_count()
+    path.write_text("two")
+    assert [value.current() for _ in range(20)] == ["one"] * 20
+    assert entered.is_set() and threading.active_count() == threads + 1
+    assert [each.message for each in caplog.records] == [
+        f"{path}: no answer; the previous version stays in use"
+    ]
+    back.set()
+    until(lambda: value.current() == "two", "the new value is in use")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """A FIFO, which waits for a writer, and a device without an end are refused, and a file in their place is
+    used: at the start, and when they take the place of a file."""
+    path = tmp_path / "file"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="it is not a regular file"):
+        Reread([path], Loader(path))
+    path.unlink()
+    path.write_text("one")
+    value = Reread([path], Loader(path))
+    for wrong in (os.mkfifo, lambda at: at.symlink_to("/dev/zero"), os.mkdir):
+        path.unlink()
+        wrong(path)
+        assert value.current() == "one"
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_text("two, of another size")
+        assert value.current() == "two, of another size"
+        path.write_text("one")
+        assert value.current() == "one"
 
 
 def test_unusable_at_the_start(tmp_path: Path) -> None:

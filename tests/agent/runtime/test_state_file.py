@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def test_round_trip(tmp_path: Path) -> None:
     StateFile(tmp_path / "a" / "b", "x.json", lost="it is lost").load(found.append)
     assert found == [{"number": 7}]
     assert [each.name for each in (tmp_path / "a" / "b").iterdir()] == ["x.json"]
+
+
+def test_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new content is on the disk before it takes the name of the old one; else the file may be empty
+    after the power was lost."""
+    calls: list[str] = []
+    for name in ("fsync", "rename"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *of, name=name, real=real, **how: calls.append(name) or real(*of, **how)
+        )
+    StateFile(tmp_path, "x.json", lost="it is lost").save({"number": 7})
+    assert calls == ["fsync", "rename", "fsync"], "the file, its name, and the directory with the name"
 
 
 def test_no_directory() -> None:

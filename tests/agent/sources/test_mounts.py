@@ -15,7 +15,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.mounts import (
     MAX_MOUNTS,
     MountsCollector,
@@ -233,7 +233,7 @@ def test_agent_of_another_user(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path\n"
         "from rankwatch_agent.runtime.collector import Schedule\n"
-        "from rankwatch_agent.runtime.untrusted import RankProcess\n"
+        "from rankwatch_agent.runtime.writers import RankProcess\n"
         "from rankwatch_agent.sources.mounts import MountsCollector\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"ranks = lambda: [RankProcess('gpt', 0, {os.getpid()})]\n"

@@ -23,6 +23,8 @@ class Metadata:
 
     def __init__(self) -> None:
         self.answer = ""
+        self.moved_to = ""
+        """Where every request is sent to."""
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         outer = self
 
@@ -30,7 +32,9 @@ class Metadata:
             def do_GET(self) -> None:
                 outer.asked.append((self.command, self.path, dict(self.headers)))
                 body = "t0ken" if self.command == "PUT" else outer.answer
-                self.send_response(200 if body else 404)
+                self.send_response(302 if outer.moved_to else 200 if body else 404)
+                if outer.moved_to:
+                    self.send_header("Location", outer.moved_to)
                 self.end_headers()
                 self.wfile.write(body.encode())
 
@@ -88,6 +92,17 @@ def test_headers(metadata: Metadata) -> None:
         metadata.answer = ""
         metadata.collector(cloud, NodeEvents()).collect()
         assert header.lower() in {each.lower() for each in metadata.asked[-1][2]}
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_redirect(cloud: str, metadata: Metadata) -> None:
+    """What answers in place of the metadata server sends neither token nor question to another address."""
+    metadata.answer, events = {"aws": AWS, "gcp": "TRUE", "azure": AZURE}[cloud], NodeEvents()
+    metadata.moved_to = f"http://localhost:{metadata.server.server_port}/elsewhere"
+    with pytest.raises(CollectError, match="302"):
+        metadata.collector(cloud, events).collect()
+    assert not any("elsewhere" in path for _, path, _ in metadata.asked)
+    assert events.notices == ()
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.process_table import ProcessesCollector, parse_stat
 from support.agent.process import values
 

@@ -62,6 +62,17 @@ def test_blocked_for_a_moment(procfs: Path) -> None:
     assert since(before, replace(before, pid=9)).state == "", "another process has the box by now"
 
 
+def test_impossible_count(procfs: Path) -> None:
+    """A number that the kernel cannot have written counts for nothing."""
+    thread(procfs / "7" / "task" / "8", "D")
+    status = procfs / "7" / "task" / "8" / "status"
+    status.write_text(f"voluntary_ctxt_switches:\t{'9' * 5000}\nnonvoluntary_ctxt_switches:\t1\n")
+    (procfs / "7" / "schedstat").write_text(f"1 {'9' * 400} 1\n")
+    found = read_facts(procfs, 7)
+    assert found is not None
+    assert (found.blocked, found.cpu_wait_share) == ({8: 1}, None)
+
+
 @pytest.mark.parametrize("state", ["T", "t", "Z"])
 def test_stopped_process(procfs: Path, state: str) -> None:
     """The main thread tells it. A zombie has no files of threads."""

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,26 @@ import pytest
 
 from rankwatch.checkpoint_files import ManifestWriter, merge
 from rankwatch.conventions import RankState
+from rankwatch.untrusted.children import Limits, Owner, confined
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (
+    MOST_AT_ONCE,
     CheckpointsCollector,
     VerificationSettings,
     saves_beside,
 )
 from rankwatch_agent.training.checkpoint_verification.process import LONGEST_SECONDS, VerifyingProcess
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
+
+__all__ = ["node_directory"]
 
 pytestmark = pytest.mark.process
 
 NOW = 1_800_000_000.0
+RATE = 1e9
+LIMITS = Limits(seconds=60.0, cpu_seconds=60, memory_bytes=1 << 30, output_bytes=1 << 20)
+US = Owner(os.getuid(), os.getgid())
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -56,6 +64,8 @@ class Agent:
         self.now = NOW
         self.box = directory / "r" / "0.blackbox"
         self.box.parent.mkdir(exist_ok=True)
+        for rank in ranks:
+            self.box.with_stem(str(rank)).touch()
         self.started: list[Path] = []
         conditions = RunConditions()
         owner = os.getuid()
@@ -67,7 +77,7 @@ class Agent:
         ]
         conditions.update({"r": found}, 0.0)
         given = {
-            "bytes_per_second": 1e9,
+            "bytes_per_second": RATE,
             "path_map": (),
             "rootfs": Path("/"),
             "directory": directory / "state",
@@ -79,10 +89,12 @@ class Agent:
             start=self._start,
             wall=lambda: self.now,
         )
+        _agents.append(self)
 
     def _start(self, path: Path, **arguments: Any) -> VerifyingProcess:
         self.started.append(path)
         process = VerifyingProcess(path, **arguments)
+        process.set_rate(RATE)
         process._process.wait(60)
         return process
 
@@ -92,6 +104,17 @@ class Agent:
         for _ in range(count):
             collection = self.collector.collect()
         return {(each.metric.name, *each.labels): each.value for each in collection.series}
+
+
+_agents: list[Agent] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No process outlives its test."""
+    yield
+    while _agents:
+        _agents.pop().collector.close()
 
 
 @pytest.fixture
@@ -156,7 +179,8 @@ def test_damage_is_named_until_it_is_deleted(agent: Agent) -> None:
     for each in path.iterdir():
         each.unlink()
     path.rmdir()
-    assert key not in agent.turns()
+    agent.now += 61
+    poll(lambda: key not in agent.turns())
 
 
 def test_incomplete_is_looked_at_again(agent: Agent) -> None:
@@ -175,6 +199,21 @@ def test_incomplete_is_looked_at_again(agent: Agent) -> None:
     assert len(agent.started) == 4
     assert series[OUTCOMES, "incomplete"] == 1
     assert series[DAMAGED, "r", str(path), "rankwatch-manifest.json", "", "unfinished"] == 7
+
+
+def test_hidden_note(agent: Agent) -> None:
+    """A checkpoint that a hidden note names is verified, and its damage counts; its path and the names in it
+    are for nobody else, also after a restart of the agent."""
+    path = checkpoint(agent.directory, 7)
+    (path / "model.bin").write_bytes(b"weighty" * 1000)
+    note(agent.box, (path, 7, NOW - 50))
+    agent.box.with_suffix(".checkpoints").chmod(0o600)
+    for each in (agent, Agent(agent.directory)):
+        series = each.turns()
+        assert [labels for labels in series if labels[0] == DAMAGED] == [
+            (DAMAGED, "r", "", "", "", "flipped")
+        ]
+    assert not any(str(path) in label for labels in series for label in labels)
 
 
 def test_deleted_is_no_failure(agent: Agent) -> None:
@@ -225,20 +264,103 @@ def test_broken_state_file(tmp_path: Path) -> None:
         assert agent.turns()[OUTCOMES, "good"] == 0
 
 
-def run_process(path: Path, owner: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rankwatch.checkpoint_files", "--owner", str(owner), "--", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+def verified(path: Path, owner: Owner) -> dict[str, Any]:
+    """What a process finds."""
+    process = VerifyingProcess(path, owner=owner)
+    process.set_rate(RATE)
+    process._process.wait(60)
+    found = process.result()
+    assert found is not None
     return found
 
 
-def test_checkpoints_of_others_are_not_read(tmp_path: Path) -> None:
-    """Whoever writes a note can name any path, and learns nothing of what is there."""
-    path = checkpoint(tmp_path, 7)
-    found = run_process(path, os.getuid() + 1)
-    assert list(found) == ["error"]
-    assert "belongs to user" in found["error"]
-    assert run_process(tmp_path / "none", 5)["gone"].endswith("it is not there")
+def test_no_checkpoint() -> None:
+    assert verified(Path("/nowhere/step-7"), US)["gone"].endswith("it is not there")
+
+
+def test_checkpoints_of_others_are_not_read(node_directory: Path) -> None:
+    """Whoever writes a note can name any path, and learns nothing of what is there, by no link either."""
+    private = node_directory / "private"
+    path = checkpoint(private, 7)
+    for each in (private, path, *path.iterdir()):
+        os.chown(each, BOB, BOB)
+    private.chmod(0o700)
+    run_as(
+        ALICE,
+        node_directory,
+        f"(directory / 'run').mkdir(); (directory / 'run/iter_0000007').symlink_to('{path}')\n"
+        "(directory / 'run/latest_checkpointed_iteration.txt').write_text('7')\n",
+    )
+    run = node_directory / "run"
+    found = verified(path, Owner(BOB, BOB))
+    assert found.get("result", found)["outcome"] == "good"
+    for place in (path, run, run / "iter_0000007"):
+        found = verified(place, Owner(ALICE, ALICE))
+        assert list(found) == ["error"]
+        assert "ermission denied" in found["error"]
+
+
+def test_owner_without_their_rights(node_directory: Path) -> None:
+    """An agent that cannot take the rights of users reads what everybody may read, if it is the user's."""
+    path = checkpoint(node_directory, 7)
+    for each in (path, *path.iterdir()):
+        os.chown(each, BOB, BOB)
+    node_directory.chmod(0o755)
+    command = confined("rankwatch.checkpoint_files.__main__", "{}", str(path), limits=LIMITS)
+    outcomes = {}
+    for owner in (ALICE, BOB):
+        done = subprocess.run(
+            [
+                *("setpriv", f"--reuid={CAROL}", f"--regid={CAROL}", "--clear-groups"),
+                *(each.format(owner) if each == "{}" else each for each in command),
+            ],
+            input="1e9\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outcomes[owner] = json.loads(done.stdout)
+    assert outcomes[BOB]["result"]["outcome"] == "good"
+    assert f"it belongs to user {BOB}" in outcomes[ALICE]["error"]
+
+
+def test_users_do_not_wait_for_each_other(node_directory: Path) -> None:
+    """A checkpoint that takes hours holds up its own user only; together they read no faster than one may."""
+    rates: dict[Path, float] = {}
+
+    class Standing(VerifyingProcess):
+        def __init__(self, path: Path, *, owner: Owner) -> None:
+            super().__init__(path, owner=owner, command=(sys.executable, "-c", "input(), input(), input()"))
+            self.path = path
+
+        def set_rate(self, bytes_per_second: float) -> None:
+            rates[self.path] = bytes_per_second
+
+    users = [ALICE, BOB, CAROL, CAROL + 1, CAROL + 2]
+    found = {}
+    for user in users:
+        code = "[box(f'{uid}-{n}', 0, capacity=256) for n in range(2)]"
+        run_as(user, node_directory, code)
+        for number in range(2):
+            run = f"{user}-{number}"
+            path = node_directory / run / "0.blackbox"
+            note(path, (f"/data/{run}", 7, NOW - 50))
+            os.chown(path.with_suffix(".checkpoints"), user, user)
+            found[run] = [RankCondition(0, path, RankState.RUNNING, 0.0, None, None, 1, owner=user)]
+    conditions = RunConditions()
+    conditions.update(found, 0.0)
+    collector = CheckpointsCollector(
+        conditions=conditions,
+        settings=VerificationSettings(RATE, (), Path("/"), None),
+        schedule=Schedule(5.0, 10.0),
+        start=Standing,
+        wall=lambda: NOW,
+    )
+    for _ in range(3):
+        collector.collect()
+    assert set(rates) == {Path(f"/data/{user}-0") for user in users[:MOST_AT_ONCE]}
+    assert sum(rates.values()) == RATE
+    collector.close()
 
 
 def poll(holds: Callable[[], bool]) -> None:
@@ -251,7 +373,8 @@ def poll(holds: Callable[[], bool]) -> None:
 def test_process_steps_back(tmp_path: Path) -> None:
     """It has the lowest priority, reads slowly, and ends when it is killed."""
     path = checkpoint(tmp_path, 7)
-    process = VerifyingProcess(path, owner=os.getuid(), bytes_per_second=1.0)
+    process = VerifyingProcess(path, owner=US)
+    process.set_rate(1.0)
     pid = process._process.pid
     poll(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19)
     assert process.result() is None
@@ -262,9 +385,7 @@ def test_process_steps_back(tmp_path: Path) -> None:
 def test_process_that_never_ends(tmp_path: Path) -> None:
     now = [0.0]
     command = (sys.executable, "-c", "import time; time.sleep(600)")
-    process = VerifyingProcess(
-        tmp_path, owner=0, bytes_per_second=1.0, command=command, monotonic=lambda: now[0]
-    )
+    process = VerifyingProcess(tmp_path, owner=US, command=command, monotonic=lambda: now[0])
     assert process.result() is None
     now[0] = LONGEST_SECONDS + 1
     found = process.result()
@@ -275,7 +396,7 @@ def test_process_that_never_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["", "print('no json')", "raise SystemExit(3)", "print('[]')"])
 def test_process_that_fails(tmp_path: Path, code: str) -> None:
-    process = VerifyingProcess(tmp_path, owner=0, bytes_per_second=1.0, command=(sys.executable, "-c", code))
+    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", code))
     process._process.wait(60)
     found = process.result()
     assert found is not None

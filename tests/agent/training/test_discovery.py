@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.removal import ASIDE
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch_agent.training.collector import RanksCollector
@@ -87,7 +86,7 @@ def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
         collector.collect()
-    (tmp_path / "job" / f".0.blackbox.{os.getpid()}{ASIDE}").mkdir()  # no file can be moved to its place
+    (tmp_path / "job" / f".0.blackbox.{os.getpid()}.removed").mkdir()  # no file can be moved to its place
     moment[0] += 10.0
     for _ in range(3):
         assert state(collector.collect()) == {}

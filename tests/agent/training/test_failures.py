@@ -10,10 +10,28 @@ import pytest
 
 from rankwatch.conventions import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX
-from rankwatch_agent.training.failures import Failure, kind_of, left_behind, told_by_error_file
+from rankwatch_agent.training import failures
+from rankwatch_agent.training.failures import (
+    Failure,
+    TorchrunFiles,
+    find_now,
+    kind_of,
+    told_by_error_file,
+    torchrun_paths,
+)
 
 BOX = "0.blackbox"
 US = os.geteuid()
+
+
+def files(box: Path, owner: int) -> TorchrunFiles:
+    """What torchrun has kept for the rank of a box."""
+    return TorchrunFiles(*find_now(box, owner, torchrun_paths(box, owner)))
+
+
+def left_behind(box: Path, owner: int) -> Failure | None:
+    """What a dead rank has left, in all of its files."""
+    return failures.left_behind(box, owner, files(box, owner))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +104,23 @@ def test_error_of_torchrun(tmp_path: Path) -> None:
         "model.py:42 in forward",
         1763840001.0,
     )
-    told = {"message": "some text", "timestamp": "inf", "py_callstack": 3}
-    assert left_behind(point(tmp_path, told), US) == ("exception", "exception", "some text", "", None)
+    for odd in ("inf", 10**400, [], "1e999"):
+        told = {"message": "some text", "timestamp": odd, "py_callstack": 3}
+        assert left_behind(point(tmp_path, told), US) == ("exception", "exception", "some text", "", None)
+
+
+def test_hidden_by_the_umask(tmp_path: Path) -> None:
+    """No text has credentials in it. Where the umask of a rank hides what it writes, its exception has a type
+    and a kind, and no text."""
+    extra = {"py_callstack": '  File "a.py", line 7, in step\n', "timestamp": "1763840000"}
+    text = "OSError: nan at s3://k:pw@bucket/ck?sig=x"
+    box = point(tmp_path, {"message": {"message": text, "extraInfo": extra}})
+    told = ("nan at s3://bucket/ck", "a.py:7 in step", 1763840000.0)
+    assert left_behind(box, US) == ("OSError", "non_finite", *told)
+    box.with_suffix(".error_file").chmod(0o600)
+    assert left_behind(box, US) == ("OSError", "non_finite", "", "", 1763840000.0)
+    known = Failure("OSError", FailureKind.EXCEPTION, "")
+    assert told_by_error_file(box, files(box, US), known)[3:] == ("", 1763840000.0)
 
 
 def test_line_of_an_exception(tmp_path: Path) -> None:
@@ -95,9 +128,9 @@ def test_line_of_an_exception(tmp_path: Path) -> None:
     extra = {"py_callstack": '  File "a.py", line 7, in step\n', "timestamp": "1763840000"}
     box = point(tmp_path, {"message": {"message": "ValueError: no", "extraInfo": extra}})
     known = Failure("ValueError", FailureKind.EXCEPTION, "no")
-    assert told_by_error_file(box, US, known)[3:] == ("a.py:7 in step", 1763840000.0)
+    assert told_by_error_file(box, files(box, US), known)[3:] == ("a.py:7 in step", 1763840000.0)
     other = Failure("KeyError", FailureKind.EXCEPTION, "no")
-    assert told_by_error_file(box, US, other) == other
+    assert told_by_error_file(box, files(box, US), other) == other
 
 
 ABORTED = """Fatal Python error: Aborted
@@ -158,14 +191,14 @@ def test_broken_error_file(content: str, tmp_path: Path) -> None:
 
 
 def test_foreign_files(tmp_path: Path) -> None:
-    """No rank makes the agent read what its user may not read: links, other owners, devices, other places."""
+    """No rank makes the agent read what its user may not: other owners, devices, FIFOs, relative paths."""
     secret = {"message": "KeyError: secret"}
     box = point(tmp_path, secret)
     assert left_behind(box, US + 1) is None, "the box belongs to somebody else"
     pointer = tmp_path / f"0{ERROR_FILE_SUFFIX}"
-    (tmp_path / "link").symlink_to(tmp_path / "error.json")
+    os.mkfifo(tmp_path / "fifo")
     for target in (
-        f"{tmp_path}/link",
+        f"{tmp_path}/fifo",
         "error.json",
         "/dev/zero",
         str(tmp_path),

@@ -34,7 +34,10 @@ with run.checkpoint("save") as operation:
     with operation.stage("write"): operation.bytes = 10
     with operation.stage("commit"): pass
 operation = run.checkpoint("load")
-operation.stage("read").end(failed=True)
+operation.begin()
+stage = operation.stage("read")
+stage.begin()
+stage.end(failed=True)
 operation.failed("shard 3 is missing")
 operation.end()
 run.checkpoint("save").begin()
@@ -221,6 +224,7 @@ def test_truncated_box(tmp_path: Path) -> None:
         assert len(state(collector.collect())) == 2
         process.kill()
         process.wait()
+        (tmp_path / "job" / "1.blackbox").chmod(0o644)
         os.truncate(tmp_path / "job" / "1.blackbox", 5000)
         for _ in range(2):
             assert state(collection := collector.collect()) == {"0": "running"}

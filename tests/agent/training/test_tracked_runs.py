@@ -11,6 +11,7 @@ import pytest
 from rankwatch.conventions.trackers import TrackerKind
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import write_note
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 from support.training.ranks import rank, values
@@ -33,7 +34,7 @@ def test_page_of_a_run(tmp_path: Path) -> None:
     collector = RanksCollector(directory=tmp_path, tracked=tracked)
     with rank(tmp_path, "steps(3)\nready()", world=2):
         assert urls(collector) == {""}
-        write_note(tmp_path / "job" / "0.trackers", [MLFLOW, WANDB])
+        write_note(Folder.open(tmp_path / "job"), "0.trackers", [MLFLOW, WANDB])
         assert urls(collector) == {PAGE}
         assert tracked.runs["job"].trackers == (MLFLOW, WANDB)
         assert tracked.runs["job"].figures.steps >= 2  # the newest may wait for its collectives
@@ -45,7 +46,7 @@ def test_page_of_a_run(tmp_path: Path) -> None:
 def test_other_ranks(tmp_path: Path) -> None:
     """Only rank 0 speaks for a run."""
     with rank(tmp_path, "ready()", number=1, world=2):
-        write_note(tmp_path / "job" / "1.trackers", [WANDB])
+        write_note(Folder.open(tmp_path / "job"), "1.trackers", [WANDB])
         assert urls(RanksCollector(directory=tmp_path)) == {""}
 
 
@@ -57,7 +58,7 @@ def test_odd_notes(tmp_path: Path, content: bytes | None) -> None:
     with rank(tmp_path, "ready()"):
         note = tmp_path / "job" / "0.trackers"
         if content is None:
-            write_note(tmp_path / "elsewhere", [WANDB])
+            write_note(Folder.open(tmp_path), "elsewhere", [WANDB])
             note.symlink_to(tmp_path / "elsewhere")
         else:
             note.write_bytes(content)
@@ -68,15 +69,27 @@ def test_odd_notes(tmp_path: Path, content: bytes | None) -> None:
 def test_note_of_another_user(tmp_path: Path) -> None:
     """A note that somebody else put beside the box is not the run's."""
     with rank(tmp_path, "ready()"):
-        write_note(tmp_path / "job" / "0.trackers", [WANDB])
+        write_note(Folder.open(tmp_path / "job"), "0.trackers", [WANDB])
         os.chown(tmp_path / "job" / "0.trackers", 65534, 65534)
         assert urls(RanksCollector(directory=tmp_path)) == {""}
+
+
+def test_note_that_is_hidden(tmp_path: Path) -> None:
+    """A note that others may not read gives no label, also where the agent is root."""
+    with rank(tmp_path, "ready()"):
+        note, tracked = tmp_path / "job" / "0.trackers", TrackedRuns()
+        write_note(Folder.open(note.parent), note.name, [WANDB])
+        note.chmod(0o640)
+        collector = RanksCollector(directory=tmp_path, tracked=tracked)
+        assert (urls(collector), tracked.runs) == ({""}, {})
+        note.chmod(0o644)
+        assert urls(collector) == {PAGE}
 
 
 def test_note_of_an_ended_run(tmp_path: Path) -> None:
     """It is removed with the black box, so that the directory of the run goes too."""
     with rank(tmp_path, "run.finish()\nready()"):
-        write_note(tmp_path / "job" / "0.trackers", [WANDB])
+        write_note(Folder.open(tmp_path / "job"), "0.trackers", [WANDB])
     collector = RanksCollector(directory=tmp_path, retention_seconds=1e-6)
     collector.collect()
     collector.collect()

@@ -75,7 +75,9 @@ class SlurmCollector:
         running = [each for each in self._from_processes() if (each.gpu, each.job) not in known]
         self._seen_job = self._seen_job or bool(running)
         if self._job_map is None and not self._seen_job:
-            raise NotApplicable("no job map is set, and no process on a GPU belongs to a SLURM job")
+            hidden = f"; the agent may not read {self._unmatched} of their environments"
+            message = "no job map is set, and no process on a GPU belongs to a SLURM job"
+            raise NotApplicable(message + (hidden if self._unmatched else ""))
         return Collection(tuple(self._series(dict.fromkeys([*mapped, *running]))))
 
     def _from_job_map(self) -> Iterator[_Allocation]:

@@ -11,7 +11,6 @@ import os
 import select
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwatch.conventions import DriverState
+from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Reading, Request
 
@@ -219,7 +219,7 @@ _STATE_TEXT = {
 
 def worker_command(library: Path | None, *, nvlink_per_link: bool = False) -> list[str]:
     """The command line that starts a worker."""
-    command = [sys.executable, "-P", "-m", "rankwatch_agent.sources.gpu.worker"]
+    command = python("-m", "rankwatch_agent.sources.gpu.worker")
     command += [] if library is None else ["--library", str(library)]
     return [*command, "--nvlink-per-link"] if nvlink_per_link else command
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.node_events import NodeEvents, OomKill
 from rankwatch_agent.sources.kernel_log.reader import KernelRecord
 

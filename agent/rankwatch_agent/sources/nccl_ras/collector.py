@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.tenants import in_tenant, tenants_of
 from rankwatch.conventions import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
@@ -199,8 +200,12 @@ def local_runs(directory: Path) -> list[LocalRun]:
     Unreadable boxes are skipped, and so are those in a directory of another user. Owners of many runs do not
     push out others.
     """
-    found = []
-    owners = {leader: _owner(leader) for leader in sorted(directory.glob(f"*/0{layout.SUFFIX}"))}
+    found: list[LocalRun] = []
+    leaders_in = ((base, base.glob(f"*/0{layout.SUFFIX}")) for base in (directory, *tenants_of(directory)))
+    tenants = {
+        leader: "" if base == directory else base.name for base, found in leaders_in for leader in found
+    }
+    owners = {leader: _owner(leader) for leader in sorted(tenants)}
     leaders, _ = share(owners, owner=lambda leader: owners[leader], most=4 * _MAX_RUNS)
     for leader in leaders:
         first = _living(leader)
@@ -212,7 +217,7 @@ def local_runs(directory: Path) -> list[LocalRun]:
             other = _living(path) if path != leader and path.stem.isdecimal() else None
             if other is not None:
                 ranks.setdefault(other[1], int(path.stem))
-        found.append(LocalRun(leader.parent.name, world_size, ranks))
+        found.append(LocalRun(in_tenant(leader.parent.name, tenants[leader]), world_size, ranks))
     return found[:_MAX_RUNS]
 
 
@@ -227,7 +232,7 @@ def _owner(box: Path) -> int | None:
 def _living(path: Path) -> tuple[int, int] | None:
     """Returns world size and process id of a black box whose name fits its content and whose writer lives."""
     try:
-        reader = Reader(path)
+        reader = Reader(path, follow_folder=False)
     except BlackBoxError:
         return None
     try:

@@ -1,24 +1,27 @@
 """Collector `checkpoints`: has each saved checkpoint verified once, in the background.
 
 The agent on the node of rank 0 does it, so that of the nodes that share a file system one reads, without a
-word between them and without a file of ours in the user's folder. One checkpoint is read at a time, of the
-run whose last verification is the oldest, the newest save first; saves older than a good one are left alone.
+word between them and without a file of ours in the user's folder. Of each user one checkpoint is read at a
+time, of the run whose last verification is the oldest, the newest save first; saves older than a good one are
+left alone. A few users are served at a time and share what may be read, so that none waits for another's.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankwatch.checkpoint_paths import SUFFIX
 from rankwatch.conventions import metric
-from rankwatch.settings import printable
+from rankwatch.untrusted.chosen_paths import Wanted
+from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.writers import PathReaders, user_of
 from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
 from rankwatch_agent.training.checkpoint_verification.records import (
     Saved,
@@ -46,9 +49,14 @@ _SETTLE_SECONDS = 10.0
 _RETRIES = 3
 _RETRY_SECONDS = 60.0
 """Between two looks at an incomplete checkpoint, whose save other ranks may not have finished."""
+_MOST_REMEMBERED = 1000
 _MOST_DAMAGED = 3
 """Damaged checkpoints of a run that have series, the newest."""
 _LONGEST_LABEL = 200
+MOST_AT_ONCE = 4
+"""Users whose checkpoints are read at a time."""
+_LOOK_SECONDS = 60.0
+"""Between two looks whether a damaged checkpoint is still there."""
 
 
 class VerificationSettings(NamedTuple):
@@ -66,11 +74,13 @@ class VerificationSettings(NamedTuple):
 class _Task(NamedTuple):
     run: str
     saved: Saved
+    box: Path
     owner: int
+    """User id."""
 
 
 class CheckpointsCollector:
-    """Starts at most one process at a time; `start` and both clocks are parameters for tests."""
+    """Starts at most one process for each user; `start` and the clock are parameters for tests."""
 
     name = "checkpoints"
 
@@ -91,24 +101,34 @@ class CheckpointsCollector:
         self._records = VerificationRecords(settings.directory)
         self._outcomes: Counter[str] = Counter()
         self._bytes = 0
-        self._current: tuple[_Task, VerifyingProcess] | None = None
+        self._running: dict[int, tuple[_Task, VerifyingProcess]] = {}
+        """By user id."""
+        self._served: dict[int, float] = {}
+        """User id -> when a checkpoint of theirs was begun last, in seconds since 1970."""
+        self._paths = PathReaders()
+        self._there: dict[tuple[str, str], tuple[bool, float]] = {}
+        """(run, path) of damaged checkpoints: whether they are still there, and when to look again."""
         self._looks: dict[tuple[str, Saved], tuple[int, float]] = {}
         """Incomplete checkpoints: how often they were read, and when they may be read again."""
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Take the result of the process that has ended, start the next one, and export."""
+        """Take the results of processes that have ended, start the next ones, and export."""
         self._finish()
+        self._paths.advance()
         pending = list(self._pending())
-        if self._current is None:
-            self._begin(pending)
-        waiting = len(pending) + (self._current is not None and self._current[0] not in pending)
+        self._begin(pending)
+        for _, process in self._running.values():
+            process.set_rate(self._settings.bytes_per_second / len(self._running))
+        running = [task for task, _ in self._running.values()]
+        waiting = len(pending) + sum(each not in pending for each in running)
         return Collection(series=[*self._series_of_runs(), *self._series_of_node(waiting)])
 
     def close(self) -> None:
-        """End the process that runs."""
-        if self._current is not None:
-            self._current[1].kill()
+        """End the processes that run."""
+        for _, process in self._running.values():
+            process.kill()
+        self._paths.close()
 
     def _pending(self) -> Iterator[_Task]:
         """Saves that wait, in the order in which they are to be verified."""
@@ -132,18 +152,27 @@ class CheckpointsCollector:
             settled = now - saved.ended > _SETTLE_SECONDS or saved.ended > now + _SETTLE_SECONDS
             _, not_before = self._looks.get((run, saved), (0, 0.0))
             if saved not in done and settled and now >= not_before:
-                yield _Task(run, saved, rank.owner)
+                yield _Task(run, saved, rank.path, rank.owner)
 
     def _begin(self, pending: list[_Task]) -> None:
-        if not pending:
-            return
-        task, path = pending[0], self._path_of(pending[0].saved.path)
-        try:
-            process = self._start(path, owner=task.owner, bytes_per_second=self._settings.bytes_per_second)
-        except OSError as error:
-            self._record(task, {"error": f"it could not be started: {error.strerror}"}, 0.0)
-            return
-        self._current = (task, process)
+        """Start processes for users of whom none runs, first for who has waited longest."""
+        first: dict[int, _Task] = {}
+        for task in pending:
+            if task.owner not in self._running:
+                first.setdefault(task.owner, task)
+        for owner in sorted(first, key=lambda owner: self._served.get(owner, 0.0)):
+            if len(self._running) >= MOST_AT_ONCE:
+                return
+            self._served.pop(owner, None)
+            self._served = dict([*self._served.items(), (owner, self._wall())][-_MOST_REMEMBERED:])
+            task = first[owner]
+            try:
+                user = user_of(task.box, owner)
+                process = self._start(self._path_of(task.saved.path), owner=user)
+            except OSError as error:
+                self._record(task, {"error": f"it could not be started: {error.strerror}"}, 0.0)
+                continue
+            self._running[owner] = (task, process)
 
     def _path_of(self, path: str) -> Path:
         """Where a path of the training process lies for the agent."""
@@ -154,14 +183,12 @@ class CheckpointsCollector:
         return self._settings.rootfs / path.lstrip("/")
 
     def _finish(self) -> None:
-        if self._current is None:
-            return
-        task, process = self._current
-        seconds = process.seconds
-        found = process.result()
-        if found is not None:
-            self._current = None
-            self._record(task, found, seconds)
+        for owner, (task, process) in list(self._running.items()):
+            seconds = process.seconds
+            found = process.result()
+            if found is not None:
+                del self._running[owner]
+                self._record(task, found, seconds)
 
     def _record(self, task: _Task, found: dict[str, Any], seconds: float) -> None:
         result = found.get("result") or {}
@@ -181,6 +208,7 @@ class CheckpointsCollector:
             file=str(problems[0].get("file", "")),
             tensor=str(problems[0].get("tensor", "")),
             damage=str(problems[0].get("damage", "")),
+            private=is_hidden(task.box.with_suffix(SUFFIX)),
         )
         self._records.add(task.run, record)
         self._log(record, found, problems[0])
@@ -189,7 +217,7 @@ class CheckpointsCollector:
         looks, _ = self._looks.get((task.run, task.saved), (0, 0.0))
         if looks >= _RETRIES:
             return False
-        self._looks = dict(list(self._looks.items())[-1000:])
+        self._looks = dict([*self._looks.items()][-_MOST_REMEMBERED:])
         self._looks[task.run, task.saved] = (looks + 1, self._wall() + _RETRY_SECONDS)
         return True
 
@@ -218,16 +246,23 @@ class CheckpointsCollector:
 
     def _damaged(self, run: str, records: list[VerificationRecord]) -> Iterator[Series]:
         """One series for each path, of its newest verification."""
-        bad = [
-            each
-            for each in newest_of_paths(records)
-            if each.found_bad and os.path.lexists(self._path_of(each.path))
-        ]
+        bad = [each for each in newest_of_paths(records) if each.found_bad and self._is_there(run, each.path)]
         for each in bad[-_MOST_DAMAGED:]:
-            names = (each.path, each.file, each.tensor, each.damage)
-            yield Series(
-                _DAMAGED_STEP, (run, *(printable(name)[:_LONGEST_LABEL] for name in names)), each.step
-            )
+            names = ("", "", "") if each.private else (each.path, each.file, each.tensor)
+            labels = (name[:_LONGEST_LABEL] for name in (*names, each.damage))
+            yield Series(_DAMAGED_STEP, (run, *labels), each.step)
+
+    def _is_there(self, run: str, path: str) -> bool:
+        """Whether a damaged checkpoint was still there at the last look; looks again from time to time."""
+        there, next_look = self._there.get((run, path), (True, 0.0))
+        if self._wall() >= next_look:
+            rank = self._conditions.runs[run].ranks[0]
+            found = self._paths.find(rank.path, rank.owner, [Wanted(str(self._path_of(path)), 0)])
+            if found is not None:
+                there = found[0] is not None
+                self._there = dict([*self._there.items()][-_MOST_REMEMBERED:])
+                self._there[run, path] = (there, self._wall() + _LOOK_SECONDS)
+        return there
 
     def _series_of_node(self, waiting: int) -> Iterator[Series]:
         for outcome in OUTCOMES:

@@ -40,6 +40,8 @@ class VerificationRecord:
     file: str = ""
     tensor: str = ""
     damage: str = ""
+    private: bool = False
+    """The note that named it was hidden from other users: its path and names are for nobody else."""
 
     @property
     def found_bad(self) -> bool:

@@ -90,6 +90,7 @@ class CollectivesCollector:
     ) -> None:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
+        self._directory = directory
         self._directories = RunDirectories(directory, BoxFaults(), suffix=SUFFIX, monotonic=monotonic)
         self._pull_seconds = pull_seconds
         self._suspect_seconds = suspect_seconds
@@ -140,7 +141,7 @@ class CollectivesCollector:
             try:
                 if not stat.S_ISSOCK(path.lstat().st_mode):
                     continue
-                run, _ = run_label(path, owner)
+                run, _ = run_label(path, owner, self._directory)
             except OSError:
                 continue  # gone meanwhile
             rank = self._ranks.get(path)
@@ -207,7 +208,7 @@ class CollectivesCollector:
         return series
 
     def _new(self, path: Path, run: str, owner: int) -> RecordedRank:
-        client = FlightRecorderClient(path, timeout_seconds=self._timeout_seconds)
+        client = FlightRecorderClient(path, owner, timeout_seconds=self._timeout_seconds)
         return RecordedRank(client, max_groups=self._max_names, run=run, owner=owner)
 
 

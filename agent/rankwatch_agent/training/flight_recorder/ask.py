@@ -8,7 +8,6 @@ sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,8 @@ from typing import TypeVar
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.blackbox.layout import SUFFIX as BOX_SUFFIX
 from rankwatch.flight_recorder import SUFFIX
+from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.peers import connect
 from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.training.flight_recorder.parse import (
@@ -67,13 +68,15 @@ class CapturingRankError(FlightRecorderError):
 class FlightRecorderClient:
     """The worker server of one rank.
 
+    owner: user id that the socket must belong to, and the process that answers on it.
     timeout_seconds: for all questions of one call together, and their answers.
     """
 
-    def __init__(self, path: Path, *, timeout_seconds: float = 5.0) -> None:
+    def __init__(self, path: Path, owner: int, *, timeout_seconds: float = 5.0) -> None:
         self.asked_at = 0.0
         """Unix time of the last question. What the replies show was so then, or came later."""
         self._path = path
+        self._owner = owner
         self._timeout_seconds = timeout_seconds
         self._recorders: tuple[str, ...] = ()
 
@@ -152,9 +155,10 @@ class FlightRecorderClient:
 
     def _exchange(self, request: bytes, most_bytes: int, deadline: float) -> bytearray:
         answer = bytearray()
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(seconds_left(deadline))
-            connection.connect(str(self._path))
+        with (
+            Folder.open(self._path.parent) as folder,
+            connect(folder, self._path.name, self._owner, seconds_left(deadline)) as connection,
+        ):
             connection.sendall(request)
             while True:
                 connection.settimeout(seconds_left(deadline))

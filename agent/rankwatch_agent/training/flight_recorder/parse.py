@@ -259,7 +259,7 @@ def _load_pickle(data: bytes) -> object:
     try:
         return _PlainUnpickler(data).load()
     except _UNPICKLING_ERRORS as error:
-        reason = str(error) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise DumpError(f"no usable pickle: {reason:.200}") from None
 
 

@@ -14,9 +14,10 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
 from rankwatch_agent.training.failures import KILLED, Failure
-from rankwatch_agent.training.follower import RankFollower, rank_state
+from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
 from rankwatch_agent.training.life.kills import RankProcess, failure_by_kill, memory_cgroup, write_kill
+from rankwatch_agent.training.rank_states import rank_state
 
 logger = logging.getLogger(__name__)
 

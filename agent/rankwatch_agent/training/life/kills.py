@@ -6,8 +6,6 @@ namespace; where it does not, the moment and the name of the process have to do.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions import FailureKind, RankState
 from rankwatch.lifecycle import KILLED_SUFFIX
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.node_events import OomKill
 from rankwatch_agent.training.failures import KILLED, Failure
 
@@ -88,22 +87,8 @@ def write_kill(box: Path, owner: int, line: str) -> None:
 
     The directory belongs to the user of the training: nothing that lies there is followed or overwritten.
     """
-    directory = os.open(box.parent, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
-    aside = f".{box.stem}{KILLED_SUFFIX}.{os.getpid()}"
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside, dir_fd=directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(aside, flags, 0o644, dir_fd=directory)
-        try:
-            os.write(file, line.encode())
-            if os.geteuid() != owner:
-                os.fchown(file, owner, -1)
-        finally:
-            os.close(file)
-        os.rename(aside, f"{box.stem}{KILLED_SUFFIX}", src_dir_fd=directory, dst_dir_fd=directory)
-    finally:
-        os.close(directory)
+    with Folder.open(box.parent) as folder:
+        folder.write(f"{box.stem}{KILLED_SUFFIX}", line.encode(), owner=owner)
 
 
 def memory_cgroup(procfs: Path, pid: int) -> str:

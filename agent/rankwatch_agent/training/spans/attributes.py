@@ -14,7 +14,6 @@ from rankwatch.conventions.traces import (
     SCALARS,
     Attribute,
 )
-from rankwatch.settings import printable
 from rankwatch_agent.runtime.exposition import fit_label_value
 from rankwatch_agent.runtime.spans import Value
 from rankwatch_agent.training.spans.records import Process
@@ -27,7 +26,7 @@ def fit(values: Mapping[Attribute, Value], aliases: Mapping[Attribute, str]) -> 
     found: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, str):
-            value = fit_label_value(printable(value))
+            value = fit_label_value(value)
             if not value:
                 continue
         elif isinstance(value, float) and not math.isfinite(value):

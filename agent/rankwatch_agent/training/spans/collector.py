@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankwatch.conventions import metric
 from rankwatch.conventions.traces import LinkTo, Sampled
-from rankwatch.settings import printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from rankwatch_agent.training.exemplars import STEP, Exemplars
@@ -35,6 +35,8 @@ MAX_SPANS_OF_PASS = 5000
 """Spans made in one second, over all runs; the others are dropped, of a run with many first."""
 _MAX_RUNS = 200
 _FORGET_SECONDS = 7200.0
+_SAVE_SECONDS = 10.0
+"""Between two writes of the state while no span goes out: each waits for the disk."""
 
 _STEPS = metric("rankwatch_traced_steps_total")
 _SPANS = metric("rankwatch_spans_total")
@@ -84,6 +86,8 @@ class TracesCollector:
         self._monotonic, self._wall = monotonic, wall
         self._state = TraceState(settings.directory, int(wall() * 1e9))
         self._until = self._state.until
+        self._saved = float("-inf")
+        """When the state was saved last, monotonic."""
         self._runs: dict[str, RunTrace] = {}
         self._last_note: dict[str, float] = {}
         self._made: list[TraceSpan] = []
@@ -119,8 +123,10 @@ class TracesCollector:
             run.tick(moment, now)
         self._forget(moment)
         made, self._made = self._made, []
-        # Before the spans go out: a span that is lost with the agent is better than one that comes twice.
-        self._state.save(now)
+        if made or at_the_end or moment >= self._saved + _SAVE_SECONDS:
+            # Before the spans go out: a span that is lost with the agent is better than one that comes twice.
+            self._saved = moment
+            self._state.save(now)
         self._queue.add(made)
 
     def _take(self, note: Note, moment: float) -> None:
@@ -192,8 +198,8 @@ class TracesCollector:
 
         Attempts and runs are sent after their end, and have a state of their own.
         """
-        if not span.name.isprintable():
-            span = span._replace(name=printable(span.name))
+        if (name := printable(span.name)) != span.name:
+            span = span._replace(name=name)
         if span.end <= self._until and not (span.parental and span.name in ("run", "attempt")):
             return
         if len(self._made) >= MAX_SPANS_OF_PASS and not span.parental:

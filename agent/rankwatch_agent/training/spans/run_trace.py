@@ -15,7 +15,7 @@ from rankwatch import trace_ids
 from rankwatch.conventions import RankState
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
 from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
-from rankwatch_agent.training.follower import worst_state
+from rankwatch_agent.training.rank_states import worst_state
 from rankwatch_agent.training.spans.attributes import fit, of_attempt, of_rank, of_run
 from rankwatch_agent.training.spans.heartbeats import Heartbeat, Heartbeats
 from rankwatch_agent.training.spans.records import CheckpointDone, Ended, Process, SectionDone, StepDone

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import RankState
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.training.collectives.collector import CollectivesCollector, RecordedRank
+from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
-from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
-from support.fuzzing import BUSY_MACHINE, almost
 from support.training.ranks import values
 from support.training.recorder import completed, entry, reply, worker_server
 
@@ -130,20 +125,6 @@ def test_suspect_run_is_asked_often(node: Node) -> None:
     node.set_idle(0.1, 0.1)
     node.collect(after=10.0)
     assert node.pulls() == [4, 4]
-
-
-@given(data=st.data())
-@settings(parent=BUSY_MACHINE, max_examples=150)
-def test_almost_an_answer(data: st.DataObject) -> None:
-    """An answer with one byte, piece or number changed costs its rank a pull, and nothing of the others."""
-    good = reply(*(completed(number, 1.5) for number in range(4)), entry(4), enqueued=5, done=4)
-    document = json.dumps(good).encode()
-    rank = RecordedRank(FlightRecorderClient(Path("0.sock")), max_groups=4)
-    for answer in (document, data.draw(almost(document)), data.draw(almost(document)), document):
-        rank.take(1.0, {NCCL: bytearray(answer)}, ())
-        key = ("job", "0")
-        series = [*rank.places(key, 2.0, frozenset()), *rank.series(key, frozenset())]
-        assert all(float(each.value) >= 0 for each in series)
 
 
 def test_lost_rank_is_not_asked(node: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: 
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
     ):
-        pull(FlightRecorderClient(path))
+        pull(FlightRecorderClient(path, os.geteuid()))
     assert str(path) in str(caught.value)
 
 
@@ -108,7 +109,7 @@ def test_silent_server(tmp_path: Path) -> None:
         listening.bind(str(tmp_path / "0.sock"))
         listening.listen()
         with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.05).ask()
+            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.05).ask()
 
 
 def test_dripping_server(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_dripping_server(tmp_path: Path) -> None:
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).ask()
+            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.2).ask()
         stop.set()
         thread.join()
 
@@ -181,7 +182,7 @@ def test_endless_small_parts() -> None:
     endless = b",".join([b"[]"] * MAX_OBJECTS)
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
     with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
-        FlightRecorderClient(Path("0.sock")).parse(body)
+        FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(body)
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
@@ -192,9 +193,11 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
+            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS).ask()
         del long["dump_nccl_trace_json"]
-        alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
+        alone = FlightRecorderClient(
+            tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS
+        ).ask()
         assert len(alone["fr_trace_json"]) > MAX_REPLY_BYTES - 200
 
 
@@ -207,7 +210,7 @@ def test_recorder_per_backend(tmp_path: Path) -> None:
     nccl2 = reply(entry(41, profiling_name="nccl2:all_reduce"), enqueued=42, done=41)
     handlers = {"fr_trace_json": gloo, "fr_dump_file": {}, "fr_trace_json?backend=nccl2": nccl2}
     with worker_server(tmp_path / "0.sock", lambda: handlers) as asked:
-        client = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS)
+        client = FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS)
         replies = client.ask()
         assert main_recorder(replies) == "fr_trace_json_nccl2"
         assert client.parse(replies["fr_trace_json_nccl2"]).entries[0].record_id == 41
@@ -225,7 +228,9 @@ def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:
         for number in range(ranks):
             servers.enter_context(meeting_server(tmp_path / f"{number}.sock", together))
         clients = {
-            number: FlightRecorderClient(tmp_path / f"{number}.sock", timeout_seconds=DEADLINE_SECONDS)
+            number: FlightRecorderClient(
+                tmp_path / f"{number}.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS
+            )
             for number in range(ranks)
         }
         assert find_silent(clients) == {}
@@ -260,7 +265,7 @@ def test_silent_and_dead_ranks(tmp_path: Path) -> None:
         body = http(b'{"entries": []}')
         with server(tmp_path / "2.sock", http(HANDLERS), body):
             clients = {
-                number: FlightRecorderClient(tmp_path / f"{number}.sock", timeout_seconds=0.5)
+                number: FlightRecorderClient(tmp_path / f"{number}.sock", os.geteuid(), timeout_seconds=0.5)
                 for number in range(3)
             }
             answers = dict(ask_all(clients, at_once=2))
@@ -281,7 +286,7 @@ def test_full_queue_of_questions(tmp_path: Path) -> None:
             with contextlib.suppress(BlockingIOError):
                 waiting.connect(str(tmp_path / "0.sock"))
         with pytest.raises(SilentRankError):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).ask()
+            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.2).ask()
 
 
 def test_capturing_rank(tmp_path: Path) -> None:
@@ -290,7 +295,7 @@ def test_capturing_rank(tmp_path: Path) -> None:
     writer = Writer(tmp_path, Identity(run="job", rank=0), phases=())
     empty = http(b'{"entries": [], "pg_status": {}}')
     with server(writer.path.with_suffix(".sock"), http(HANDLERS), http(HANDLERS), empty) as path:
-        client = FlightRecorderClient(path)
+        client = FlightRecorderClient(path, os.geteuid())
         rank = RecordedRank(client, max_groups=1, run="job")
         writer.integers[Now.CAPTURING] = 1
         with pytest.raises(CapturingRankError, match="captures a CUDA graph") as refused:

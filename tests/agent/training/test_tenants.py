@@ -1,0 +1,79 @@
+"""Directories of tenants: found by their owner and mode, and no tenant can take the name of another's run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.tenants import in_tenant, tenants_of
+from rankwatch.conventions import BoxFault
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_cli.commands import ls
+from rankwatch_cli.runs import named_run
+from support.processes.users import ALICE, BOB, become, node_directory, run_as
+from support.training.ranks import faults, rank, values
+
+__all__ = ["node_directory"]
+
+pytestmark = pytest.mark.process
+
+
+def tenant(directory: Path, name: str) -> Path:
+    """As the kubelet makes it for `subPathExpr`: of root, and writable for all, without the sticky bit."""
+    path = directory / name
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+def runs(directory: Path) -> set[str]:
+    return {
+        labels[0] for labels in values(RanksCollector(directory=directory).collect(), "rankwatch_rank_state")
+    }
+
+
+def test_names(node_directory: Path) -> None:
+    """Two tenants may have runs of one name and one user. Each is a run of its own, and found by its name."""
+    for name in ("team-a", "team-b"):
+        tenant(node_directory, name)
+    with (
+        rank(node_directory, "steps(1)\nready()", before=become(ALICE)),
+        rank(node_directory / "team-a", "steps(1)\nready()", before=become(ALICE)),
+        rank(node_directory / "team-b", "steps(1)\nready()", before=become(ALICE)),
+        rank(node_directory / "team-b", "steps(1)\nready()", run="team-b.own", before=become(BOB)),
+    ):
+        assert runs(node_directory) == {"job", "team-a.job", "team-b.job", "team-b.own"}
+        assert named_run("team-a.job", node_directory) == node_directory / "team-a" / "job"
+        assert named_run("team-b.o", node_directory) == node_directory / "team-b" / "team-b.own"
+
+
+def test_list(node_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with rank(tenant(node_directory, "team-a"), "steps(1)\nready()", before=become(ALICE)):
+        assert ls.main(["--directory", str(node_directory)]) == 0
+    assert "team-a.job" in capsys.readouterr().out
+
+
+def test_no_tenants(node_directory: Path) -> None:
+    """A user makes no tenant, and neither does a name that could be read as two."""
+    tenant(node_directory, "team-a")
+    tenant(node_directory, "team.b")
+    (node_directory / "private").mkdir(mode=0o700)
+    (node_directory / "link").symlink_to("team-a")
+    run_as(ALICE, node_directory, "(directory / 'mine').mkdir(); (directory / 'mine').chmod(0o777)")
+    assert tenants_of(node_directory) == [node_directory / "team-a"]
+    assert in_tenant("team-a.job", "team-a") == in_tenant("job", "team-a") == "team-a.job"
+    assert tenants_of(node_directory / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "unsafe"), [(0, 0o1777, 0), (0, 0o777, 1), (ALICE, 0o1777, 1), (ALICE, 0o755, 1)]
+)
+def test_unsafe_directory(node_directory: Path, owner: int, mode: int, unsafe: int) -> None:
+    """Who owns the directory of black boxes, or writes to it without a sticky bit, could exchange the runs of
+    others: that is counted."""
+    node_directory.chmod(mode)
+    os.chown(node_directory, owner, owner)
+    found = faults(RanksCollector(directory=node_directory).collect())
+    assert found.get(BoxFault.UNSAFE_DIRECTORY, 0) == unsafe
