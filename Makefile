@@ -11,7 +11,7 @@ SEED_BASE ?= 1
 WORKERS := $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
+.PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate lock unchanged bench bench-detection bench-loss record preview clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -43,8 +43,9 @@ test: setup ## each alert, hook, engine, source and page, and the whole path liv
 test-frameworks: setup $(VENV)/.frameworks .tools/mlflow/.complete ## one case of each framework: Hugging Face, Lightning, DeepSpeed, Ray, Keras, JAX
 	$(PYTEST) $(PARALLEL) -m "frameworks and not nightly"
 
-test-nightly: setup $(VENV)/.frameworks .tools/mlflow/.complete ## what takes an hour: ordinary life, all rules in every gap, hostile loops and nodes, a young machine, soak
+test-nightly: setup $(VENV)/.frameworks .tools/mlflow/.complete ## what takes an hour: ordinary life, all rules in every gap, hostile loops, nodes and files, a young machine, soak
 	$(PYTEST) $(PARALLEL) --timeout 1800 -m nightly
+	$(BIN)/python -m tests.bench.fuzz
 	$(BIN)/python -m tests.bench.soak
 	$(BIN)/python -m tests.bench.hostile_node # needs root
 
@@ -83,6 +84,9 @@ generate: setup ## rebuild rules, dashboards, manifests and references
 	$(BIN)/rankwatch reference settings > docs/settings.md
 	$(BIN)/rankwatch reference rules > docs/rules.md
 	$(BIN)/rankwatch reference slis > docs/slis.md
+
+lock: setup ## write the hashes of what image and unit of the agent install anew, from the index that pip uses
+	$(BIN)/python .ci/lock.py
 
 unchanged: generate ## check that generated files are what the code generates
 	@git diff --exit-code -- alerts/generated dashboards/generated agent/deploy docs || \

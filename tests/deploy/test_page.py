@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rankwatch.conventions import environment
 from support.deploy.chart import (
     CHART,
     DEPLOY,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.process
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 SYSTEMD = (ROOT / "docs" / "systemd.md").read_text()
+TENANT = {"name": environment.TENANT, "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
@@ -54,7 +56,11 @@ def test_every_privilege_has_a_row() -> None:
     """And a row that names those it brings."""
     rows = dict(re.findall(r"^\| `privileges\.(\w+)` \|(.*)$", PAGE, flags=re.MULTILINE))
     assert set(rows) == set(SCHEMA["properties"]["privileges"]["properties"])
-    for name, brings in (("pods", "root"), ("kernelLog", "root"), ("privileged", "kernelLog")):
+    brought = {
+        "privileged": "kernelLog",
+        **dict.fromkeys(("pods", "kernelLog", "blackBoxes", "userFiles"), "root"),
+    }
+    for name, brings in (*brought.items(), ("stacks", "root"), ("stacks", "processes")):
         assert f"`privileges.{brings}`" in rows[name]
 
 
@@ -71,7 +77,7 @@ def test_values_on_the_page_exist() -> None:
 def test_helm_commands() -> None:
     """Helm takes the flags of each, on a cluster that is not asked."""
     found = [each for each in commands("helm") if each[0] in ("install", "upgrade")]
-    assert len(found) == 3
+    assert len(found) == 4
     for _, *arguments in found:
         flags = [each for each in arguments if each != "--reuse-values"]
         if "my.values.yaml" in flags:
@@ -129,16 +135,35 @@ def test_the_trainer_mounts_what_the_agent_mounts() -> None:
     assert trainer["volumeMounts"][0]["mountPath"] == black_boxes()["path"]
 
 
-def test_claim_for_guarded_namespaces() -> None:
-    """Volume and claim name each other and the same directory, and fit the schemas of Kubernetes."""
+def test_the_trainer_of_a_tenant() -> None:
+    """Volume, claim and pod name each other and the tenant's directory, and fit the schemas of Kubernetes."""
     volume, claim = yaml.safe_load_all(block(PAGE, "yaml", "apiVersion: v1\nkind: PersistentVolume\n"))
-    for each in (volume, claim):
+    trainer = yaml.safe_load(block(PAGE, "yaml", "apiVersion: v1\nkind: Pod\n"))
+    for each in (volume, claim, trainer):
         kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
-    assert volume["spec"]["hostPath"] == black_boxes()
+    tenant, directory = claim["metadata"]["namespace"], black_boxes()["path"]
+    assert volume["spec"]["hostPath"] == {**black_boxes(), "path": f"{directory}/{tenant}"}
+    assert f"blackBoxes.tenants={{{tenant}," in PAGE
+    (mounted,) = trainer["spec"]["volumes"]
+    assert mounted["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert trainer["spec"]["containers"][0]["volumeMounts"] == [
+        {"name": mounted["name"], "mountPath": directory}
+    ]
+    assert trainer["metadata"]["namespace"] == tenant
+    assert trainer["spec"]["containers"][0]["env"] == [TENANT]
     assert volume["spec"]["claimRef"] == {name: claim["metadata"][name] for name in ("namespace", "name")}
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
     for name in ("storageClassName", "accessModes"):
         assert claim["spec"][name] == volume["spec"][name]
+
+
+def test_a_tenant_by_its_namespace() -> None:
+    """Its pods mount the directory that a claim would give them."""
+    mounted = yaml.safe_load(block(PAGE, "yaml", "env: "))
+    (mount,), (volume,) = mounted["volumeMounts"], mounted["volumes"]
+    assert mounted["env"] == [TENANT]
+    assert mount["subPathExpr"] == f"$({TENANT['name']})"
+    assert (volume["hostPath"], mount["mountPath"]) == (black_boxes(), black_boxes()["path"])
 
 
 def test_certificates_go_into_the_secrets_that_are_used() -> None:

@@ -22,6 +22,8 @@ BASE = {
 AS_ROOT = {"user 0", "group 0"}
 NOT_AS_ROOT = {"user 65532", "group 65532", "must not be root"}
 KERNEL_LOG = AS_ROOT | {"read /dev/kmsg", "capability SYSLOG"}
+BLACK_BOXES = AS_ROOT | {f"capability {each}" for each in ("DAC_OVERRIDE", "FOWNER", "CHOWN")}
+USER_FILES = AS_ROOT | {f"capability {each}" for each in ("SETUID", "SETGID", "KILL")}
 
 
 def privilege(name: str) -> dict[str, Any]:
@@ -32,6 +34,9 @@ SWITCHES: Mapping[str, tuple[Mapping[str, Any], set[str], set[str]]] = {
     "runtime class": ({"runtimeClassName": "nvidia"}, {"runtime nvidia"}, set()),
     "host network": (privilege("hostNetwork"), {"hostNetwork"}, set()),
     "root": (privilege("root"), AS_ROOT, NOT_AS_ROOT),
+    "black boxes": (privilege("blackBoxes"), BLACK_BOXES, NOT_AS_ROOT),
+    "user files": (privilege("userFiles"), USER_FILES, NOT_AS_ROOT),
+    "stacks": (privilege("stacks"), AS_ROOT | {"hostPID", "capability SYS_PTRACE"}, NOT_AS_ROOT),
     "pods": (privilege("pods"), AS_ROOT | {"read /var/lib/kubelet/pod-resources"}, NOT_AS_ROOT),
     "processes": (privilege("processes"), {"hostPID"}, set()),
     "kernel log": (privilege("kernelLog"), KERNEL_LOG, NOT_AS_ROOT),
@@ -123,27 +128,20 @@ def test_pods_a_cluster_takes(left_out: str) -> None:
 
 def test_init_container() -> None:
     """Root, to open the directory of the black boxes whoever made it; it sees nothing else."""
-    needed = {"user 0", "group 0", "capability FOWNER", "write /dev/shm/rankwatch"}
-    for values, more in (
-        ({}, set()),
-        (EVERYTHING, {"capability CHOWN", "write /var/lib/rankwatch"}),
-    ):
+    needed = {*AS_ROOT, "capability CHOWN", "capability FOWNER", "write /dev/shm/rankwatch"}
+    for values, more in (({}, set()), (EVERYTHING, {"write /var/lib/rankwatch"})):
         spec = pod(values)
         (opener,) = spec["initContainers"]
         own = {**spec, "hostNetwork": None, "hostPID": None}
         own.pop("runtimeClassName", None)
         assert set(granted(own, opener)) == needed | more
-    (opener,) = pod()["initContainers"]
-    assert opener["command"] == ["chmod", "1777", "/dev/shm/rankwatch"]
 
 
 def test_state_on_the_node_belongs_to_the_agent() -> None:
     """The kubelet makes the directory for root, so the init container hands it over."""
     values = {**SWITCHES["state"][0], "podSecurityContext": {"runAsUser": 1000}}
     (opener,) = pod(values)["initContainers"]
-    shell, flag, script, directory = opener["command"]
-    assert (shell, flag, directory) == ("sh", "-c", "/dev/shm/rankwatch")
-    assert "chown 1000:65532 /var/lib/rankwatch" in script
+    assert "chown 1000:65532 /var/lib/rankwatch\nchmod 0700 /var/lib/rankwatch\n" in opener["command"][2]
 
 
 def test_a_security_context_wins() -> None:

@@ -82,6 +82,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("checkpointPaths", ["/data/../etc"], "at '/checkpointPaths/0': "),
         ("checkpointPaths", ["/a,b"], "at '/checkpointPaths/0': "),
         ("blackBoxes.directory", "/", "at '/blackBoxes/directory': "),
+        ("blackBoxes.tenants", ["../etc"], "at '/blackBoxes/tenants/0': "),
         ("state.sizeLimit", "much", "at '/state/sizeLimit': "),
         ("settings.otlp_endpoint", "collector:4318", "at '/settings/otlp_endpoint': "),
     ],

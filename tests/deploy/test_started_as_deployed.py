@@ -1,9 +1,11 @@
-"""The real agent, started with what the chart gives it."""
+"""The real agent, and the commands of its init container, started with what the chart gives them."""
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 import trustme
 
 from support.agent.process import DEADLINE_SECONDS, agent_process, fetch, until
-from support.deploy.chart import MUTUAL_TLS, NAME, TOKEN, endpoint, environment
+from support.deploy.chart import MUTUAL_TLS, NAME, TOKEN, endpoint, environment, pod
+from support.processes.users import ALICE, as_user, node_directory
+
+__all__ = ["node_directory"]
 
 pytestmark = pytest.mark.process
 
@@ -76,3 +81,48 @@ def write_secrets(folder: Path, authority: trustme.CA) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
+
+
+def open_directories(directory: Path, *tenants: str) -> str:
+    """Run the init container's commands on a directory, with its capabilities alone; what it complains of."""
+    (opener,) = pod({"blackBoxes": {"tenants": list(tenants)}})["initContainers"]
+    assert opener["command"][3:] == ["/dev/shm/rankwatch", *tenants]
+    shell = [*opener["command"][:3], str(directory), *tenants]
+    rights = as_user(0, opener["securityContext"]["capabilities"]["add"])
+    done = subprocess.run([*rights, *shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr
+
+
+def owner_and_mode(path: Path) -> tuple[int, str]:
+    status = path.lstat()
+    return status.st_uid, f"{status.st_mode & 0o7777:o}"
+
+
+def test_directories_of_black_boxes(node_directory: Path) -> None:
+    """The kubelet made them for root alone, or a trainer made them: all users may add, and root owns them.
+    What is there already keeps its content."""
+    node_directory.chmod(0o700)
+    (node_directory / "team-b").mkdir()
+    (node_directory / "team-b" / "run").mkdir(0o755)
+    os.chown(node_directory, ALICE, ALICE)
+    for _ in range(2):
+        assert open_directories(node_directory, "team-a", "team-b") == ""
+        for each in (node_directory, node_directory / "team-a", node_directory / "team-b"):
+            assert owner_and_mode(each) == (0, "1777")
+        assert owner_and_mode(node_directory / "team-b" / "run") == (0, "755")
+
+
+def test_names_of_tenants_that_users_took(node_directory: Path) -> None:
+    """A user's link or folder with the name of a tenant opens nothing, and the agent starts all the same."""
+    private = node_directory.parent / "private"
+    private.mkdir(mode=0o700)
+    (node_directory / "linked").symlink_to(private)
+    (node_directory / "taken").mkdir(0o700)
+    for each in ("linked", "taken"):
+        os.chown(node_directory / each, ALICE, ALICE, follow_symlinks=False)
+    complaint = open_directories(node_directory, "linked", "taken", "free")
+    assert complaint == "".join(f"{node_directory / each} is not root's\n" for each in ("linked", "taken"))
+    assert owner_and_mode(private) == (0, "700")
+    assert owner_and_mode(node_directory / "taken") == (ALICE, "700")
+    assert owner_and_mode(node_directory / "free") == (0, "1777")

@@ -38,9 +38,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "rankwatch-agent.privileges" -}}
 {{- $chosen := .Values.privileges -}}
 {{- $kernelLog := or $chosen.kernelLog $chosen.privileged -}}
+{{- $capabilities := list -}}
+{{- if $chosen.blackBoxes -}}
+{{- $capabilities = concat $capabilities (list "DAC_OVERRIDE" "FOWNER" "CHOWN") -}}
+{{- end -}}
+{{- if $chosen.userFiles -}}
+{{- $capabilities = concat $capabilities (list "SETUID" "SETGID" "KILL") -}}
+{{- end -}}
+{{- if $chosen.stacks -}}
+{{- $capabilities = append $capabilities "SYS_PTRACE" -}}
+{{- end -}}
+{{- if $kernelLog -}}
+{{- $capabilities = append $capabilities "SYSLOG" -}}
+{{- end -}}
 kernelLog: {{ $kernelLog }}
+capabilities: {{ toJson $capabilities }}
+processes: {{ or $chosen.processes $chosen.stacks }}
 {{/* The pod-resources socket is root's, and Kubernetes gives an added capability to user 0 only. */ -}}
-root: {{ or $chosen.root $chosen.pods $kernelLog }}
+root: {{ or $chosen.root $chosen.pods (gt (len $capabilities) 0) }}
 {{- end }}
 
 {{/* fsGroup lets the agent read its Secrets; host paths ignore it. No user of the node has the id 65532. */}}
@@ -60,8 +75,8 @@ root: {{ or $chosen.root $chosen.pods $kernelLog }}
 {{- define "rankwatch-agent.securityContext" -}}
 {{- $privileges := include "rankwatch-agent.privileges" . | fromYaml -}}
 {{- $capabilities := dict "drop" (list "ALL") -}}
-{{- if $privileges.kernelLog -}}
-{{- $_ := set $capabilities "add" (list "SYSLOG") -}}
+{{- with $privileges.capabilities -}}
+{{- $_ := set $capabilities "add" . -}}
 {{- end -}}
 {{- $context := dict "readOnlyRootFilesystem" true "capabilities" $capabilities -}}
 {{- if .Values.privileges.privileged -}}
