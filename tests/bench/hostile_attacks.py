@@ -1,7 +1,7 @@
 """What two unprivileged users do to an agent, all at once: code for `support.processes.users.program_of`.
 
 The first argument of each program is the agent's address on loopback, the second that of its probes, the
-third the run it is after.
+third the run it is after, the fourth a private folder of that run's user.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _COMMON = """
-agent, probes, victim = arguments
+agent, probes, victim, private = arguments
 host, port = agent.rsplit(":", 1)
 probe_port = probes.rsplit(":", 1)[1]
 print("done", flush=True)
@@ -177,6 +177,97 @@ while True:
 """
 )
 
+CHOSEN_PATHS = (
+    _COMMON
+    + """
+# Lost ranks whose error files are a device, a FIFO, a huge file, and files of others.
+pathlib.Path(f"/dev/shm/rankwatch-fifo-{uid}").unlink(missing_ok=True)
+fifo = f"/dev/shm/rankwatch-fifo-{uid}"
+os.mkfifo(fifo)
+targets = ["/dev/zero", "/dev/random", fifo, "/proc/kmsg", "/etc/shadow", "/proc/kcore"]
+targets += [f"{private}/secret.json"]
+try:
+    for n in range(10**9):
+        run = f"chosen{uid}-{n % 40}"
+        for rank, target in enumerate(targets):
+            path = box(run, rank, capacity=256)
+            path.with_suffix(".error_file").write_text(target)
+        time.sleep(0.2)
+finally:
+    os.unlink(fifo)
+"""
+)
+
+EXCHANGES = (
+    _COMMON
+    + """
+# Runs that ended an hour ago. Every other moment their directory is a link to a folder of another user.
+libc = ctypes.CDLL(None, use_errno=True)
+runs = []
+for n in range(8):
+    path = box(f"swapped{uid}-{n}", 0, capacity=256, age=4000.0)
+    (path.parent / "earlier").mkdir(exist_ok=True)
+    link = directory / f".link{uid}-{n}"
+    link.symlink_to(private)
+    runs.append((os.fsencode(path.parent), os.fsencode(link)))
+end = time.monotonic()
+while True:
+    for here, there in runs:
+        libc.renameat2(-100, here, -100, there, 2)
+    if time.monotonic() > end:
+        end = time.monotonic() + 5
+        for n in range(8):
+            try:
+                box(f"swapped{uid}-{n}", 0, capacity=256, age=4000.0)
+            except OSError:
+                pass
+    time.sleep(0.0005)
+"""
+)
+
+CHECKPOINTS = (
+    _COMMON
+    + """
+# Living ranks that have saved a sparse file of 15 TB, links to a private folder, FIFOs, and endless metadata.
+import json
+folder = directory / f"checkpoints{uid}"
+folder.mkdir()
+sparse = folder / "sparse.pt"
+with open(sparse, "wb") as file:
+    file.write(b"PK")
+    file.truncate(15 << 40)
+os.mkfifo(folder / "fifo")
+(folder / "iter_0000007").symlink_to(private)
+(folder / "latest_checkpointed_iteration.txt").write_text("7")
+deep = folder / "deep"
+deep.mkdir()
+(deep / "rng_state_99999999999.pth").write_bytes(b"x")
+place = deep
+for n in range(300):
+    place = place / "x"
+    place.mkdir()
+sharded = folder / "sharded"
+sharded.mkdir()
+(sharded / ".metadata").write_bytes(b"\\x80\\x02]" + b"(" * (1 << 20))
+saved = [sparse, folder, folder / "fifo", deep, sharded, private]
+held = []
+for n, path in enumerate(saved):
+    at = box(f"saves{uid}-{n}", 0, capacity=256)
+    file = open(at, "r+b")
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    held.append(file)
+step = 0
+while True:
+    step += 1
+    for n, path in enumerate(saved):
+        entry = {"operation": "save", "step": step, "path": str(path), "failed": False}
+        entry["ended"] = time.time() - 30
+        note = directory / f"saves{uid}-{n}" / "0.checkpoints"
+        note.write_text(json.dumps({"checkpoints": [entry]}))
+    time.sleep(20)
+"""
+)
+
 ATTACKS: Mapping[str, str] = MappingProxyType(
     {
         "550 sparse boxes and 1,000 directories": BOXES,
@@ -185,6 +276,9 @@ ATTACKS: Mapping[str, str] = MappingProxyType(
         "150 silent, slow and unread connections": CONNECTIONS,
         "64 sockets without an answer or an end": SOCKETS,
         "forged boxes of another user's run": FORGERIES,
+        "error files that are devices, FIFOs and others' files": CHOSEN_PATHS,
+        "ended runs exchanged for links": EXCHANGES,
+        "checkpoints that are sparse, endless and others'": CHECKPOINTS,
     }
 )
 """What each of both users does, and its code."""

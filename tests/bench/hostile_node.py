@@ -35,6 +35,9 @@ from .result import BenchError, Result, Row, as_markdown, limited, met
 
 RUN = "honest"
 RANKS = 2
+SECRET = "PrivateSecret"
+"""What nobody but the honest user may read."""
+PRIVATE_FILES = 5
 STEP_SECONDS = 0.05
 SCRAPE_SECONDS, MEMORY_BYTES = 1.0, 256 * MIB
 """What must be reached, and between two scrapes."""
@@ -43,10 +46,11 @@ _START_SECONDS = 60.0
 _SCRAPER = """
 import gzip, http.client, json, re, sys, time
 address, run, ranks, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+secret = sys.argv[5].encode()
 end = time.monotonic() + seconds
 while time.monotonic() < end:
     began = time.monotonic()
-    found = {"status": 0, "steps": {}, "bytes": 0, "attack_runs": 0}
+    found = {"status": 0, "steps": {}, "bytes": 0, "attack_runs": 0, "secrets": 0}
     try:
         connection = http.client.HTTPConnection(address, timeout=10)
         connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
@@ -60,6 +64,7 @@ while time.monotonic() < end:
         pattern = r'^rankwatch_steps_total{[^}]*rank="(\\d+)",run="([^"]*)"[^}]*} (\\S+)'
         steps = re.findall(pattern, body.decode(), re.M)
         found["steps"] = {rank: float(value) for rank, name, value in steps if name == run}
+        found["secrets"] = int(secret in body)
         found["attack_runs"] = len({name for _, name, _ in steps} - {run})
     except OSError as error:
         found |= {"error": str(error), "seconds": time.monotonic() - began}
@@ -103,6 +108,7 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
         boxes = folder / "blackboxes"
         boxes.mkdir()
         boxes.chmod(0o1777)
+        private = _private(folder)
         network = stack.enter_context(_another_machine())
         probes = f"127.0.0.1:{_free_port()}"
         flags = ["--listen", "0.0.0.0:0", "--probe-listen", probes]
@@ -118,13 +124,28 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
         _wait_until(lambda: _ranks_shown(agent.address.replace("0.0.0.0", "127.0.0.1")) == RANKS)
         for user in (ALICE, BOB):
             for attack in ATTACKS.values():
-                stack.enter_context(program_of(user, boxes, attack, f"127.0.0.1:{port}", probes, RUN))
-        return _watch(agent, network, f"{_AGENT_ADDRESS}:{port}", probes, seconds)
+                against = (f"127.0.0.1:{port}", probes, RUN, str(private))
+                stack.enter_context(program_of(user, boxes, attack, *against))
+        return _watch(agent, network, f"{_AGENT_ADDRESS}:{port}", probes, seconds, private)
 
 
-def _watch(agent: AgentProcess, network: str, address: str, probes: str, seconds: float) -> Result:
+def _private(folder: Path) -> Path:
+    """A folder of the honest user, which nobody else may read, with files as the agent would remove them."""
+    private = folder / "private"
+    (private / "earlier").mkdir(parents=True)
+    for name in ("0.blackbox", "0.lines", "0.killed", "earlier/0-0.blackbox", "secret.json"):
+        (private / name).write_text(json.dumps({"message": f"{SECRET}: {SECRET}"}))
+    for path in (private, *private.rglob("*")):
+        os.chown(path, CAROL, CAROL)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return private
+
+
+def _watch(
+    agent: AgentProcess, network: str, address: str, probes: str, seconds: float, private: Path
+) -> Result:
     command = ["ip", "netns", "exec", network, sys.executable, "-c", _SCRAPER]
-    command += [address, RUN, str(RANKS), str(seconds)]
+    command += [address, RUN, str(RANKS), str(seconds), SECRET]
     answers, usages = [], [_usage(agent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as scraper:
         assert scraper.stdout is not None
@@ -140,11 +161,16 @@ def _watch(agent: AgentProcess, network: str, address: str, probes: str, seconds
     for number, each in enumerate(scrapes):
         if len(each["steps"]) < RANKS or each["seconds"] > SCRAPE_SECONDS:
             print(f"hostile_node: scrape {number}: {each}", file=sys.stderr)
-    return _result(seconds, scrapes, answers, usages)
+    lost = PRIVATE_FILES - sum(path.is_file() for path in private.rglob("*"))
+    return _result(seconds, scrapes, answers, usages, lost)
 
 
 def _result(
-    seconds: float, scrapes: list[dict[str, Any]], answers: list[tuple[int, float]], usages: list[Usage]
+    seconds: float,
+    scrapes: list[dict[str, Any]],
+    answers: list[tuple[int, float]],
+    usages: list[Usage],
+    lost: int,
 ) -> Result:
     took = sorted(each["seconds"] for each in scrapes)
     without = sum(1 for each in scrapes if len(each["steps"]) < RANKS)
@@ -157,6 +183,8 @@ def _result(
         _none("scrapes without a series of the honest run", without, len(scrapes)),
         limited("longest scrape", took[-1], SCRAPE_SECONDS, _seconds, f"median {_seconds(median(took))}"),
         _none("probes that did not answer", failed, len(answers)),
+        _none("files of a private folder removed", lost, PRIVATE_FILES),
+        _none("scrapes with its content", sum(each["secrets"] for each in scrapes), len(scrapes)),
         Row("longest probe", _seconds(max(each for _, each in answers))),
         limited("peak memory of the agent", peak, MEMORY_BYTES, _mib),
         Row("with its children", _mib(max(each.with_children_bytes for each in usages))),

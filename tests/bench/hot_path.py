@@ -7,11 +7,15 @@ machine slows all of them.
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -36,6 +40,10 @@ RECORD = "OpenTelemetry Histogram.record"
 SPAN = "OpenTelemetry span"
 LONG_GPU_STEP = "rankwatch step of 8 phases on a GPU, each timed"
 SHORT_GPU_STEP = "rankwatch step of 8 phases on a GPU, each 32nd timed"
+PRINT = "print of 4 values"
+KEPT_PRINT = "print of 4 values, its line kept"
+LOG = "record of logging, written as a line"
+KEPT_LOG = "record of logging, written as a line that is kept"
 
 _SECONDS = 0.05
 """Observed value: a phase of a step of 100 ms; in the fourth of prometheus_client's default buckets."""
@@ -43,6 +51,8 @@ OBSERVE_RATIO = 0.55
 """Most that a phase may cost, in calls of prometheus_client's `Histogram.observe`."""
 SPAN_RATIO = 1 / 20
 """Most that a phase may cost, in OpenTelemetry spans."""
+_call_handlers = logging.Logger.callHandlers
+"""As it is before a run keeps lines."""
 
 
 class Effort(NamedTuple):
@@ -95,8 +105,11 @@ class _Stream:
     is_current = in_backward = is_capturing = follow
 
 
-def compared_calls(run: Run, long_steps: Run, short_steps: Run) -> list[TimedCall]:
-    """The calls, in the order of the table. The last two runs are on a GPU."""
+def compared_calls(
+    run: Run, long_steps: Run, short_steps: Run, bare: TextIO, kept: TextIO
+) -> list[TimedCall]:
+    """The calls, in the order of the table. The last two runs are on a GPU. kept: a stream whose lines the
+    first run keeps."""
     return [
         TimedCall(PHASE, _phase(run)),
         TimedCall(STEP, _step(run)),
@@ -105,6 +118,10 @@ def compared_calls(run: Run, long_steps: Run, short_steps: Run) -> list[TimedCal
         TimedCall(OBSERVE, _prometheus_observe()),
         TimedCall(RECORD, _opentelemetry_record()),
         TimedCall(SPAN, _opentelemetry_span()),
+        TimedCall(PRINT, _print(bare)),
+        TimedCall(KEPT_PRINT, _print(kept)),
+        TimedCall(LOG, _log(bare, kept=False)),
+        TimedCall(KEPT_LOG, _log(bare, kept=True)),
     ]
 
 
@@ -177,17 +194,43 @@ def _opentelemetry_span() -> Callable[[int], None]:
     return loop
 
 
+def _print(stream: TextIO) -> Callable[[int], None]:
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            print("step", 1200, "loss", 2.5312, file=stream)
+
+    return loop
+
+
+def _log(stream: TextIO, *, kept: bool) -> Callable[[int], None]:
+    logger = logging.Logger("train")
+    logger.addHandler(logging.StreamHandler(stream))
+    if not kept:
+        logger.callHandlers = partial(_call_handlers, logger)  # type: ignore[method-assign]
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            logger.info("step %d loss %.4f", 1200, 2.5312)
+
+    return loop
+
+
 def measure(*, quick: bool) -> Result:
     """Run the part. Raises BenchError if rankwatch does not record."""
-    with temporary_directory() as directory:
+    with temporary_directory() as directory, _nowhere() as bare, redirect_stdout(_nowhere()) as kept, kept:
         run = rankwatch.start(
             run="bench", rank=0, directory=directory, collectives=False, flight_recorder=False
         )
         if not isinstance(run, Run):
             raise BenchError("could not measure the hot path: rankwatch records nothing here")
         with run, _on_gpu(directory, "long") as long, _on_gpu(directory, "short") as short:
-            samples = interleave(compared_calls(run, long, short), QUICK if quick else FULL)
+            calls = compared_calls(run, long, short, bare, kept)
+            samples = interleave(calls, QUICK if quick else FULL)
     return _result(samples)
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
 
 
 def _on_gpu(directory: str, name: str) -> Run:
@@ -247,6 +290,7 @@ def _result(samples: Mapping[str, Sequence[float]]) -> Result:
         notes=(
             f"{len(phase)} rounds, all calls in each; judged by the median of their ratios.",
             "On a GPU: the part of Python; what CUDA takes for the 2 to 10 events of a step is left out.",
+            "Lines are written to /dev/null. Python writes the 4 values of a print in 8 pieces.",
             "A phase reads the clock twice, at its begin and end; observe and record receive a value.",
         ),
         samples={"nanoseconds_per_call": samples},

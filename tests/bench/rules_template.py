@@ -6,6 +6,7 @@ healthy one. In the training job one rank computes 1.5 times as long; in the han
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Set
@@ -167,7 +168,7 @@ def _hung() -> list[Line]:
 
 
 def _recorded(rank: str, dump: Path, counted: Set[tuple[str, str, str]]) -> Iterator[Series]:
-    recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
+    recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock"), os.geteuid()), max_groups=64)
     recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
     for each in (*recorded.places((RUN, rank), 0.0, counted), *recorded.series((RUN, rank), counted)):
         if each.metric.name in _LAST_COLLECTIVES or each.metric.name.startswith("rankwatch_flight_recorder_"):
