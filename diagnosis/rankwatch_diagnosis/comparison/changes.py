@@ -176,7 +176,7 @@ def _outcome(worsening: float, interval: tuple[float, float] | None, limit: floa
 def _unlike(before: RunFigures, after: RunFigures) -> Iterator[str]:
     if before.world_size != after.world_size:
         yield f"{before.world_size} and {after.world_size} ranks"
-    for unit in before.work_per_step.keys() & after.work_per_step.keys():
+    for unit in [each for each in before.work_per_step if each in after.work_per_step]:
         first, second = before.work_per_step[unit], after.work_per_step[unit]
-        if abs(second / first - 1.0) > 0.01:
+        if abs(second - first) > 0.01 * first:  # either may be 0
             yield f"{first:,.6g} and {second:,.6g} {unit} a step: compare the rate, not the time of a step"

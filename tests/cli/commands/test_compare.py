@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rankwatch_cli.main import main
+from rankwatch_diagnosis.comparison.changes import compare
+from rankwatch_diagnosis.comparison.figures import read_figures
 
 STEPS = "--steps=120"
 
@@ -95,6 +98,16 @@ def test_other_world_size(runs: dict[str, str], capsys: pytest.CaptureFixture[st
     """A run of another size is compared, and that is said."""
     _, output = compared(capsys, runs["one"], runs["larger"])
     assert "unlike  4 and 8 ranks" in output
+
+
+def test_no_work(runs: dict[str, str]) -> None:
+    """A run that counted no tokens is unlike one that did, and like another without."""
+    one = read_figures(Path(runs["one"]))
+    none = replace(one, work_per_step={"tokens": 0.0}, work_per_second={"tokens": 0.0})
+    for first, second in ((none, one), (one, none)):
+        (said,) = compare(first, second, {}).unlike
+        assert "tokens a step: compare the rate" in said
+    assert not compare(none, none, {}).unlike
 
 
 @pytest.mark.parametrize("limit", ["", "five", "-1%", "5%%", "1e3"])
