@@ -367,6 +367,7 @@ def test_every_form_of_the_dashboards_is_known(board: dict[str, Any]) -> None:
     assert {each["type"] for each in panels} <= {*FORMS, "row"}
 
 
+@pytest.mark.process  # matplotlib asks a program for the fonts of the machine
 def test_painted_picture_is_small(tmp_path: Path) -> None:
     """The drawing of a panel becomes a PNG of its size."""
     pytest.importorskip("matplotlib")

@@ -48,7 +48,7 @@ def user_of(black_box: Path, owner: int) -> Owner:
     """The user of a black box and their groups, for children that read what is theirs. Raises OSError."""
     file = open_regular(black_box, owner=owner)
     try:
-        return owner_of(owner, os.fstat(file).st_gid, lock_holder(file) or None)
+        return owner_of(owner, lock_holder(file) or None)
     finally:
         os.close(file)
 

@@ -1,7 +1,7 @@
 """Reads dump files in confined processes: what a hostile dump breaks is one of these processes alone.
 
-`read_dumps` gives the ranks and paths to worker processes, which run this module with the rights of the
-owner of the files. A worker answers each line with the length of a MessagePack and the MessagePack of an
+`read_dumps` gives the ranks and the open files to worker processes, which run this module with the rights of
+the owner of the files. A worker answers each with the length of a MessagePack and the MessagePack of an
 `Answer`. A worker that breaks costs the dump that it was reading, and another one takes over.
 """
 
@@ -14,6 +14,7 @@ import os
 import queue
 import resource
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from rankwatch.untrusted.children import Limits, Owner, confined, owner_of
-from rankwatch.untrusted.folders import NotRegularError, open_path, read_all
+from rankwatch.untrusted.folders import NotRegularError, open_path, open_regular, read_all
 from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.snapshot import HangSnapshot
@@ -46,6 +47,7 @@ _LEAST_SECONDS = 5
 _BYTES_PER_SECOND = 2 << 20
 """Dumps are read at 8 to 90 MB a second of the processor. A few bytes of a pickle can occupy it for years."""
 _LENGTH = struct.Struct(">I")
+_LONGEST_QUESTION = 64
 _MAX_WORKERS = 8
 _FILES_PER_WORKER = 32
 """Below this many files a second worker costs more to start than it saves."""
@@ -96,14 +98,13 @@ def read_dumps(paths: Mapping[int, Path], *, deadline_seconds: float = 60.0) -> 
 
 
 def _owner(path: Path) -> Owner | None:
-    """Whose rights a worker takes for a file, if this process is root: whoever made it, or a link to it."""
+    """Whose rights a worker takes for a file, if this process is root: whoever made it."""
     if os.geteuid():
         return None
     try:
-        status = path.lstat()
+        return owner_of(path.lstat().st_uid)
     except OSError:
-        return None  # the worker says why
-    return owner_of(status.st_uid, status.st_gid)
+        return None  # opening it will say why
 
 
 def _drain(
@@ -135,33 +136,45 @@ def _drain(
 
 class _Worker:
     def __init__(self, owner: Owner | None) -> None:
-        self._process = subprocess.Popen(
-            confined(__name__, limits=_LIMITS, owner=owner),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        assert self._process.stdin is not None
+        self._owner = owner
+        self._input, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                confined(__name__, limits=_LIMITS, owner=owner),
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
+        self._output = self._process.stdout
         self._decoder = msgspec.msgpack.Decoder(Answer)
 
     def ask(self, rank: int, path: Path, deadline_seconds: float) -> Answer | None:
         """The answer, or None where the worker ended or was too slow; it is of no use then."""
         end = time.monotonic() + deadline_seconds
-        if b"\n" in (name := os.fsencode(path)):
-            return Answer(None, "its name holds a line break")
         try:
-            self._input.write(b"%d %s\n" % (rank, name))
+            file = self._open(path)
+        except OSError as error:
+            return _refusal(error)
+        try:
+            socket.send_fds(self._input, [b"%d" % rank], [file])
             head = self._read(_LENGTH.size, end)
             body = self._read(_LENGTH.unpack(head)[0], end) if head else None
         except OSError:
             return None
+        finally:
+            os.close(file)
         try:
             return None if body is None else self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError):
             return None
+
+    def _open(self, path: Path) -> int:
+        """Open a file, as its owner may be unable to in a folder of root. Root follows no link."""
+        if self._owner is None:
+            return open_path(os.fspath(path))
+        return open_regular(path, owner=self._owner.uid, follow_folder=True)
 
     def _read(self, size: int, end: float) -> bytes | None:
         parts = bytearray()
@@ -190,9 +203,13 @@ def main(_as_owner: bool) -> None:
     gc.disable()  # plain containers of a dump hold no cycle that matters, and a dump is dropped as a whole
     output = sys.stdout.buffer
     encoder = msgspec.msgpack.Encoder()
-    for line in sys.stdin.buffer:
-        rank, _, name = line.rstrip(b"\n").partition(b" ")
-        answer = _read_dump(Path(name.decode(errors="surrogateescape")), int(rank))
+    questions = socket.socket(fileno=sys.stdin.fileno())
+    while True:
+        rank, files, _, _ = socket.recv_fds(questions, _LONGEST_QUESTION, 1)
+        if not rank:
+            return
+        answer = _read_dump(files[0], int(rank))
+        os.close(files[0])
         try:
             body = encoder.encode(answer)
         except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
@@ -201,27 +218,28 @@ def main(_as_owner: bool) -> None:
         output.flush()
 
 
-def _read_dump(path: Path, rank: int) -> Answer:
-    """One file as an answer; never raises for what the file holds."""
+def _read_dump(file: int, rank: int) -> Answer:
+    """An open file as an answer; never raises for what it holds."""
     try:
-        file = open_path(os.fspath(path))
-        try:
-            size = os.fstat(file).st_size
-            _limit_seconds(size)
-            with bounded_memory(room_for(size)):
-                return Answer(snapshot_of(parse(read_all(file, MAX_FILE_BYTES)), rank))
-        finally:
-            os.close(file)
-    except NotRegularError:
-        return Answer(None, "is no regular file")
+        size = os.fstat(file).st_size
+        _limit_seconds(size)
+        with bounded_memory(room_for(size)):
+            return Answer(snapshot_of(parse(read_all(file, MAX_FILE_BYTES)), rank))
     except OSError as error:
-        if error.errno == errno.EFBIG:
-            return Answer(None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return Answer(None, f"could not be read: {error.strerror or error}")
+        return _refusal(error)
     except MemoryError:
         return Answer(None, "needs far more memory than a dump of its size, or than there is")
     except DumpError as error:
         return Answer(None, str(error)[:_MAX_REASON])
+
+
+def _refusal(error: OSError) -> Answer:
+    """Why a file could not be read."""
+    if isinstance(error, NotRegularError):
+        return Answer(None, "is no regular file")
+    if error.errno == errno.EFBIG:
+        return Answer(None, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return Answer(None, f"could not be read: {error.strerror or error}")
 
 
 def room_for(file_bytes: int) -> int:

@@ -21,13 +21,15 @@ import signal
 import struct
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from rankwatch.processes import python
 
 NICE = 19
 """Training comes first."""
 _FILES = 256
+_NO_GROUP = 65534
+"""`nogroup`, which owns nothing (nobody's group in the Linux Standard Base)."""
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_SECCOMP = 22
 _PR_CAP_AMBIENT = 47
@@ -83,21 +85,34 @@ def confined(module: str, *arguments: str, limits: Limits, owner: Owner | None =
     return python("-m", __name__, order, module, *arguments)
 
 
-def owner_of(uid: int, gid: int, pid: int | None = None) -> Owner:
-    """The owner of a file, with the groups of their process, or else those that the node knows of.
+def memory_file() -> BinaryIO:
+    """An empty file for what a child is asked and what it answers.
 
-    uid, gid: of the file. pid: a process of theirs in this PID namespace.
+    A pipe would have its parent wait for a child that its user has stopped, and in a container there may be
+    no directory for a temporary file.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    return os.fdopen(os.memfd_create("rankwatch"), "w+b")
+
+
+def owner_of(uid: int, pid: int | None = None) -> Owner:
+    """A user with the groups of their process, or else those that the node knows of.
+
+    pid: a process of theirs in this PID namespace. The group of a file says nothing: in a folder with the
+    setgid bit it may be one that its owner is not in.
+    """
+    with contextlib.suppress(OSError, LookupError, ValueError):
         if pid is not None:
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
             fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
             if int(fields["Uid"].split()[1]) == uid:
+                # The real group: a program with the setgid bit lends another one.
+                gid = int(fields["Gid"].split()[0])
                 return Owner(uid, gid, tuple(map(int, fields["Groups"].split())))
     try:
-        return Owner(uid, gid, tuple(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)))
+        user = pwd.getpwuid(uid)
+        return Owner(uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
     except (KeyError, OSError):
-        return Owner(uid, gid)
+        return Owner(uid, _NO_GROUP)
 
 
 def confine(limits: Limits, owner: Owner | None) -> bool:
@@ -159,6 +174,7 @@ def _become(owner: Owner) -> bool:
 def _drop_capabilities() -> None:
     """Give up all of them. That is always allowed."""
     library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     library.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     head = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     if library.capset(head, bytes(24)):
@@ -171,7 +187,6 @@ def _leave_network() -> None:
     if machine is None or sys.byteorder != "little":
         return
     library = ctypes.CDLL(None, use_errno=True)
-    library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     code = ctypes.create_string_buffer(_filter(machine))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(code))
     library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)

@@ -14,12 +14,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rankwatch.untrusted.children import Limits, Owner, confined
+from rankwatch.untrusted.children import Limits, Owner, confined, memory_file
 from rankwatch.untrusted.folders import open_path
 
 SECONDS = 5.0
@@ -33,7 +32,13 @@ _ENOUGH_BYTES = 6 << 20
 _MOST_OUTPUT_BYTES = 2 * _ENOUGH_BYTES
 """Base64 takes a third more than the content."""
 _MOST_ANSWER_BYTES = 16 << 20
-"""Content that waits to be fetched."""
+"""What waits to be fetched."""
+_BYTES_OF_ANSWER = 256
+"""Of an answer without content, besides its path."""
+_MOST_WAITING = 2048
+"""Questions: two for each box that an agent opens, and as many again."""
+_FORGOTTEN_SECONDS = 60.0
+"""Then nobody asks for these answers any more."""
 _REAP_SECONDS = 0.1
 _MOST_STUCK = 2
 """Children of one user that wait in the kernel; while there are as many, nothing more is read for them."""
@@ -93,6 +98,7 @@ class PathReader:
         self._owner = owner
         self._seconds = seconds
         self._monotonic = monotonic
+        self._last_question = monotonic()
         self._waiting: dict[Wanted, None] = {}
         self._answers: dict[Wanted, Answer] = {}
         self._child: _Child | None = None
@@ -100,17 +106,21 @@ class PathReader:
         """Children that wait in the kernel, where no signal reaches them."""
 
     def find(self, wanted: Sequence[Wanted]) -> list[Answer] | None:
-        """The answers, which are then forgotten here; None while one of them is not known."""
+        """The answers, which are then forgotten here; None while one of them is not known: ask again."""
+        self._last_question = self._monotonic()
         if all(each in self._answers for each in wanted):
             return [self._answers.pop(each) for each in wanted]
         for each in wanted:
-            if each not in self._answers:
+            if each not in self._answers and len(self._waiting) < _MOST_WAITING:
                 self._waiting.setdefault(each)
         return None
 
     def advance(self) -> None:
         """Take what the child has read, end one that is late, and start the next."""
         self._stuck = [each for each in self._stuck if each.alive()]
+        if self._monotonic() > self._last_question + _FORGOTTEN_SECONDS:
+            self._waiting.clear()
+            self._answers.clear()
         if self._child is not None:
             self._take(self._child)
         if self._child is None and self._waiting:
@@ -150,10 +160,15 @@ class PathReader:
         for at, wanted in enumerate(asked):
             self._waiting.pop(wanted, None)
             self._answers[wanted] = answers[at] if at < len(answers) else UNANSWERED
-        size = sum(len(each.content) for each in self._answers.values() if each)
+        size = sum(map(_size, self._answers.items()))
         while size > _MOST_ANSWER_BYTES:  # nobody asks for it any more, or not soon
-            oldest = self._answers.pop(next(iter(self._answers)))
-            size -= len(oldest.content) if oldest else 0
+            oldest = next(iter(self._answers))
+            size -= _size((oldest, self._answers.pop(oldest)))
+
+
+def _size(answered: tuple[Wanted, Answer]) -> int:
+    wanted, answer = answered
+    return _BYTES_OF_ANSWER + len(wanted.path) + (len(answer.content) if answer else 0)
 
 
 class _Child:
@@ -162,22 +177,22 @@ class _Child:
         self.asked = asked
         self.began = began
         limits = Limits(seconds, math.ceil(seconds), _MEMORY_BYTES, _MOST_OUTPUT_BYTES)
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
+        self._output = memory_file()
         try:
-            self._process = subprocess.Popen(
-                confined(__name__, str(owner.uid), limits=limits, owner=owner),
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError:
+            with memory_file() as questions:
+                questions.write(json.dumps(asked).encode())
+                questions.seek(0)
+                self._process = subprocess.Popen(
+                    confined(__name__, str(owner.uid), limits=limits, owner=owner),
+                    stdin=questions,
+                    stdout=self._output,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except BaseException:
             self._output.close()
             raise
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as questions:
-            questions.write(json.dumps(asked).encode())  # less than a pipe holds
 
     def alive(self) -> bool:
         return self._process.poll() is None

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from rankwatch.untrusted.beneath import look_beneath
@@ -27,6 +28,8 @@ _ASIDE = ".removed"
 """Suffix of a file that is checked before it is removed. A leading dot hides it, too."""
 _DEEPEST = 8
 """Folders in folders that are removed. Ours are two deep."""
+_MOST_REMOVED = 4096
+"""Files of a folder that are removed with it; a user can make millions."""
 _CHUNK_BYTES = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LAST_SYSTEM_USER = 999
@@ -106,14 +109,6 @@ class Folder:
     def status_of(self, name: str) -> os.stat_result:
         """The status of what has this name, which may be a link."""
         return os.stat(_one(name), dir_fd=self._descriptor, follow_symlinks=False)
-
-    def holds(self, name: str) -> bool:
-        """True if something has this name."""
-        try:
-            self.status_of(name)
-        except OSError:
-            return False
-        return True
 
     def path_of(self, name: str) -> str:
         """A path of what has this name, for a library that takes no descriptor. It is short, and leads here
@@ -247,6 +242,12 @@ class Folder:
         self.remove(aside)
         return ours
 
+    def remove_asides(self) -> None:
+        """Remove what a process has left that was killed within `remove_if`."""
+        for name in islice(self.names(), _MOST_REMOVED):
+            if name.startswith(".") and name.endswith(_ASIDE):
+                self.remove(name)
+
     def remove_with_new(self, name: str) -> None:
         """Remove a file that `write` writes, and what it has left of it where its process was killed."""
         for each in (name, f".{name}{_NEW}"):
@@ -259,19 +260,19 @@ class Folder:
     def remove_tree(self, name: str) -> None:
         """Remove a folder with all that is in it, as far as its folders belong to the owner of this one.
 
-        What cannot be removed stays.
+        What cannot be removed stays, and what is beyond 4,096 files and folders.
         """
         with contextlib.suppress(OSError):
-            self._remove_tree(name, self.owner, _DEEPEST)
+            self._remove_tree(name, self.owner, _DEEPEST, iter(range(_MOST_REMOVED)))
 
-    def _remove_tree(self, name: str, owner: int, deeper: int) -> None:
+    def _remove_tree(self, name: str, owner: int, deeper: int, left: Iterator[int]) -> None:
         with self.folder(name) as inner:
             if inner.owner != owner or not deeper:
                 return
-            for each in list(inner.names()):
+            for each in [each for each, _ in zip(inner.names(), left)]:  # noqa: B905 - the shorter one ends it
                 with contextlib.suppress(OSError):
                     if stat.S_ISDIR(inner.status_of(each).st_mode):
-                        inner._remove_tree(each, owner, deeper - 1)
+                        inner._remove_tree(each, owner, deeper - 1, left)
                     else:
                         inner.remove(each)
         self.remove_empty(name)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import resource
+import stat
 import struct
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.hang.worker import bounded_memory, read_dumps
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from support.processes.users import ALICE
 from support.training.recorder import entry, recorder_pickle, reply
 
 pytestmark = pytest.mark.process
@@ -201,6 +203,21 @@ def test_pipe_is_not_opened(directory: Path) -> None:
     (directory / "_dump_2").unlink()
     os.mkfifo(directory / "_dump_2")
     assert read_source(directory).broken == {2: "is no regular file"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of other users in its folders")
+def test_dumps_of_a_user_in_a_folder_of_root(directory: Path) -> None:
+    """Root reads what it has unpacked with the owners as they were; a link of a user leads nowhere."""
+    assert not directory.parent.stat().st_mode & stat.S_IXOTH
+    for path in directory.iterdir():
+        os.chown(path, ALICE, ALICE)
+        path.chmod(0o600)
+    (directory / "_dump_3").rename(directory.parent / "secret")
+    (directory / "_dump_3").symlink_to(directory.parent / "secret")
+    os.chown(directory / "_dump_3", ALICE, ALICE, follow_symlinks=False)
+    reading = read_source(directory)
+    assert reading.broken == {3: "is no regular file"}
+    assert len(reading.snapshots) == 7
 
 
 def test_huge_file_is_refused_unread(tmp_path: Path) -> None:

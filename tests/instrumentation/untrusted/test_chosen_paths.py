@@ -65,3 +65,26 @@ def test_a_file_that_never_answers(node_directory: Path, monkeypatch: pytest.Mon
     assert found[2] is UNANSWERED
     assert [each and each.content for each in found] == [b"0", b"1", b"", b"3"]
     assert reader.given_up == 1
+
+
+def test_a_child_that_its_user_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no question, and nobody waits for it; what nobody asks for any more is forgotten."""
+    monkeypatch.setattr("rankwatch.untrusted.chosen_paths.confined", lambda *_, **__: ["sleep", "600"])
+    now = [0.0]
+    reader = PathReader(Owner(os.geteuid(), os.getegid()), seconds=2.0, monotonic=lambda: now[0])
+    wanted = [Wanted(f"{tmp_path}/{number}{'x' * 4000}", 100) for number in range(5000)]
+    try:
+        assert reader.find(wanted) is None
+        reader.advance()
+        now[0] = 3.0
+        reader.advance()
+        assert reader.given_up == 1
+        assert reader.find(wanted[:1]) == [UNANSWERED]
+        assert len(reader._waiting) < len(wanted) / 2
+        now[0] = 100.0
+        reader.advance()
+        now[0] = 200.0
+        reader.advance()
+        assert reader.idle
+    finally:
+        reader.close()

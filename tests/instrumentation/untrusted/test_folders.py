@@ -125,7 +125,7 @@ def test_remove_if(folder: Folder) -> None:
     assert not folder.remove_if("file", inode)
     assert folder.read("file", most_bytes=100) == b"newer"
     assert folder.remove_if("file", folder.status_of("file").st_ino)
-    assert not folder.holds("file")
+    assert "file" not in folder.names()
 
 
 @pytest.mark.process
@@ -232,3 +232,27 @@ def test_long_path(tmp_path: Path) -> None:
         server.listen()
         assert stat.S_ISSOCK(folder.status_of("s").st_mode)
         connect(folder, "s", os.geteuid(), 10.0).close()
+
+
+def test_tree_without_end(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree is removed up to a number of files, so that nobody waits for millions of them."""
+    monkeypatch.setattr("rankwatch.untrusted.folders._MOST_REMOVED", 10)
+    with folder.folder("inner") as inner:
+        for number in range(30):
+            inner.write(str(number), b"")
+    folder.remove_tree("inner")
+    assert 20 <= len(list((folder.path / "inner").iterdir())) < 30
+
+
+@pytest.mark.process
+def test_killed_while_it_removed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has put aside goes with the next removal."""
+    monkeypatch.setattr(Folder, "status_of", lambda *_: os._exit(0))
+    child = os.fork()
+    if not child:
+        folder.remove_if("file", 0)
+    os.waitpid(child, 0)
+    monkeypatch.undo()
+    assert any(".removed" in each for each in folder.names())
+    folder.remove_asides()
+    assert not any(".removed" in each for each in folder.names())

@@ -16,11 +16,12 @@ import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
 from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node
@@ -66,11 +67,12 @@ error.write_text(json.dumps({"message": {"message": "ValueError: no such batch",
 ready()
 os.kill(os.getpid(), signal.SIGKILL)
 """
+_ENDED_AT = 0.5
 _ENDED_LONG_AGO = f"""
-past = time.monotonic() - {2 * AgentConfig.retention_seconds}
-time.monotonic = lambda: past
+time.monotonic = lambda: {_ENDED_AT}
 box("ended", 0, capacity=256)
 """
+"""It ended when the machine had just been started, before all other ranks."""
 
 
 class Node(NamedTuple):
@@ -222,6 +224,7 @@ def _flags(node: Node, evidence: Path) -> Iterator[str]:
     yield from ("--sysfs", str(node.tree.sysfs), "--kubelet-socket", str(node.kubelet_socket))
     yield from ("--checkpoint-paths", str(node.closed), "--checkpoint-bytes-per-second", "1e9")
     yield from ("--intervals-seconds", ",".join(f"{each}=0.3" for each in DEFAULT_SCHEDULES))
+    yield from ("--retention-seconds", str(time.monotonic() - _ENDED_AT - 5.0))
 
 
 def _page(agent: AgentProcess) -> str:
