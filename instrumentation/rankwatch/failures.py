@@ -6,7 +6,6 @@ The training process is sacred: once a run is under way nothing in here may end 
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,8 +16,8 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import is_compiling
 from rankwatch.endings import error_text
 from rankwatch.errors import UsageError
+from rankwatch.messages import warn
 
-_log = logging.getLogger("rankwatch")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -42,7 +41,7 @@ class Failures:
             if kind not in self._logged:
                 self._logged.add(kind)
                 text = error_text(error)
-                _log.warning("rankwatch could not %s: %s (training goes on; logged once)", what, text)
+                warn("rankwatch could not %s: %s (training goes on; logged once)", what, text)
         except Exception:  # noqa: BLE001 - a filter that raises, or the end of the stack
             return
 
@@ -50,7 +49,7 @@ class Failures:
         """Say once that the table of names is full."""
         if "names" not in self._logged:
             self._logged.add("names")
-            _log.warning(
+            warn(
                 "rankwatch has no place for the name %.100r: a black box holds %d names, and values under "
                 "further names are dropped (said once)",
                 name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from rankwatch.flight_recorder import (
 from rankwatch.identity import Identity
 from rankwatch.logs import context, lines
 from rankwatch.logs.capture import keep_lines
+from rankwatch.messages import warn
 from rankwatch.rank_gpu import RankGpu
 from rankwatch.run import Run
 from rankwatch.run_queue import RunQueueWait
@@ -34,8 +34,6 @@ from rankwatch.trackers.rank_zero import watch_trackers
 if TYPE_CHECKING:
     from rankwatch.device.cuda import Gpu
     from rankwatch.device.timeline import DeviceTimeline
-
-_log = logging.getLogger("rankwatch")
 
 
 def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
@@ -168,7 +166,7 @@ def _profile_on_slow(run: Run, writer: Writer) -> None:
     if "torch" not in sys.modules or not (count := variables.profile_on_slow(os.environ)):
         return
     if not writer.plenty:
-        _log.warning("rankwatch profiles no step: the file system of %s is small", writer.directory)
+        warn("rankwatch profiles no step: the file system of %s is small", writer.directory)
         return
     from rankwatch.profiling import SlowStepProfiler
 

@@ -8,7 +8,6 @@ any moment after it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from collections.abc import Callable
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
+from rankwatch.messages import warn
 
-_log = logging.getLogger("rankwatch")
 _PAUSE_SECONDS = 0.05
 _LATER_PAUSE_SECONDS = 0.25
 _SOON_SECONDS = 10.0
@@ -107,7 +106,7 @@ class Publication:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
             with self._deciding:
                 if not self._decided.is_set():
-                    _log.warning("rankwatch records nothing: %s", error)
+                    warn("rankwatch records nothing: %s", error)
                     self._discard()
             return True
 
@@ -123,7 +122,7 @@ class Publication:
             if not self._decided.is_set():
                 found = self._writer.publish(identity)
                 if found.run != identity.run:
-                    _log.warning(
+                    warn(
                         "rankwatch records run %r as %r: in %s, the directory of that name is another user's",
                         identity.run,
                         found.run,

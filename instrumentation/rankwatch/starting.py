@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import weakref
@@ -30,6 +29,7 @@ from rankwatch.hooks import install_beside_box, install_hooks
 from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_contact, as_run_class
 from rankwatch.launchers import is_first_here, ranks_here
+from rankwatch.messages import warn
 from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
@@ -38,8 +38,6 @@ from rankwatch.stated import as_amount
 from rankwatch.sweep import sweep
 from rankwatch.torch_world import has_store, place_in_torch
 from rankwatch.untrusted.folders import Folder
-
-_log = logging.getLogger("rankwatch")
 
 
 def start(
@@ -152,9 +150,9 @@ def start(
             found.stated.state(name, amount)
         return found
     except (IdentityError, BlackBoxError) as error:
-        _log.warning("rankwatch records nothing: %s", error)
+        warn("rankwatch records nothing: %s", error)
     except Exception as error:  # noqa: BLE001 - no environment may end the training
-        _log.warning("rankwatch records nothing: %s: %s", type(error).__name__, error)
+        warn("rankwatch records nothing: %s: %s", type(error).__name__, error)
     return DisabledRun()
 
 
@@ -198,12 +196,12 @@ def _end_previous() -> None:
     if not previous.replaced():
         return
     if automatic:
-        _log.warning("the script calls rankwatch.start itself: zero-code recording stands down")
+        warn("the script calls rankwatch.start itself: zero-code recording stands down")
         if previous.unused:
             previous.remove_box()
             _runs = itertools.count(1).__next__
     else:
-        _log.warning("rankwatch.start was called again: run %r ends here", previous.identity.run)
+        warn("rankwatch.start was called again: run %r ends here", previous.identity.run)
 
 
 def _start(
@@ -250,10 +248,10 @@ def _prepare(directory: Path, capacity: int) -> Room:
         with open_directory(directory) as boxes:
             first = is_first_here(os.environ)
             if first and (why := distrust(boxes)):
-                _log.warning("rankwatch records in %s, but %s, %s", directory, why, _TRUSTED)
+                warn("rankwatch records in %s, but %s, %s", directory, why, _TRUSTED)
             room = room_in(boxes, ranks_here(os.environ), capacity)
             if first and not room.plenty:
-                _log.warning(
+                warn(
                     "rankwatch keeps %d records of each rank, and neither log lines nor boxes of earlier "
                     "attempts: the file system of %s is small; to keep all, %s",
                     room.capacity, directory, REMEDY,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -40,6 +41,9 @@ SUFFIXES_BESIDE = (
 """Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0
 """A day: longer than an agent keeps them, and long enough to read them the next morning."""
+_MOST_SECONDS = 1.0
+_MOST_NAMES = 8192
+"""In the folder of a run: 256 ranks, each with a dozen files, leave room. A user can make millions."""
 _BLOCK_BYTES = 512
 """Of `st_blocks`, see stat(2)."""
 
@@ -47,20 +51,34 @@ _BLOCK_BYTES = 512
 def sweep(boxes: Folder, *, kept_seconds: float = KEPT_SECONDS, most_bytes: int = 0) -> None:
     """Remove boxes whose writer is dead and was last active `kept_seconds` ago. What cannot be removed stays.
 
-    most_bytes: if all runs here take more, boxes of this user's ended ranks go, those that ended first before
-    the others, until half of it is free for a new run; 0 for no such bound.
+    most_bytes: if this user's runs here take more, boxes of their ended ranks go, those that ended first
+    before the others, until half of it is free for a new run; 0 for no such bound.
+
+    It takes a second at most, whatever others have put here, because the training waits. What is left over
+    then is removed another time, or by the agent.
 
     Call it before this process creates its own box: closing a second descriptor of that file would drop its
     lock.
     """
-    remove_abandoned(boxes)
+    in_time = _InTime(time.monotonic() + _MOST_SECONDS)
+    remove_abandoned(boxes, in_time(boxes.names()))
     remove_old_requests(boxes)
-    for each in _ended(boxes, before=time.time() - kept_seconds):
+    for each in _ended(boxes, in_time, before=time.time() - kept_seconds):
         _remove(boxes, each)
-    if most_bytes and _used(boxes) > most_bytes // 2 and _bytes_in(boxes) > most_bytes // 2:
-        for each in sorted(_ended(boxes, before=inf)):
-            if each.owner == os.geteuid() and _bytes_in(boxes) > most_bytes // 2:
+    if most_bytes and _used(boxes) > most_bytes // 2 and _own_bytes(boxes, in_time) > most_bytes // 2:
+        for each in sorted(_ended(boxes, in_time, before=inf)):
+            if each.owner == os.geteuid() and _own_bytes(boxes, in_time) > most_bytes // 2:
                 _remove(boxes, each)
+
+
+class _InTime:
+    """Passes on what there is until a monotonic time."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+
+    def __call__(self, names: Iterable[str]) -> Iterator[str]:
+        return takewhile(lambda _: time.monotonic() < self._end, names)
 
 
 def remove_rank(boxes: Folder, run: Folder, stem: str, inode: int) -> bool:
@@ -76,8 +94,11 @@ def remove_rank(boxes: Folder, run: Folder, stem: str, inode: int) -> bool:
         with contextlib.suppress(OSError):
             run.remove_with_new(f"{stem}{suffix}")
     with contextlib.suppress(OSError):
-        if not any(each.endswith(layout.SUFFIX) for each in run.names()):
-            run.remove_tree(kept.FOLDER)
+        names = list(islice(run.names(), _MOST_NAMES + 1))
+        if len(names) > _MOST_NAMES or any(each.endswith(layout.SUFFIX) for each in names):
+            return True
+        run.remove_tree(kept.FOLDER)
+        run.remove_asides()
         boxes.remove_empty(run.path.name)
     return True
 
@@ -93,13 +114,14 @@ class _Ended(NamedTuple):
     owner: int
 
 
-def _ended(boxes: Folder, *, before: float) -> Iterator[_Ended]:
+def _ended(boxes: Folder, in_time: _InTime, *, before: float) -> Iterator[_Ended]:
     """The boxes of ended ranks that were last active before this Unix time."""
-    for name in list(boxes.names()):
+    for name in in_time(boxes.names()):
         try:
             with boxes.folder(name) as run:
-                for each in [each for each in run.names() if each.endswith(layout.SUFFIX)]:
-                    yield from _if_ended(run, each, before)
+                for each in in_time(run.names()):
+                    if each.endswith(layout.SUFFIX):
+                        yield from _if_ended(run, each, before)
         except OSError:
             continue  # no folder, another user's, or gone
 
@@ -131,13 +153,16 @@ def _used(boxes: Folder) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def _bytes_in(folder: Folder, deeper: int = 2) -> int:
-    """Bytes of the files in the folders of runs, and in those that they hold."""
+def _own_bytes(folder: Folder, in_time: _InTime, deeper: int = 2) -> int:
+    """Bytes of this user's files in the folders of runs, and in those that they hold."""
     found = 0
-    for name in list(folder.names()):
+    for name in in_time(folder.names()):
         with contextlib.suppress(OSError):
-            found += folder.status_of(name).st_blocks * _BLOCK_BYTES
+            status = folder.status_of(name)
+            if status.st_uid != os.geteuid():
+                continue  # nobody has files of their own in a run of somebody else
+            found += status.st_blocks * _BLOCK_BYTES
             if deeper:
                 with folder.folder(name) as inner:
-                    found += _bytes_in(inner, deeper - 1)
+                    found += _own_bytes(inner, in_time, deeper - 1)
     return found

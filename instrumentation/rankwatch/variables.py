@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from datetime import datetime
 
 from rankwatch.conventions import environment
 from rankwatch.identity import as_contact
+from rankwatch.messages import warn
 
-_log = logging.getLogger("rankwatch")
 _END_OF_TIME = 1e11
 _FINGERPRINT_STEPS = 100
 _BOX_WRITES = {"": None, "mapped": False, "copied": True}
@@ -38,7 +37,7 @@ def target_steps(env: Mapping[str, str]) -> int | None:
     text = env.get(environment.TARGET_STEPS, "")
     if not text or (text.isdecimal() and 0 < int(text) < 10**15):
         return int(text) if text else None
-    _log.warning("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
+    warn("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
     return None
 
 
@@ -47,7 +46,7 @@ def contact(env: Mapping[str, str]) -> str:
     text = env.get(environment.CONTACT, "")
     if text and not as_contact(text):
         expected = "expected #channel or name@example.com, at most 64 characters"
-        _log.warning("%s is %.100r, %s: it is ignored", environment.CONTACT, text, expected)
+        warn("%s is %.100r, %s: it is ignored", environment.CONTACT, text, expected)
     return as_contact(text)
 
 
@@ -57,7 +56,7 @@ def deadline(env: Mapping[str, str]) -> float:
     try:
         return unix_time(text) if text else 0.0
     except ValueError as error:
-        _log.warning("%s is %.100r, %s: it is ignored", environment.DEADLINE, text, error)
+        warn("%s is %.100r, %s: it is ignored", environment.DEADLINE, text, error)
         return 0.0
 
 
@@ -70,7 +69,7 @@ def amount(variable: str, env: Mapping[str, str], expected: str = "a number") ->
         found = -1.0
     if 0 <= found < math.inf:
         return found
-    _log.warning("%s is %.100r, expected %s: it is ignored", variable, text, expected)
+    warn("%s is %.100r, expected %s: it is ignored", variable, text, expected)
     return 0.0
 
 
@@ -99,7 +98,7 @@ def profile_on_slow(env: Mapping[str, str]) -> int:
     if text.isdecimal() and 1 <= int(text) <= MOST_PROFILES:
         return int(text)
     expected = f"expected 1 to {MOST_PROFILES}"
-    _log.warning("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
+    warn("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
     return 0
 
 
@@ -109,7 +108,7 @@ def boxes_are_copied(env: Mapping[str, str]) -> bool | None:
     if text in _BOX_WRITES:
         return _BOX_WRITES[text]
     expected = "expected mapped or copied"
-    _log.warning("%s is %.60r, %s: it is ignored", environment.BOX_WRITES, text, expected)
+    warn("%s is %.60r, %s: it is ignored", environment.BOX_WRITES, text, expected)
     return None
 
 
@@ -121,5 +120,5 @@ def fingerprint_steps(env: Mapping[str, str]) -> int:
     if text.isdecimal() and int(text) < 10**9:
         return int(text)
     expected = f"expected a whole number of steps: it is {_FINGERPRINT_STEPS}"
-    _log.warning("%s is %.60r, %s", environment.FINGERPRINT_STEPS, text, expected)
+    warn("%s is %.60r, %s", environment.FINGERPRINT_STEPS, text, expected)
     return _FINGERPRINT_STEPS

@@ -219,6 +219,22 @@ def test_wrong_values_in_logs(value: str, capsys: pytest.CaptureFixture[str]) ->
         formatter.format(record)
 
 
+def test_start_with_a_filter_that_raises(tmp_path: Path) -> None:
+    """What `start` has to say must not end a training either."""
+
+    def refuse(_: logging.LogRecord) -> bool:
+        raise ValueError("filter")
+
+    (tmp_path / "file").touch()
+    logger = logging.getLogger("rankwatch")
+    logger.addFilter(refuse)
+    try:
+        with rankwatch.start(directory=tmp_path / "file") as run:
+            assert isinstance(run, rankwatch.DisabledRun)
+    finally:
+        logger.removeFilter(refuse)
+
+
 def test_handlers_that_raise(run: rankwatch.Run) -> None:
     """A filter of the script that raises costs the line of a failure, not the training."""
 

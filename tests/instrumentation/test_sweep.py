@@ -55,6 +55,27 @@ def test_young_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened == []
 
 
+def test_share_of_the_file_system(node_directory: Path) -> None:
+    """A user's ended runs give way to what that user writes, not to what others do."""
+    run_as(ALICE, node_directory, "box('large', 0, age=10.0).write_bytes(bytes(4 << 20))")
+    own = leave_a_box(node_directory, "own")
+    most = 2 * sum(each.stat().st_blocks * 512 for each in own.parent.iterdir())
+    swept(node_directory, most_bytes=2 * most)
+    assert own.exists()
+    (node_directory / "more").mkdir()
+    (node_directory / "more" / "0.lines").write_bytes(bytes(2 * most))
+    swept(node_directory, most_bytes=2 * most)
+    assert not own.exists()
+
+
+def test_no_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training waits for a sweep, so that it ends where others have put millions of files."""
+    path = leave_a_box(tmp_path, "old")
+    monkeypatch.setattr("rankwatch.sweep._MOST_SECONDS", 0.0)
+    swept(tmp_path, kept_seconds=-1.0, most_bytes=1)
+    assert path.exists()
+
+
 def test_living_rank(tmp_path: Path) -> None:
     """Its box is never removed, however old it is. Files that are not boxes stay too."""
     code = (

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.sweep import remove_rank
-from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.folders import Folder, look
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.follower import RankFollower
@@ -116,11 +116,9 @@ class Discovery:
     def _choose_boxes(self, runs: Iterable[RunDirectory]) -> dict[Path, int]:
         """At most `max_boxes` of these runs, with their owners."""
         wanted = {path: owner for run in runs for path, owner in run.boxes.items() if path not in run.refused}
-        for (
-            path,
-            rank,
-        ) in self.ranks.items():  # deleted while its process lives: the descriptor still reads it
-            gone = path.parent not in self._directories.runs or not path.exists()
+        for path, rank in self.ranks.items():
+            # Deleted while its process lives: the descriptor still reads it.
+            gone = path.parent not in self._directories.runs or rank.gone()
             if gone and rank.ended_at is None:
                 wanted[path] = rank.owner
         chosen, others = share(wanted.items(), owner=lambda box: box[1], most=self._max_boxes)
@@ -134,7 +132,7 @@ class Discovery:
             self.faults.note(path, BoxFault.NAME, f"{path} is not named after a rank")
             return False
         try:
-            if path in self._forgotten and path.stat().st_ino == self._forgotten[path]:
+            if path in self._forgotten and look(path).st_ino == self._forgotten[path]:
                 return False
             rank = self._follow(path)
         except PermissionError as error:
@@ -187,9 +185,9 @@ class Discovery:
         for path, rank in list(self.ranks.items()):
             if rank.ended_at is None or rank.ended_at > limit:
                 continue
-            replaced, inode = rank.replaced(), rank.inode
+            in_its_path, inode = rank.in_its_path(), rank.inode
             self._drop(path)
-            if not replaced:  # else it is the box of a new process, or a link was put in its way
+            if in_its_path:  # else it is the box of a new process, or a link was put in its way
                 self._remove(path, inode)
             self._directories.list_again(path.parent)
         for path, ended in list(self._ended.items()):
@@ -201,7 +199,7 @@ class Discovery:
     def _drop_deleted(self) -> None:
         """Forget ended ranks whose files somebody has removed: they free their places at once."""
         for path, rank in list(self.ranks.items()):
-            if rank.ended_at is not None and rank.replaced() and not path.exists():
+            if rank.ended_at is not None and rank.gone():
                 self._drop(path)
 
     def _displace(self, path: Path) -> None:

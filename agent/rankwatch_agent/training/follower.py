@@ -9,10 +9,10 @@ import contextlib
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rankwatch.blackbox import layout
+from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
@@ -21,6 +21,7 @@ from rankwatch.blackbox.tenants import in_tenant
 from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.chosen_paths import Wanted
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.training.failures import (
     Failure,
     Find,
@@ -143,8 +144,8 @@ class RankFollower:
         operation before it takes it out of the now block: what the block does not call open any more has its
         record in the ring, and what it calls open although the ring holds its record has ended in between.
         """
-        if self._asked is None and self._reader.replaced() and self.path.exists():
-            self._take_new_process()
+        if self._asked is None and self._reader.replaced():
+            self._take_new_processes()
         self.alive = self._reader.writer_alive()
         self.host_pid = self._reader.writer_pid or self.host_pid
         self.now = self._reader.now()
@@ -172,9 +173,13 @@ class RankFollower:
         """The name that records of the present process give by this number; empty where there is none."""
         return self._reader.name(number)
 
-    def replaced(self) -> bool:
-        """Whether the path now names another file, or none."""
-        return self._reader.replaced()
+    def gone(self) -> bool:
+        """Whether nothing is at the path now, or nothing that can be seen."""
+        return self._reader.gone()
+
+    def in_its_path(self) -> bool:
+        """Whether the path still names the file that is followed."""
+        return not (self._reader.gone() or self._reader.replaced())
 
     def close(self) -> None:
         """Give the file back."""
@@ -201,8 +206,30 @@ class RankFollower:
         if self.newest.maxlen:
             self.newest.extend(columns.records())
 
-    def _take_new_process(self) -> None:
-        reader = self._open()
+    def _take_new_processes(self) -> None:
+        """Take the process that has the rank now, after those that came and went unseen."""
+        newest = self._open()
+        for reader in (*self._unseen(newest.header.identity.attempt), newest):
+            self._take_new_process(reader)
+
+    def _unseen(self, newest: int) -> Iterator[Reader]:
+        """The boxes of attempts between the present one and the newest, as far as they are kept."""
+        rank, present = self.header.identity.rank, self.header.identity.attempt
+        for attempt in range(max(present + 1, newest - kept.MOST_OF_RANK), newest):
+            path = kept.place_of(self.path, attempt)
+            with (
+                contextlib.suppress(OSError, BlackBoxError),
+                Folder.open(self.path.parent) as run,
+                run.folder(path.parent.name) as folder,
+            ):
+                reader = Reader(path, folder=folder)
+                identity = reader.header.identity
+                if reader.owner == self.owner and (identity.rank, identity.attempt) == (rank, attempt):
+                    yield reader
+                else:
+                    reader.close()
+
+    def _take_new_process(self, reader: Reader) -> None:
         if reader.owner != self.owner:
             reader.close()
             raise BlackBoxError(

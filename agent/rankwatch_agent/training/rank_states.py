@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankwatch.conventions import Lifecycle, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.untrusted.folders import look
 
 _STATE_OF = {
     Lifecycle.FINISHED: RankState.FINISHED,
@@ -50,6 +51,6 @@ def worst_state(states: Collection[RankState]) -> RankState:
 
 def _wrote_stacks(path: Path) -> bool:
     try:
-        return path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False).st_size > 0
+        return look(path.with_suffix(TERMINATED_SUFFIX)).st_size > 0
     except OSError:
         return False

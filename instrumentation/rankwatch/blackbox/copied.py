@@ -8,7 +8,6 @@ system call gives up the interpreter's lock, and beside a busy thread it gets it
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -24,15 +23,17 @@ _ALL_EACH = 10
 
 
 class CopiedFile:
-    """The memory of an open file. A thread brings the file up to date until the end of `close`.
+    """The memory of an open file. A thread brings the file up to date until `close`.
 
+    file: stays the caller's; this object works with a descriptor of its own.
     size: of the file, in bytes. part_bytes: what is copied at once; a reader sees no part half done.
     ring_offset: what lies behind it is written part by part, in turns.
     """
 
     def __init__(self, file: int, size: int, *, part_bytes: int, ring_offset: int) -> None:
         self.memory = mmap.mmap(-1, size)
-        self.file = file
+        self._file = os.dup(file)
+        """Only the thread closes it: the number would be another file's while the thread still writes."""
         self._size, self._part_bytes = size, part_bytes
         self._status = os.fstat(file)
         self._fixed = range(0, ring_offset, part_bytes)
@@ -43,14 +44,15 @@ class CopiedFile:
         self._count = 0
         self._copying = threading.Lock()
         self._closed = threading.Event()
-        threading.Thread(target=self._keep_up, name="rankwatch-copies", daemon=True).start()
+        self._thread = threading.Thread(target=self._keep_up, name="rankwatch-copies", daemon=True)
+        self._thread.start()
 
     def copy(self) -> None:
         """Bring the file up to date. Raises OSError."""
         if not self._copying.acquire(timeout=layout.LAG_SECONDS):
             return
         try:
-            status = os.fstat(self.file)
+            status = os.fstat(self._file)
             if not os.path.samestat(status, self._status):
                 raise OSError(errno.EBADF, "the program has closed the descriptor and opened another file")
             if status.st_size < self._size:
@@ -61,11 +63,9 @@ class CopiedFile:
             self._copying.release()
 
     def close(self) -> None:
-        """Copy for the last time. The descriptor stays the caller's."""
+        """Have the thread copy for the last time. Nobody waits long for a file system without an answer."""
         self._closed.set()
-        self._count = 0
-        with contextlib.suppress(OSError):
-            self.copy()
+        self._thread.join(layout.LAG_SECONDS)
 
     def _copy_parts(self, *, everything: bool) -> None:
         for at in self._fixed:
@@ -84,15 +84,24 @@ class CopiedFile:
         part = self.memory[at : at + self._part_bytes]
         if part == self._held.get(at):
             return False
-        if os.pwrite(self.file, part, at) == len(part):  # else the file system is full
+        if os.pwrite(self._file, part, at) == len(part):  # else the file system is full
             self._held[at] = part
         return True
 
     def _keep_up(self) -> None:
         while not self._closed.wait(_PAUSE_SECONDS):
-            try:
-                self.copy()
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    return  # what this thread may write to is gone
-                # else the file system is full, perhaps not for ever
+            if not self._tried():
+                return
+        self._count = 0
+        if self._tried():
+            with self._copying:
+                file, self._file = self._file, -1
+                os.close(file)
+
+    def _tried(self) -> bool:
+        """Copy; False if what this thread may write to is gone."""
+        try:
+            self.copy()
+        except OSError as error:  # else the file system is full, perhaps not for ever
+            return error.errno != errno.EBADF
+        return True

@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rankwatch.blackbox import kept, layout
@@ -99,10 +99,11 @@ def create_hidden(boxes: Folder) -> tuple[int, str]:
     return file, name
 
 
-def remove_abandoned(boxes: Folder) -> None:
-    """Remove the boxes of this user's processes that were killed before their rank was known."""
-    hidden = [each for each in boxes.names() if each.startswith(".") and each.endswith(HIDDEN_SUFFIX)]
-    for name in hidden:
+def remove_abandoned(boxes: Folder, names: Iterable[str]) -> None:
+    """Remove, of these, the boxes of this user's processes that were killed before their rank was known."""
+    for name in names:
+        if not (name.startswith(".") and name.endswith(HIDDEN_SUFFIX)):
+            continue
         with contextlib.suppress(OSError):  # another user's, or gone
             if boxes.status_of(name).st_mtime > time.time() - _NOT_LOCKED_YET_SECONDS:
                 continue

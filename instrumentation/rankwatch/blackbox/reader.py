@@ -8,6 +8,7 @@ would kill the reader by SIGBUS.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -27,7 +28,7 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
 from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
-from rankwatch.untrusted.folders import Folder, NotRegularError, open_regular
+from rankwatch.untrusted.folders import Folder, NotRegularError, look, open_regular
 from rankwatch.untrusted.peers import lock_holder
 
 _CHUNK_RECORDS = 256
@@ -56,7 +57,7 @@ class Reader:
 
     def __init__(self, path: Path, *, follow_folder: bool = True, folder: Folder | None = None) -> None:
         self.path = path
-        self._name = os.fspath(path)
+        self._follow_folder = follow_folder
         self._file = open_box(path, follow_folder=follow_folder, folder=folder)
         try:
             status = os.fstat(self._file)
@@ -90,12 +91,19 @@ class Reader:
         self.writer_pid = holder or None
         return holder is not None
 
+    def gone(self) -> bool:
+        """True if nothing is at the path now, or nothing that can be seen."""
+        return self._inode_there() is None
+
     def replaced(self) -> bool:
-        """True if the path now names another file or none."""
+        """True if another file is at the path now."""
+        return self._inode_there() not in (None, self.inode)
+
+    def _inode_there(self) -> int | None:
         try:
-            return os.lstat(self._name).st_ino != self.inode
+            return look(self.path, follow_folder=self._follow_folder).st_ino
         except OSError:
-            return True
+            return None
 
     def now(self) -> NowBlock:
         """Read the now block."""
@@ -331,9 +339,18 @@ def open_box(path: Path, *, follow_folder: bool = False, folder: Folder | None =
             return folder.open_file(path.name)
         return open_regular(path, follow_folder=follow_folder)
     except OSError as error:
-        kind = "not_a_file" if isinstance(error, NotRegularError) else "unreadable"
-        reason = "symlink" if path.is_symlink() else kind
-        raise BlackBoxError(f"could not open {path}: {error.strerror}", reason=reason) from error
+        raise BlackBoxError(
+            f"could not open {path}: {error.strerror}", reason=_refused(path, error)
+        ) from error
+
+
+def _refused(path: Path, error: OSError) -> str:
+    try:
+        if stat.S_ISLNK(look(path).st_mode):
+            return "symlink"
+    except OSError:
+        return "unreadable"
+    return "not_a_file" if isinstance(error, NotRegularError) else "unreadable"
 
 
 def _finite(value: float) -> float:

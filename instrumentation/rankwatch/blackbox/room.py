@@ -1,6 +1,6 @@
 """How much memory the black boxes of a node may take where their file system is small, as in a container.
 
-A container has 64 MiB of /dev/shm by default, which the workers of data loaders need. All ranks of a node
+A container has 64 MiB of /dev/shm by default, which the workers of data loaders need. All ranks of a user
 together take at most a sixteenth of the file system, and at most a quarter of what is free.
 """
 
@@ -39,7 +39,7 @@ class Room(NamedTuple):
     plenty: bool = True
     """False if it keeps neither boxes of earlier attempts nor its newest lines."""
     most_bytes: int = 0
-    """Of all boxes of the node, those of ended runs included; 0 where nothing bounds them."""
+    """Of all boxes of the user, those of ended runs included; 0 where nothing bounds them."""
 
 
 def room_in(boxes: Folder, ranks: int, capacity: int) -> Room:

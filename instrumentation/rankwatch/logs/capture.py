@@ -132,7 +132,7 @@ def _watch(stream: TextIO, source: Source) -> None:
         if writer is None:
             return
         whole: Sequence[str]
-        if text.find("\n") == len(text) - 1:  # most often one line ends here
+        if len(text) <= LONGEST_BYTES and text.find("\n") == len(text) - 1:  # most often one line ends here
             whole, begun = (begun + text[:-1],), ""
         else:
             *whole, begun = (begun + text[-_LONGEST_OUTPUT:]).split("\n")
@@ -150,7 +150,7 @@ def _watch(stream: TextIO, source: Source) -> None:
             elif "\n" in text:
                 keep(text)
             else:
-                begun += text  # `print` writes each of its arguments alone
+                begun += text[-_LONGEST_OUTPUT:]  # `print` writes each of its arguments alone
                 if len(begun) > LONGEST_BYTES:  # a progress bar draws over its line
                     begun = begun[begun.rfind("\r", 0, -1) + 1 :][:LONGEST_BYTES]
         except Exception:  # noqa: BLE001 - as above

@@ -92,8 +92,7 @@ class LineWriter:
             folder.remove(name)
             raise
         finally:
-            if self._copies is None:
-                os.close(file)
+            os.close(file)
         for slot in range(SLOTS):
             struct.pack_into("<Q", self._map, _HEADER_BYTES + slot * _SLOT_BYTES, _NOTHING)
         _HEADER.pack_into(self._map, 0, _MAGIC, _VERSION, SLOTS, _SLOT_BYTES)
@@ -128,7 +127,6 @@ class LineWriter:
         copies, self._copies = self._copies, None
         if copies is not None:
             copies.close()
-            os.close(copies.file)
 
 
 def read_lines(file: int, name: object) -> list[Line]:

@@ -291,6 +291,18 @@ class Folder:
         return ""
 
 
+def look(path: Path, *, follow_folder: bool = False) -> os.stat_result:
+    """The status of what is at a path, which may be a link. Raises OSError.
+
+    Its folder must be none: a link may lead to a file server that never answers.
+
+    follow_folder: its folder may be one.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow_folder else os.O_NOFOLLOW)
+    with Folder(os.open(path.parent, flags), path.parent) as folder:
+        return folder.status_of(path.name)
+
+
 def open_regular(path: Path, *, owner: int | None = None, follow_folder: bool = False) -> int:
     """Open a regular file for reading, as `Folder.open_file`. It must be no link.
 

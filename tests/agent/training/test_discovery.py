@@ -63,6 +63,19 @@ def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in (tmp_path / "job").glob("*.*")] == ["0.blackbox"]
 
 
+def test_attempts_between_two_looks(tmp_path: Path) -> None:
+    """A job that fails faster than the agent looks loses no attempt: their boxes are kept."""
+    collector = RanksCollector(directory=tmp_path)
+    for number in range(6):
+        variables = ("env", f"RANKWATCH_ATTEMPT={number}")
+        with rank(tmp_path, "steps(1)\nrun.finish()\nready()", prefix=variables):
+            if number in (0, 5):
+                collection = collector.collect()
+    assert values(collection, "rankwatch_rank_starts_total") == {("job", "0"): 5}
+    settled = 4  # the step of the last one is not settled yet
+    assert values(collection, "rankwatch_steps_total") == {("job", "0"): settled}
+
+
 def test_rank_in_tick_of_listing(tmp_path: Path) -> None:
     """A rank that appears in the tick of a listing is found.
 

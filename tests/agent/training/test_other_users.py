@@ -5,20 +5,28 @@ The users are real, and so are their files; only root can start their programs.
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 
 from rankwatch.conventions import BoxFault
+from rankwatch.profiling import traces_beside
+from rankwatch_agent.sources.nccl_ras.collector import local_runs
 from rankwatch_agent.training import collector as ranks_collector
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
 from support.agent.process import ManualClock
-from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
+from support.processes.mounts import dead_file_server
+from support.processes.users import ALICE, BOB, CAROL, as_user, become, node_directory, program_of, run_as
 from support.training.ranks import faults, rank, state, values
 from support.training.recorder import completed, reply, worker_server
 
@@ -103,6 +111,68 @@ def test_deleted_files_free_their_places(node_directory: Path) -> None:
         assert state(collector.collect()) == {"0": "running"}
     assert state(collector.collect()) == {"0": "lost"}
     assert state(collector.collect()) == {}
+
+
+def test_closed_folder(node_directory: Path) -> None:
+    """An agent that may not look into a folder any more follows what it has open, and the runs of others."""
+    run_as(ALICE, node_directory, "box('closed', 0, capacity=256)")
+    collector = RanksCollector(directory=node_directory)
+    with rank(node_directory, "steps(1)\nready()", before=become(BOB)):
+        collector.collect()
+        (node_directory / "closed").chmod(0o700)
+        os.seteuid(CAROL)
+        try:
+            for _ in range(3):
+                shown = values(collector.collect(), "rankwatch_rank_state")
+        finally:
+            os.seteuid(0)
+    assert ("job", "0", "running") in shown
+
+
+def test_links_without_an_end(node_directory: Path) -> None:
+    """A link to a name that no file can have is a fault of its own place."""
+    run_as(ALICE, node_directory, "box('linked', 0, capacity=256)")
+    collector = RanksCollector(directory=node_directory)
+    with rank(node_directory, "steps(1)\nready()", before=become(BOB)):
+        collector.collect()
+        (node_directory / "linked" / "0.blackbox").unlink()
+        (node_directory / "linked" / "0.blackbox").symlink_to("x" * 300)
+        (node_directory / "x").symlink_to("x" * 300)
+        for _ in range(3):
+            assert ("job", "0", "running") in values(collector.collect(), "rankwatch_rank_state")
+
+
+_SUFFIXES = "error_file crashed killed terminated lines checkpoints trackers profile sock"
+_LINKS = {
+    "the box": "cd linked; rm 0.blackbox; ln -s $0/x 0.blackbox",
+    "its folder": "mv linked old; ln -s $0 linked",
+    "a folder beside it": "ln -s $0 x; ln -s $0 linked/earlier",
+    "files beside it": f"cd linked; for each in {_SUFFIXES}; do ln -s $0/x 0.$each; done",
+}
+
+
+@pytest.mark.parametrize("link", _LINKS)
+def test_links_to_a_dead_file_server(node_directory: Path, tmp_path: Path, link: str) -> None:
+    """Nobody waits for it: what a user may link to is looked at without following."""
+    run_as(ALICE, node_directory, "box('linked', 0, capacity=256)")
+    collector = RanksCollector(directory=node_directory)
+    collector.collect()
+
+    def look() -> None:
+        for _ in range(3):
+            collector.collect()
+        local_runs(node_directory)
+        traces_beside(node_directory / "linked" / "0.blackbox")
+
+    with dead_file_server(tmp_path):
+        command = ["sh", "-c", _LINKS[link], str(tmp_path)]
+        subprocess.run([*as_user(ALICE), *command], cwd=node_directory, check=True)
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(30.0)
+        frame = sys._current_frames().get(looking.ident or 0)
+        held_up = traceback.format_stack(frame) if frame is not None else []
+    assert not held_up
 
 
 def test_two_users_one_name(node_directory: Path) -> None:

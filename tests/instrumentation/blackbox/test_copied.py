@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -139,13 +140,47 @@ def test_capture(writer: Writer) -> None:
 def test_descriptor_that_was_closed(writer: Writer, tmp_path: Path) -> None:
     """A program that closes all descriptors, as daemons do, gets the same numbers for its own files. Nothing
     is written to them."""
-    os.close(writer._file)
+    assert writer._copies is not None
+    os.close(writer._copies._file)
     theirs = os.open(tmp_path / "checkpoint", os.O_RDWR | os.O_CREAT)
-    os.dup2(theirs, writer._file)
+    os.dup2(theirs, writer._copies._file)
     with pytest.raises(OSError, match="another file"):
         copy(writer)
     writer.unlock()
     assert (tmp_path / "checkpoint").read_bytes() == b""
+
+
+def test_file_system_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that outlives the box writes nothing into the file that has the box's number by then."""
+    stalled, go_on = threading.Event(), threading.Event()
+    write = os.pwrite
+
+    def stalling(file: int, part: bytes, at: int) -> int:
+        if b"box" in part and at == layout.RING_OFFSET:
+            stalled.set()
+            go_on.wait(SECONDS)
+        return write(file, part, at)
+
+    monkeypatch.setattr("os.pwrite", stalling)
+    monkeypatch.setattr(layout, "LAG_SECONDS", 0.01)
+    size = layout.RING_OFFSET + (64 << 10)
+    file = os.open(tmp_path / "box", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(file, 0, size)
+    copies = copied.CopiedFile(file, size, part_bytes=4096, ring_offset=layout.RING_OFFSET)
+    for at in range(layout.RING_OFFSET, size, 4096):
+        copies.memory[at : at + 3] = b"box"
+    assert stalled.wait(SECONDS)
+    copies.close()
+    os.close(file)
+    numbers = [os.open(tmp_path / f"{number}", os.O_RDWR | os.O_CREAT) for number in range(8)]
+    assert file in numbers
+    go_on.set()
+    copies._thread.join(SECONDS)
+    assert not copies._thread.is_alive()
+    assert not any((tmp_path / f"{number}").stat().st_size for number in range(8))
+    assert (tmp_path / "box").read_bytes().count(b"box") == 16
+    for each in numbers:
+        os.close(each)
 
 
 def test_thread(tmp_path: Path) -> None:
