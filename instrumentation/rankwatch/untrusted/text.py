@@ -42,16 +42,24 @@ _BEFORE_LOGIN = "=,;([{'"
 _CONTACT_WORDS = ("mailto", "contact", "email", "mail")
 _QUERY = re.compile(r"\?[\w.~%+-]++=")
 _SECRET = re.compile(
-    r"""(?xi)
-    (?: (?: passw(?:or)?d | passphrase | pwd | secret | api[-_]?key | access[-_]?key(?:[-_]?id)?
-          | account[-_]?key | private[-_]?key | authorization ) ["']? \s{0,4} [=:]
+    r"""(?xi) (?= [abceghlmoprst] [aceifnoprtuw] ) (?:  # as all names below begin: five times as fast
+    (?: (?: passw(?:or)?d | passphrase | pwd | secret | access[-_]?key[-_]?id | authorization
+          | (?: access | account | api | auth | encryption | license | master | private | secret | session
+              | signing | storage | subscription ) [-_]?key ) ["']? \s{0,4} [=:]
       | (?P<weak> (?: signature | (?<![a-z])sig | token | credential )
-                  (?: ["']? \s{0,4} = | ["'] \s{0,4} : ) )
+                  (?: ["']? \s{0,4} = | ["'] \s{0,4} : )
+                | (?: access | api | auth | bearer | github | gitlab | hf | oauth | refresh | secret
+                    | security | session ) [-_]?token \s{0,4} :
+                | token \s{0,4} : (?= \s{0,4} ["']?
+                    (?! [-+]?[\d.,]++ (?:e[-+]?\d++)? [a-z%]{0,3} (?:/[a-z]{1,6})? (?!\w) )
+                    (?= [-\w.~+/=]{0,99}? \d ) (?= [-\w.~+/=]{0,99}? [a-z] ) ) )
     ) \s{0,4} (?: (?: bearer | basic | digest | token | aws4-hmac-sha256 ) \s{1,4} )?
     (?P<value> (?=[^\s,;&]) (?: "[^"\n]*+" | '[^'\n]*+' )?+ (?P<rest> [^\s,;&]*+ ) )
     | \b bearer \s{1,4} (?P<bearer> [\w.~+/=-]{12,}+ )
-    """
+    )"""
 )
+"""What is called a secret. Many a `token: ` is none: there the value must have letters and digits, and be no
+number with a unit."""
 _MOST_PASSES = 4
 """What is left of a text that is made for it may look like a login again."""
 _SHORTEST_WEAK = 6
@@ -86,7 +94,8 @@ def _is_shown(character: str) -> bool:
 
 def shown_json(text: str) -> str:
     """The same of a JSON text, whose strings keep their meaning: such characters are escaped in it."""
-    if printable(text, keep="\n") == text:
+    lines = text.replace("\n", "")
+    if printable(lines) == lines:
         return text
     return "".join(each if each == "\n" or _is_shown(each) else _escaped(each) for each in text)
 
@@ -184,10 +193,16 @@ def _part(part: str, *, holds_container: bool) -> tuple[str, bool]:
     """What follows `://`, without userinfo, query and fragment; True if one of the last two was there.
 
     No host has a port that is no number. Before it there is a password with one of `/?#` in it, or one whose
-    end was cut off.
+    end was cut off. A password may have an `@` too, so it ends at the last one; where that may be one of the
+    query, nothing is left.
     """
     end = _end_of_authority(part)
     at = part.rfind("@", 0, end)
+    if at >= 0 and ":" in part[:at]:
+        last = part.rfind("@")
+        if _first_of(part, "?#") < last:
+            return HIDDEN, True
+        at = last
     if at < 0 and not _HOST.fullmatch(part, 0, end):
         at = part.rfind("@")
     if at >= 0 and not (holds_container and ":" not in part[:at]):

@@ -90,12 +90,47 @@ def test_printable_everywhere(text: str) -> None:
         (f"HF_TOKEN={SECRET}", "HF_TOKEN=***"),
         (f"X-Amz-Signature={SECRET}&X-Amz-Credential={SECRET}", "X-Amz-Signature=***&X-Amz-Credential=***"),
         (f"sv=2020&sig={SECRET}", "sv=2020&sig=***"),
+        (f"secret_key = {SECRET}", "secret_key = ***"),
+        (f"MINIO_SECRET_KEY={SECRET}", "MINIO_SECRET_KEY=***"),
+        (f"encryption_key: {SECRET}, signing-key={SECRET}", "encryption_key: ***, signing-key=***"),
+        (f"access_token: {SECRET}", "access_token: ***"),
+        (f"token: {SECRET}", "token: ***"),
+        (f"token: '9f8{SECRET}'", "token: ***"),
+        (f"token: password={SECRET}", "token: ***"),
+        (f"postgres://user:pa@{SECRET}/{SECRET}@host/db", "postgres://host/db"),
+        (f"https://user:pa@{SECRET}?{SECRET}@host/db", "https://***"),
+        (f"https://user:pass@store/ck?mail=a@b&{SECRET}", "https://***"),
     ],
 )  # fmt: skip
 def test_redacted(text: str, shown: str) -> None:
     """No credential is left in the text of an exception, and the rest of the sentence stays."""
     assert redacted(text) == shown
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "password",
+            "passwd",
+            "passphrase",
+            "pwd",
+            "secret",
+            "client_secret",
+            "access_key_id",
+            "Authorization",
+        ),
+        *(f"{kind}_key" for kind in ("access", "account", "api", "auth", "encryption", "license", "master")),
+        *(f"{kind}-key" for kind in ("private", "secret", "session", "signing", "storage", "subscription")),
+        *(f"{kind}_token" for kind in ("access", "api", "auth", "bearer", "github", "gitlab", "hf", "oauth")),
+        *(f"{kind}-token" for kind in ("refresh", "secret", "security", "session")),
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    """The value of what has such a name is hidden, however it is written."""
+    for text in (f"{name}={SECRET}", f"x.{name.upper()}: {SECRET}", f'"{name.replace("_", "")}": "{SECRET}"'):
+        assert SECRET not in redacted(text)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +150,10 @@ def test_redacted(text: str, shown: str) -> None:
         "git@github.com:org/repo",
         "KeyError: 'token'",
         "pad_token=0, max_tokens=100, tokens: 3",
+        "token: 5 of 7, tokens: 4096, pad_token: <|fim_pad_1|>, eos_token: '</s>', next token: hello",
+        "loss per token: 1.25e-05, 12.5ms per token: 350.5tok/s",
+        "  File 'a.py', line 3: no key: 'weight_12'",
+        "primary_key: row12345",
         "[Errno 28] No space left on device: '/data/ck'",
         "CUDA out of memory. Tried to allocate 2.00 GiB",
         "what? no",
@@ -134,8 +173,10 @@ def test_redacted_again(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["a", "://", "u:p@", "https:/", "=a:b,", 'pwd="', "'a:", "?a=", "[", ":\\/", "Bearer "]
-)
+    "piece",
+    ["a", "://", "u:p@", "https:/", "=a:b,", 'pwd="', "'a:", "?a=", "[", ":\\/", "Bearer ", "token: ",
+     "token:1", "://u:p@h/@"],
+)  # fmt: skip
 def test_linear(piece: str) -> None:
     """An attacker who writes the text gains nothing by its length. An expression that goes back over it would
     take longer than a test may."""
