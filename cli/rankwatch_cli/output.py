@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from rankwatch.untrusted.text import printable, shown_json
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
 
 _COLOURS: Mapping[str, str] = MappingProxyType(
@@ -43,7 +43,7 @@ def show_json(value: object, *, indent: int | None = None) -> None:
 
 def as_json(value: object, *, indent: int | None = None) -> str:
     """JSON in ASCII without control characters. Raises ValueError for a number that is not finite."""
-    return shown_json(json.dumps(value, allow_nan=False, indent=indent))
+    return json.dumps(value, allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
 
 
 def note(*lines: str) -> None:

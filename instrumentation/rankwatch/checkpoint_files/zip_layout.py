@@ -17,7 +17,6 @@ _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
-_TAIL = _END64.size + _LOCATOR.size + _END.size
 _NO_16, _NO_32 = 0xFFFF, 0xFFFFFFFF
 _LONGEST_COMMENT = 0xFFFF
 _MOST_DIRECTORY_BYTES = 128 << 20
