@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.tenants import in_tenant, tenants_of
+from rankwatch.blackbox.tenants import run_label, tenants_of
 from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
@@ -116,7 +116,10 @@ def _folders(base: Path) -> list[Path]:
 
 def run_name(folder: Path, base: Path) -> str:
     """The name of the run in a directory, as labels have it."""
-    return in_tenant(folder.name, folder.parent.name if folder.parent.parent == base else "")
+    try:
+        return run_label(folder, base, folder.lstat().st_uid)
+    except OSError:
+        return folder.name  # gone meanwhile
 
 
 def _listed(folder: Path) -> Iterator[Path]:
@@ -133,7 +136,7 @@ def _read(folder: Path, base: Path) -> RunSeen | None:
     latest = max(ranks, key=lambda each: each.started)
     living = sum(each.state not in ENDED_STATES for each in ranks)
     return RunSeen(
-        run=in_tenant(latest.run, folder.parent.name if folder.parent.parent == base else ""),
+        run=run_name(folder, base),
         short_name=latest.short_name,
         directory=folder,
         state=worst_state({each.state for each in ranks}),

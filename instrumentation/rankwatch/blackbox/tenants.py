@@ -18,6 +18,8 @@ from rankwatch.untrusted.folders import Folder
 
 _MOST_TENANTS = 256
 _MOST_ENTRIES = 1 << 16
+_OWNER_SUFFIX = re.compile(r"-uid(\d{1,10})(?:-\d+)?$", re.ASCII)
+"""Ending of a run's name that only boxes of this user id may have (see `rankwatch.blackbox.place`)."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 """Without a dot, which ends the tenant's part of the name of a run: a namespace of Kubernetes is one."""
 
@@ -54,5 +56,37 @@ def _tenants(folder: Folder) -> Iterator[str]:
 
 
 def in_tenant(run: str, tenant: str) -> str:
-    """The name of a run of a tenant, which begins with the tenant's: two tenants share no name."""
+    """What a trainer of a tenant calls its run: its name begins with the tenant's."""
     return run if not tenant or run.startswith(f"{tenant}.") else f"{tenant}.{run}"
+
+
+def run_label(run: Path, directory: Path | None, owner: int, *, foreign: bool = False) -> str:
+    """What labels call a run: no two of different tenants, or of different users, have one label.
+
+    A name without an ending of a user belongs to one folder: in that of a tenant to the one which begins with
+    the tenant's name, as the trainer has called it; elsewhere to one which does not begin so. Who owns any
+    other folder, or has a box in one of another user, gets such an ending, which is theirs alone.
+
+    run: its folder, in `directory` or in that of a tenant there; None if only the name counts.
+    owner: user id of the boxes' owner. foreign: the run's folder belongs to somebody else.
+    """
+    name, tenant = run.name, "" if directory in (None, run.parent) else run.parent.name
+    label = in_tenant(name, tenant)
+    claimed = _OWNER_SUFFIX.search(label)
+    if claimed is not None:
+        foreign |= int(claimed[1]) != owner
+    elif tenant:
+        foreign |= label != name
+    elif directory is not None:
+        foreign |= _is_of_tenant(name, directory)
+    return f"{label}-uid{owner}" if foreign else label
+
+
+def _is_of_tenant(run: str, directory: Path) -> bool:
+    """True if the name of a run begins with that of a tenant, whose folder is there."""
+    tenant, dot, _ = run.partition(".")
+    try:
+        with Folder.open(directory, follow=True) as folder:
+            return bool(tenant and dot) and is_tenant(tenant, folder.status_of(tenant))
+    except OSError:
+        return False

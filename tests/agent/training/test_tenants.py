@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.tenants import in_tenant, tenants_of
+from rankwatch.blackbox.tenants import in_tenant, run_label, tenants_of
 from rankwatch.conventions import BoxFault
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_cli.commands import ls
@@ -47,6 +48,50 @@ def test_names(node_directory: Path) -> None:
         assert runs(node_directory) == {"job", "team-a.job", "team-b.job", "team-b.own"}
         assert named_run("team-a.job", node_directory) == node_directory / "team-a" / "job"
         assert named_run("team-b.o", node_directory) == node_directory / "team-b" / "team-b.own"
+
+
+@pytest.mark.parametrize(
+    ("run", "owner", "label"),
+    [
+        ("team-a/team-a.job", 1, "team-a.job"),
+        ("team-a/job", 2, "team-a.job-uid2"),
+        ("team-a.job", 3, "team-a.job-uid3"),
+        ("team-a/team-a.job-uid1", 1, "team-a.job-uid1"),
+        ("team-a/job-uid1", 2, "team-a.job-uid1-uid2"),
+        ("team-a.job-uid1", 3, "team-a.job-uid1-uid3"),
+        ("team-b.job", 1, "team-b.job"),
+        ("job", 1, "job"),
+    ],
+)
+def test_labels(tmp_path: Path, run: str, owner: int, label: str) -> None:
+    """A run whose name a trainer has begun with that of its tenant has it for itself. Another one in the
+    tenant's folder, and one elsewhere that begins like a tenant's, are those of their owners. `team-b` is
+    none."""
+    tenant(tmp_path, "team-a")
+    assert run_label(tmp_path / run, tmp_path, owner) == label
+
+
+def test_no_label_of_others(tmp_path: Path) -> None:
+    """Whatever users call their folders: two that have one label belong to one user, and not to two
+    tenants."""
+    for name in ("a", "b"):
+        tenant(tmp_path, name)
+    endings = ("", "-uid1", "-uid2", "-uid1-2", "-uid1-uid2", "-uid2-uid1", "-uid01")
+    names = [f"{before}x{ending}" for before in ("", "a.", "b.", "a.a.", "a.b.") for ending in endings]
+    runs = [
+        (
+            tmp_path / where / name,
+            owner,
+            foreign,
+            run_label(tmp_path / where / name, tmp_path, owner, foreign=foreign),
+        )
+        for where, name, owner, foreign in product(("", "a", "b"), names, (1, 2), (False, True))
+    ]
+    for (run, owner, foreign, label), (other, its_owner, its_foreign, its_label) in combinations(runs, 2):
+        is_one_folder = run == other and not (foreign or its_foreign)  # which has one owner
+        if label == its_label and not is_one_folder:
+            assert owner == its_owner, (run, other)
+            assert tmp_path in (run.parent, other.parent) or run.parent == other.parent
 
 
 def test_list(node_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
