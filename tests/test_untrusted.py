@@ -23,6 +23,21 @@ OF_OS = frozenset(
     ("remove", "replace", "link", "symlink", "mkfifo", "chown", "lchown", "makedirs", "removedirs", "renames")
 ) | {"truncate", "copy", "copyfile", "copytree", "copy2", "move", "copymode"}
 """Of the modules os and shutil."""
+LOOKS = frozenset(
+    ("iterdir", "glob", "rglob", "scandir", "listdir", "walk", "exists", "lexists", "is_file", "is_dir")
+) | {"is_symlink", "stat", "lstat", "resolve", "realpath"}
+"""What lists a folder, or asks what is at a path. A link in its way may lead to a file server that never
+answers, which hangs the thread of the agent for ever."""
+IN_THE_AGENT = ("instrumentation/rankwatch", "agent/rankwatch_agent")
+
+
+def looks(path: Path) -> Iterator[str]:
+    """The names of functions that a module calls to look at a path."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOKS:
+            base = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            if base != "self" and not any(each.arg == "dir_fd" for each in node.keywords):
+                yield node.func.attr
 
 
 def calls(path: Path) -> Iterator[str]:
@@ -104,6 +119,40 @@ ALLOWED = {
 }
 """Modules outside the room that do something with paths, none of which a user of the node can influence."""
 
+SAVED = "the checkpoint that this process saves, or that a child verifies with the rights of its user"
+BESIDE = "the status of a box or of a file beside it, by its path"
+LOOKED_AT = {
+    "instrumentation/rankwatch/automatic/launching.py": PACKAGE,
+    "instrumentation/rankwatch/automatic/seams/distributed_checkpoints.py": SAVED,
+    "instrumentation/rankwatch/automatic/seams/saving.py": SAVED,
+    "instrumentation/rankwatch/blackbox/reader.py": BESIDE,
+    "instrumentation/rankwatch/checkpoint_files/verify.py": SAVED,
+    "instrumentation/rankwatch/exit_summary.py": "the program of this process",
+    "agent/rankwatch_agent/incidents/dumps.py": SETTING,
+    "agent/rankwatch_agent/incidents/profiles.py": OWN,
+    "agent/rankwatch_agent/incidents/rank_files.py": BESIDE,
+    "agent/rankwatch_agent/runtime/reread.py": SETTING,
+    "agent/rankwatch_agent/sources/attribution/pods.py": "the socket of the kubelet",
+    "agent/rankwatch_agent/sources/attribution/slurm.py": SETTING,
+    "agent/rankwatch_agent/sources/disk.py": SETTING,
+    "agent/rankwatch_agent/sources/ethtool/collector.py": KERNEL,
+    "agent/rankwatch_agent/sources/gpu/collector.py": KERNEL,
+    "agent/rankwatch_agent/sources/gpu/pci.py": KERNEL,
+    "agent/rankwatch_agent/sources/mounts.py": "where file systems are mounted, in a thread that may hang",
+    "agent/rankwatch_agent/sources/nvrx.py": SETTING,
+    "agent/rankwatch_agent/sources/topology/pci_device.py": KERNEL,
+    "agent/rankwatch_agent/training/collectives/collector.py": BESIDE,
+    "agent/rankwatch_agent/training/collector.py": BESIDE,
+    "agent/rankwatch_agent/training/discovery.py": BESIDE,
+    "agent/rankwatch_agent/training/failures.py": BESIDE,
+    "agent/rankwatch_agent/training/flight_recorder/ask.py": BESIDE,
+    "agent/rankwatch_agent/training/follower.py": BESIDE,
+    "agent/rankwatch_agent/training/life/attempts.py": BESIDE,
+    "agent/rankwatch_agent/training/rank_states.py": BESIDE,
+    "agent/rankwatch_agent/training/tracked_runs.py": BESIDE,
+}
+"""Modules that only look at paths, in processes that live as long as the agent or a training."""
+
 
 def test_one_room() -> None:
     """A new module that opens, removes, renames or connects to a path has a reason here, or uses the room."""
@@ -116,3 +165,16 @@ def test_one_room() -> None:
     unknown = {name: what for name, what in others.items() if name not in ALLOWED}
     assert unknown == {}
     assert others.keys() == ALLOWED.keys(), "a reason that nothing needs any more"
+
+
+def test_one_room_for_looks() -> None:
+    """A new module of agent and trainer that lists a folder, or asks what is at a path, has a reason here, or
+    uses the room."""
+    found = {
+        str(path.relative_to(ROOT)): sorted(set(looks(path)))
+        for package in IN_THE_AGENT
+        for path in (ROOT / package).rglob("*.py")
+    }
+    others = {name: what for name, what in found.items() if what and not name.startswith(ROOM)}
+    assert {name: what for name, what in others.items() if name not in {**ALLOWED, **LOOKED_AT}} == {}
+    assert others.keys() - ALLOWED.keys() == LOOKED_AT.keys(), "a reason that nothing needs any more"

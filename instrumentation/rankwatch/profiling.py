@@ -74,14 +74,14 @@ def remove_old_requests(boxes: Folder) -> None:
 
 def traces_beside(box: Path) -> list[Path]:
     """The traces of a rank, by step. Names only: another user may have put anything there."""
+    traces = box.with_suffix(SUFFIX)
     try:
-        entries = [*islice(box.with_suffix(SUFFIX).iterdir(), _MOST_ENTRIES)]
+        with Folder.open(box.parent) as run, run.folder(traces.name) as folder:
+            names = [*islice(folder.names(), _MOST_ENTRIES)]
     except OSError:
         return []
-    return sorted(
-        (each for each in entries if each.name.endswith(TRACE_SUFFIX) and not each.name.startswith(".")),
-        key=lambda each: each.name,
-    )
+    found = [each for each in names if each.endswith(TRACE_SUFFIX) and not each.startswith(".")]
+    return [traces / each for each in sorted(found)]
 
 
 class _Recorded(NamedTuple):

@@ -58,6 +58,17 @@ def test_earlier_attempts(tmp_path: Path) -> None:
     assert steps(tmp_path / "job" / "0.blackbox") == 4
 
 
+def test_link(tmp_path: Path) -> None:
+    """A link in the place of their folder leads to boxes of somebody else: none of them is the run's."""
+    for number in range(2):
+        attempt(tmp_path, number)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / kept.FOLDER).symlink_to(tmp_path / "job" / kept.FOLDER)
+    (tmp_path / "named").symlink_to(tmp_path / "job")
+    assert kept.listed(tmp_path / "other") == []
+    assert len(kept.listed(tmp_path / "named")) == 1, "a person may name a link"
+
+
 def test_reasons(tmp_path: Path) -> None:
     """The small files that tell why a process ended move along, and go with the box; others stay."""
     run = tmp_path / "job"

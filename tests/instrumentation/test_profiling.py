@@ -68,6 +68,17 @@ def test_slowest_steps(profiled: rankwatch.Run, tmp_path: Path) -> None:
     assert errors(tmp_path) == 0
 
 
+def test_links(tmp_path: Path) -> None:
+    """Traces of a folder that a link leads to are those of somebody else, and none of this rank."""
+    run = tmp_path / "job"
+    (run / "1.profile").mkdir(parents=True)
+    (run / "1.profile" / "a.json.gz").touch()
+    (run / "0.profile").symlink_to("1.profile")
+    (tmp_path / "link").symlink_to("job")
+    assert traces_beside(run / "1.blackbox") == [run / "1.profile" / "a.json.gz"]
+    assert traces_beside(run / "0.blackbox") == traces_beside(tmp_path / "link" / "1.blackbox") == []
+
+
 def test_off_by_default(run: rankwatch.Run, tmp_path: Path) -> None:
     """Without the setting a request does nothing."""
     profiling.request(tmp_path, "test", 0)

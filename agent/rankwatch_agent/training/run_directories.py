@@ -4,6 +4,7 @@ want, so every list is bounded for each owner and the time for it is shared betw
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -105,27 +106,29 @@ class RunDirectories:
         """mtime, path and owner of each directory of a run."""
         self._check()
         tenants = []
-        for path, name, status in self._directories_in(self._directory):
-            if is_tenant(name, status):
-                tenants.append(path)
-            else:
-                yield status.st_mtime_ns, path, status.st_uid
-        for tenant in tenants[:MAX_TENANTS]:
-            for path, _, status in self._directories_in(Path(tenant)):
-                yield status.st_mtime_ns, path, status.st_uid
-
-    def _directories_in(self, folder: Path) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Path, name and status of each directory in a folder."""
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    try:
-                        if entry.is_dir(follow_symlinks=False):
-                            yield entry.path, entry.name, entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # gone meanwhile
+            with Folder.open(self._directory, follow=True) as folder:
+                for name, status in _directories_in(folder):
+                    if is_tenant(name, status):
+                        tenants.append(name)
+                    else:
+                        yield status.st_mtime_ns, f"{self._directory}/{name}", status.st_uid
         except FileNotFoundError:
             return  # no run yet
+        for tenant in tenants[:MAX_TENANTS]:
+            yield from self._entries_of(self._directory / tenant)
+
+    def _entries_of(self, tenant: Path) -> Iterator[tuple[int, str, int]]:
+        """The same of one tenant. One that cannot be read takes no other away."""
+        try:
+            with Folder.open(tenant) as folder:
+                for name, status in _directories_in(folder):
+                    yield status.st_mtime_ns, f"{tenant}/{name}", status.st_uid
+        except FileNotFoundError:
+            return  # gone meanwhile
+        except OSError as error:
+            message = f"could not list the tenant's directory {tenant}: {error.strerror}"
+            self._faults.note(tenant, BoxFault.UNREADABLE, message)
 
     def _check(self) -> None:
         """Note it if an ordinary user could exchange what others have in the directory."""
@@ -165,20 +168,31 @@ class RunDirectories:
         return self._monotonic() - began
 
 
+def _directories_in(folder: Folder) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of each directory in a folder; links are none."""
+    for name in folder.names():
+        try:
+            status = folder.status_of(name)
+        except FileNotFoundError:
+            continue  # gone meanwhile
+        if stat.S_ISDIR(status.st_mode):
+            yield name, status
+
+
 def _files(run: Path, suffix: str) -> Iterator[tuple[Path, int]]:
     """The files of a run with this suffix, and their owners.
 
     Raises PermissionError where we may not read the directory.
     """
     try:
-        with os.scandir(run) as entries:
-            for each in islice(entries, MAX_ENTRIES_OF_RUN):
-                if each.name.endswith(suffix) and not each.name.startswith("."):
+        with Folder.open(run) as folder:
+            for name in islice(folder.names(), MAX_ENTRIES_OF_RUN):
+                if name.endswith(suffix) and not name.startswith("."):
                     try:
-                        yield Path(each.path), each.stat(follow_symlinks=False).st_uid
+                        yield run / name, folder.status_of(name).st_uid
                     except FileNotFoundError:
                         continue
     except PermissionError:
         raise
     except OSError:
-        return  # gone meanwhile
+        return  # gone meanwhile, or a link has taken its place

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from rankwatch.blackbox import layout
@@ -24,6 +25,8 @@ REASONS = (TERMINATED_SUFFIX, CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX)
 """Files beside a box that tell why its process ended. They are moved, because the next process writes its
 own at their paths."""
 _MOST_REASON_BYTES = 1 << 20
+_MOST_ENTRIES = 1 << 16
+"""Names in the folder of a run that are looked at."""
 _NAME = re.compile(rf"(\d{{1,7}})-(\d{{1,7}}){re.escape(layout.SUFFIX)}", re.ASCII)
 
 
@@ -62,13 +65,13 @@ def _remove(folder: Folder, stem: str) -> None:
 
 
 def listed(run: Path) -> list[tuple[int, int, Path]]:
-    """Rank, number of the attempt and path of each box that is kept of a run."""
-    folder = run / FOLDER
+    """Rank, number of the attempt and path of each box that is kept of a run; none where a link leads."""
     try:
-        found = [*_numbers(each.name for each in folder.iterdir())]
+        with Folder.open(run, follow=True) as boxes, boxes.folder(FOLDER) as folder:
+            found = sorted(_numbers(islice(folder.names(), _MOST_ENTRIES)))
     except OSError:
         return []
-    return sorted((rank, attempt, folder / f"{rank}-{attempt}{layout.SUFFIX}") for rank, attempt in found)
+    return [(*each, run / FOLDER / f"{each[0]}-{each[1]}{layout.SUFFIX}") for each in found]
 
 
 def _numbers(names: Iterable[str]) -> Iterator[tuple[int, int]]:

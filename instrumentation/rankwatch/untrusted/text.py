@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rankwatch.untrusted.folders import Folder
+
 HIDDEN = "***"
 """Stands where a secret stood."""
 
@@ -69,12 +71,14 @@ _SHORTEST_WEAK = 6
 def is_hidden(path: Path) -> bool:
     """True if the mode of a file hides it from other users, as the umask of its writer may have it.
 
-    Root can read it, and must not show it to everybody. False where there is no file.
+    Root can read it, and must not show it to everybody. False where there is no file, and True where its
+    folder is a link or may not be looked into.
     """
     try:
-        return not path.lstat().st_mode & stat.S_IROTH
-    except OSError:
-        return False
+        with Folder.open(path.parent) as folder:
+            return not folder.status_of(path.name).st_mode & stat.S_IROTH
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def printable(text: str, *, keep: str = "") -> str:

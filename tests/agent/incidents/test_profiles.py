@@ -79,7 +79,7 @@ def test_nobody_is_named(tmp_path: Path) -> None:
 
 
 def test_hostile_traces(tmp_path: Path) -> None:
-    """Links, FIFOs and traces that do not fit are faults; nothing is followed."""
+    """Links, FIFOs and traces that do not fit are faults; a link in the place of their folder holds none."""
     watched = Watched(tmp_path, named=[0, 1])
     (watched.boxes[0].with_suffix(profiling.SUFFIX) / "rank0_a.json.gz").symlink_to("/etc/hostname")
     os.mkfifo(watched.boxes[0].with_suffix(profiling.SUFFIX) / "rank0_b.json.gz")
@@ -87,7 +87,7 @@ def test_hostile_traces(tmp_path: Path) -> None:
     watched.boxes[1].with_suffix(profiling.SUFFIX).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "rank1_step1.json.gz").write_text("of somebody else")
-    assert sorted(watched.look()) == [EvidenceFault.PROFILE] * 3 + [EvidenceFault.SIZE]
+    assert sorted(watched.look()) == [EvidenceFault.PROFILE] * 2 + [EvidenceFault.SIZE]
     assert watched.found() == {}
 
 

@@ -8,18 +8,21 @@ agent only.
 from __future__ import annotations
 
 import logging
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.tenants import in_tenant, tenants_of
+from rankwatch.blackbox.tenants import is_tenant, run_label, tenants_of
 from rankwatch.conventions import metric
 from rankwatch.errors import BlackBoxError
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -58,6 +61,12 @@ MAX_RANKS = 64
 """Ranks named per answer, over all communicators."""
 _MAX_RUNS = 16
 _MAX_LOCAL_RANKS = 64
+_MOST_NAMES = 1 << 18
+"""Names of a directory that are looked at, in half a second."""
+_MOST_FOLDERS = 1024
+"""Folders that are looked into."""
+_MOST_NAMES_OF_RUN = 4096
+_LEADER = f"0{layout.SUFFIX}"
 _DEADLINE_SHARE = 0.8
 """Part of the collector's deadline that a service may use."""
 
@@ -198,38 +207,59 @@ def local_runs(directory: Path) -> list[LocalRun]:
     """Returns the runs below a directory of black boxes whose rank 0 is alive.
 
     Unreadable boxes are skipped, and so are those in a directory of another user. Owners of many runs do not
-    push out others.
+    push out others, and no link is followed.
     """
+    folders = [each for base in (directory, *tenants_of(directory)) for each in _folders_in(base)]
+    newest, _ = share(sorted(folders, reverse=True), owner=lambda each: each.owner, most=_MOST_FOLDERS)
+    leading, _ = share(filter(_has_leader, newest), owner=lambda each: each.owner, most=4 * _MAX_RUNS)
     found: list[LocalRun] = []
-    leaders_in = ((base, base.glob(f"*/0{layout.SUFFIX}")) for base in (directory, *tenants_of(directory)))
-    tenants = {
-        leader: "" if base == directory else base.name for base, found in leaders_in for leader in found
-    }
-    owners = {leader: _owner(leader) for leader in sorted(tenants)}
-    leaders, _ = share(owners, owner=lambda leader: owners[leader], most=4 * _MAX_RUNS)
-    for leader in leaders:
-        first = _living(leader)
+    for each in leading:
+        first = _living(each.path / _LEADER, each.owner)
         if first is None:
             continue
         world_size, pid = first
         ranks = {pid: 0}
-        for path in sorted(leader.parent.glob(f"*{layout.SUFFIX}"))[:_MAX_LOCAL_RANKS]:
-            other = _living(path) if path != leader and path.stem.isdecimal() else None
+        for path in _boxes_of(each)[:_MAX_LOCAL_RANKS]:
+            other = _living(path, each.owner)
             if other is not None:
                 ranks.setdefault(other[1], int(path.stem))
-        found.append(LocalRun(in_tenant(leader.parent.name, tenants[leader]), world_size, ranks))
+        found.append(LocalRun(run_label(each.path, directory, each.owner), world_size, ranks))
     return found[:_MAX_RUNS]
 
 
-def _owner(box: Path) -> int | None:
-    """Returns the user id of a box; None where it is gone."""
-    try:
-        return box.lstat().st_uid
-    except OSError:
-        return None
+class _RunFolder(NamedTuple):
+    changed: int
+    """Its mtime in nanoseconds."""
+    path: Path
+    owner: int
+    """User id."""
 
 
-def _living(path: Path) -> tuple[int, int] | None:
+def _folders_in(base: Path) -> Iterator[_RunFolder]:
+    """The folders of runs in a directory, which is that of a tenant or of all; none if it cannot be read."""
+    with suppress(OSError), Folder.open(base, follow=True) as folder:
+        for name in islice(folder.names(), _MOST_NAMES):
+            with suppress(FileNotFoundError):
+                status = folder.status_of(name)
+                if stat.S_ISDIR(status.st_mode) and not is_tenant(name, status):
+                    yield _RunFolder(status.st_mtime_ns, base / name, status.st_uid)
+
+
+def _has_leader(run: _RunFolder) -> bool:
+    with suppress(OSError), Folder.open(run.path) as folder:
+        return folder.status_of(_LEADER).st_uid == run.owner
+    return False
+
+
+def _boxes_of(run: _RunFolder) -> list[Path]:
+    """The boxes of the ranks of this node, without that of rank 0."""
+    with suppress(OSError), Folder.open(run.path) as folder:
+        boxes = (run.path / name for name in islice(folder.names(), _MOST_NAMES_OF_RUN) if name != _LEADER)
+        return sorted(each for each in boxes if each.suffix == layout.SUFFIX and each.stem.isdecimal())
+    return []
+
+
+def _living(path: Path, owner: int) -> tuple[int, int] | None:
     """Returns world size and process id of a black box whose name fits its content and whose writer lives."""
     try:
         reader = Reader(path, follow_folder=False)
@@ -238,7 +268,7 @@ def _living(path: Path) -> tuple[int, int] | None:
     try:
         identity = reader.header.identity
         named = identity.run == path.parent.name and str(identity.rank) == path.stem
-        named = named and reader.owner == path.parent.lstat().st_uid
+        named = named and reader.owner == owner
         return (identity.world_size, reader.header.pid) if named and reader.writer_alive() else None
     except OSError:
         return None

@@ -146,6 +146,24 @@ def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> No
     assert service.commands.count("STATUS") == 1
 
 
+def test_links_beside_runs(tmp_path: Path, service: RasService, leader: int) -> None:
+    """A link of a user, to a name that is too long or to the run of somebody, is no run."""
+    (tmp_path / "too-long").symlink_to("x" * 300)
+    (tmp_path / "again").symlink_to(tmp_path / "job")
+    service.json = json_status(Comm((1, 1), first_pid=leader))
+    assert series(collector(tmp_path, service.address).collect(), "ras_up") == {(service.address, "job"): 1}
+
+
+def test_tenant(tmp_path: Path, service: RasService) -> None:
+    """The run of a tenant has the name that its other series have."""
+    (tmp_path / "team-a").mkdir()
+    (tmp_path / "team-a").chmod(0o777)
+    with rank(tmp_path / "team-a", "ready()", run="team-a.job") as process:
+        service.json = json_status(Comm((1,), first_pid=process.pid))
+        found = collector(tmp_path, service.address).collect()
+    assert series(found, "ras_up") == {(service.address, "team-a.job"): 1}
+
+
 def test_run_by_process_ids(tmp_path: Path) -> None:
     """It stays empty where the ids do not decide."""
     with ExitStack() as stack:
