@@ -93,6 +93,7 @@ ALLOWED = {
     "agent/rankwatch_agent/sources/process_table.py": KERNEL,
     "agent/rankwatch_agent/sources/rdma/sysfs.py": KERNEL,
     "agent/rankwatch_agent/sources/xid/meanings.py": PACKAGE,
+    "agent/rankwatch_agent/training/checkpoint_verification/process.py": KERNEL,
     "agent/rankwatch_agent/training/cost/collector.py": PACKAGE,
     "agent/rankwatch_agent/training/cost/price_table.py": SETTING,
     "agent/rankwatch_agent/training/life/kills.py": KERNEL,

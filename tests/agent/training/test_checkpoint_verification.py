@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankwatch.checkpoint_files import ManifestWriter, merge
+from rankwatch.checkpoint_files import ManifestWriter
 from rankwatch.conventions import RankState
 from rankwatch.untrusted.children import Limits, Owner, confined
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (
-    MOST_AT_ONCE,
     CheckpointsCollector,
     VerificationSettings,
     saves_beside,
 )
-from rankwatch_agent.training.checkpoint_verification.process import LONGEST_SECONDS, VerifyingProcess
+from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from support.agent.process import until
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
+from support.training.checkpoint import checkpoint
 
 __all__ = ["node_directory"]
 
@@ -33,18 +32,6 @@ pytestmark = pytest.mark.process
 
 NOW = 1_800_000_000.0
 RATE = 1e9
-LIMITS = Limits(seconds=60.0, cpu_seconds=60, memory_bytes=1 << 30, output_bytes=1 << 20)
-US = Owner(os.getuid(), os.getgid())
-
-
-def checkpoint(folder: Path, step: int) -> Path:
-    """A folder of one file with a manifest."""
-    path = folder / f"step-{step}"
-    path.mkdir(parents=True)
-    with ManifestWriter(path, step=step) as manifest, manifest.open("model.bin") as file:
-        file.write(b"weights" * 1000)
-    merge(path, 1)
-    return path
 
 
 def note(box: Path, *saves: tuple[Path | str, int, float], **others: Any) -> None:
@@ -57,7 +44,7 @@ def note(box: Path, *saves: tuple[Path | str, int, float], **others: Any) -> Non
 
 
 class Agent:
-    """The collector with a clock of its own, and processes that run to their end at once."""
+    """The collector with a clock of its own, and processes that run to their end at once, if it `waits`."""
 
     def __init__(self, directory: Path, *, ranks: tuple[int, ...] = (0,), **settings: Any) -> None:
         self.directory = directory
@@ -67,6 +54,8 @@ class Agent:
         for rank in ranks:
             self.box.with_stem(str(rank)).touch()
         self.started: list[Path] = []
+        self.command: list[str] | None = None
+        self.waits = True
         conditions = RunConditions()
         owner = os.getuid()
         found = [
@@ -93,9 +82,10 @@ class Agent:
 
     def _start(self, path: Path, **arguments: Any) -> VerifyingProcess:
         self.started.append(path)
-        process = VerifyingProcess(path, **arguments)
+        process = VerifyingProcess(path, command=self.command, **arguments)
         process.set_rate(RATE)
-        process._process.wait(60)
+        if self.waits:
+            process._process.wait(60)
         return process
 
     def turns(self, count: int = 2) -> dict[tuple[str, ...], float]:
@@ -180,7 +170,7 @@ def test_damage_is_named_until_it_is_deleted(agent: Agent) -> None:
         each.unlink()
     path.rmdir()
     agent.now += 61
-    poll(lambda: key not in agent.turns())
+    until(lambda: key not in agent.turns(), "it is seen that it is gone")
 
 
 def test_incomplete_is_looked_at_again(agent: Agent) -> None:
@@ -208,12 +198,23 @@ def test_hidden_note(agent: Agent) -> None:
     (path / "model.bin").write_bytes(b"weighty" * 1000)
     note(agent.box, (path, 7, NOW - 50))
     agent.box.with_suffix(".checkpoints").chmod(0o600)
-    for each in (agent, Agent(agent.directory)):
-        series = each.turns()
+    for starts in (1, 0):
+        series = agent.turns()
         assert [labels for labels in series if labels[0] == DAMAGED] == [
             (DAMAGED, "r", "", "", "", "flipped")
         ]
-    assert not any(str(path) in label for labels in series for label in labels)
+        assert not any(str(path) in label for labels in series for label in labels)
+        assert len(agent.started) == starts
+        agent = Agent(agent.directory)
+
+
+def test_cannot_be_started(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    """It counts, and the log says so."""
+    name = "/" + "/".join(["d" * 200] * 25)
+    note(agent.box, (name[:1024], 7, NOW - 50))
+    agent.collector._settings = agent.collector._settings._replace(rootfs=Path(name))
+    assert agent.turns(1)[OUTCOMES, "failed"] == 1
+    assert "could not start a verification for run r: File name too long" in caplog.text
 
 
 def test_deleted_is_no_failure(agent: Agent) -> None:
@@ -264,66 +265,6 @@ def test_broken_state_file(tmp_path: Path) -> None:
         assert agent.turns()[OUTCOMES, "good"] == 0
 
 
-def verified(path: Path, owner: Owner) -> dict[str, Any]:
-    """What a process finds."""
-    process = VerifyingProcess(path, owner=owner)
-    process.set_rate(RATE)
-    process._process.wait(60)
-    found = process.result()
-    assert found is not None
-    return found
-
-
-def test_no_checkpoint() -> None:
-    assert verified(Path("/nowhere/step-7"), US)["gone"].endswith("it is not there")
-
-
-def test_checkpoints_of_others_are_not_read(node_directory: Path) -> None:
-    """Whoever writes a note can name any path, and learns nothing of what is there, by no link either."""
-    private = node_directory / "private"
-    path = checkpoint(private, 7)
-    for each in (private, path, *path.iterdir()):
-        os.chown(each, BOB, BOB)
-    private.chmod(0o700)
-    run_as(
-        ALICE,
-        node_directory,
-        f"(directory / 'run').mkdir(); (directory / 'run/iter_0000007').symlink_to('{path}')\n"
-        "(directory / 'run/latest_checkpointed_iteration.txt').write_text('7')\n",
-    )
-    run = node_directory / "run"
-    found = verified(path, Owner(BOB, BOB))
-    assert found.get("result", found)["outcome"] == "good"
-    for place in (path, run, run / "iter_0000007"):
-        found = verified(place, Owner(ALICE, ALICE))
-        assert list(found) == ["error"]
-        assert "ermission denied" in found["error"]
-
-
-def test_owner_without_their_rights(node_directory: Path) -> None:
-    """An agent that cannot take the rights of users reads what everybody may read, if it is the user's."""
-    path = checkpoint(node_directory, 7)
-    for each in (path, *path.iterdir()):
-        os.chown(each, BOB, BOB)
-    node_directory.chmod(0o755)
-    command = confined("rankwatch.checkpoint_files.__main__", "{}", str(path), limits=LIMITS)
-    outcomes = {}
-    for owner in (ALICE, BOB):
-        done = subprocess.run(
-            [
-                *("setpriv", f"--reuid={CAROL}", f"--regid={CAROL}", "--clear-groups"),
-                *(each.format(owner) if each == "{}" else each for each in command),
-            ],
-            input="1e9\n",
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        outcomes[owner] = json.loads(done.stdout)
-    assert outcomes[BOB]["result"]["outcome"] == "good"
-    assert f"it belongs to user {BOB}" in outcomes[ALICE]["error"]
-
-
 def test_users_do_not_wait_for_each_other(node_directory: Path) -> None:
     """A checkpoint that takes hours holds up its own user only; together they read no faster than one may."""
     rates: dict[Path, float] = {}
@@ -363,41 +304,15 @@ def test_users_do_not_wait_for_each_other(node_directory: Path) -> None:
     collector.close()
 
 
-def poll(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_process_steps_back(tmp_path: Path) -> None:
-    """It has the lowest priority, reads slowly, and ends when it is killed."""
-    path = checkpoint(tmp_path, 7)
-    process = VerifyingProcess(path, owner=US)
-    process.set_rate(1.0)
-    pid = process._process.pid
-    poll(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19)
-    assert process.result() is None
-    process.kill()
-    process._process.wait(60)
-
-
-def test_process_that_never_ends(tmp_path: Path) -> None:
-    now = [0.0]
-    command = (sys.executable, "-c", "import time; time.sleep(600)")
-    process = VerifyingProcess(tmp_path, owner=US, command=command, monotonic=lambda: now[0])
-    assert process.result() is None
-    now[0] = LONGEST_SECONDS + 1
-    found = process.result()
-    assert found is not None
-    assert "did not end" in found["error"]
-    process._process.wait(60)
-
-
-@pytest.mark.parametrize("code", ["", "print('no json')", "raise SystemExit(3)", "print('[]')"])
-def test_process_that_fails(tmp_path: Path, code: str) -> None:
-    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", code))
-    process._process.wait(60)
-    found = process.result()
-    assert found is not None
-    assert list(found) == ["error"]
+def test_too_little_memory(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that takes more than a process may have is a failure, and is not read again and again."""
+    name, limits = "rankwatch.checkpoint_files.__main__", Limits(60.0, 60, 8 << 20, 1 << 20)
+    agent.command = confined(name, str(os.getuid()), limits=limits)
+    note(agent.box, (checkpoint(agent.directory, 7), 7, NOW - 50))
+    series = agent.turns(4)
+    assert (series[OUTCOMES, "failed"], series["rankwatch_checkpoint_verifications_pending",]) == (1, 0)
+    assert len(agent.started) == 1
+    assert "it takes more than 8 MiB of memory to verify /" in caplog.text
+    later = Agent(agent.directory)
+    later.turns(4)
+    assert later.started == []

@@ -22,7 +22,7 @@ from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
-from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
+from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
 from rankwatch_agent.training.checkpoint_verification.records import (
     Saved,
     VerificationRecord,
@@ -53,8 +53,6 @@ _MOST_REMEMBERED = 1000
 _MOST_DAMAGED = 3
 """Damaged checkpoints of a run that have series, the newest."""
 _LONGEST_LABEL = 200
-MOST_AT_ONCE = 4
-"""Users whose checkpoints are read at a time."""
 _LOOK_SECONDS = 60.0
 """Between two looks whether a damaged checkpoint is still there."""
 
@@ -170,7 +168,11 @@ class CheckpointsCollector:
                 user = user_of(task.box, owner)
                 process = self._start(self._path_of(task.saved.path), owner=user)
             except OSError as error:
-                self._record(task, {"error": f"it could not be started: {error.strerror}"}, 0.0)
+                self._record(
+                    task,
+                    {"error": f"could not start a verification for run {task.run}: {error.strerror}"},
+                    0.0,
+                )
                 continue
             self._running[owner] = (task, process)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from select import PIPE_BUF
 from typing import Any
 
-from rankwatch.untrusted.children import Limits, Owner, confined
+from rankwatch.untrusted.children import Limits, Owner, confined, memory_file
+from rankwatch_agent.training.life.kills import memory_cgroup
 
+MOST_AT_ONCE = 4
+"""Processes that run at a time."""
 _MOST_OUTPUT_BYTES = 8 << 20
 LONGEST_SECONDS = 12 * 3600.0
 """A file server that never answers holds a process; past this it is killed."""
@@ -43,21 +47,30 @@ class VerifyingProcess:
         self._monotonic = monotonic
         self._began = monotonic()
         self._rate = 0.0
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
-        arguments = (str(owner.uid), str(path))
+        place = os.fsencode(path) + b"\0"
+        if len(place) > PIPE_BUF:  # the longest path of the system, and what a pipe takes at once
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        limits = _LIMITS._replace(memory_bytes=memory_bytes())
         name = "rankwatch.checkpoint_files.__main__"
+        self._output = memory_file()
         try:
             self._process = subprocess.Popen(
-                command or confined(name, *arguments, limits=_LIMITS, owner=owner),
+                command or confined(name, str(owner.uid), limits=limits, owner=owner),
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
+                # Else the archive of all locales may count as memory of the process.
+                env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,
             )
         except OSError:
             self._output.close()
             raise
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
+        os.set_blocking(self._input.fileno(), False)
+        self._write(place)
 
     @property
     def seconds(self) -> float:
@@ -65,13 +78,10 @@ class VerifyingProcess:
         return self._monotonic() - self._began
 
     def set_rate(self, bytes_per_second: float) -> None:
-        """Have it read as fast from now on."""
-        if bytes_per_second != self._rate:
+        """Have it read as fast from now on. Set it again from time to time: a process that its user has
+        stopped leaves no room for it."""
+        if bytes_per_second != self._rate and self._write(f"{bytes_per_second!r}\n".encode()):
             self._rate = bytes_per_second
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it has ended
-                self._process.stdin.write(f"{bytes_per_second!r}\n".encode())
-                self._process.stdin.flush()
 
     def result(self) -> dict[str, Any] | None:
         """What it printed, once it is over: one of `result`, `gone`, `error`."""
@@ -99,8 +109,27 @@ class VerifyingProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_SECONDS)
 
+    def _write(self, line: bytes) -> bool:
+        """Write at most PIPE_BUF bytes, whole or not at all; False where there is no room, or no process."""
+        try:
+            os.write(self._input.fileno(), line)
+        except OSError:
+            return False
+        return True
+
     def _close(self) -> None:
-        assert self._process.stdin is not None
         self._output.close()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._input.close()
+
+
+def memory_bytes(procfs: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory of one process: of half of what the cgroup of the agent may take, an equal part for each.
+
+    So all of them leave the agent its room, which ends with them where the kernel ends a cgroup as a whole.
+    """
+    own = memory_cgroup(procfs, os.getpid()).lstrip("/")
+    try:
+        most = int((cgroups / own / "memory.max").read_text())
+    except (OSError, ValueError):  # there is no such file, or `max`
+        return _LIMITS.memory_bytes
+    return min(most // 2 // MOST_AT_ONCE, _LIMITS.memory_bytes)
