@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (
     CheckpointsCollector,
     VerificationSettings,
+    is_private,
     saves_beside,
 )
 from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
-from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, VerificationRecords
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from support.agent.process import until
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
 from support.training.checkpoint import checkpoint
@@ -208,6 +211,64 @@ def test_hidden_note(agent: Agent) -> None:
         agent = Agent(agent.directory)
 
 
+def test_hidden_note_that_is_gone_at_the_end(agent: Agent) -> None:
+    """A user who removes the run while its checkpoint is read does not make the path public."""
+    path = checkpoint(agent.directory, 7)
+    (path / "model.bin").write_bytes(b"weighty" * 1000)
+    note(agent.box, (path, 7, NOW - 50))
+    agent.box.with_suffix(".checkpoints").chmod(0o600)
+    agent.turns(1)
+    agent.box.with_suffix(".checkpoints").unlink()
+    series = agent.turns(1)
+    assert [labels for labels in series if labels[0] == DAMAGED] == [(DAMAGED, "r", "", "", "", "flipped")]
+    assert is_private(agent.box)
+
+
+def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:
+    """Nobody knows whether their paths may be shown, so they are not."""
+    old = {"path": "/data/7", "step": 7, "ended": 1.0, "outcome": "damaged", "finished": 2.0, "seconds": 1.0}
+    (agent.directory / "state").mkdir()
+    (agent.directory / "state" / "verifications.json").write_text(json.dumps({"r": [old]}))
+    series = Agent(agent.directory).turns(1)
+    assert [labels for labels in series if labels[0] == DAMAGED] == [(DAMAGED, "r", "", "", "", "")]
+
+
+def test_run_that_ends_meanwhile(agent: Agent) -> None:
+    """The thread that follows the ranks forgets a run while this collector looks whether its damaged
+    checkpoint is still there. The series are those of one moment."""
+
+    class Ending(RunConditions):
+        @property
+        def runs(self) -> Mapping[str, RunCondition]:
+            now, self._runs = self._runs, MappingProxyType({})
+            return now
+
+    path = checkpoint(agent.directory, 7)
+    (path / "model.bin").write_bytes(b"weighty" * 1000)
+    note(agent.box, (path, 7, NOW - 50))
+    agent.turns()
+    ending = Ending()
+    ending._runs = agent.collector._conditions.runs
+    agent.collector._conditions = ending
+    agent.now += 61
+    assert (DAMAGED, "r", str(path), "model.bin", "", "flipped") in agent.turns(1)
+    assert not any(labels[0] == DAMAGED for labels in agent.turns(1))
+
+
+def test_agent_that_ends_meanwhile(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    """The next one begins anew, once: a checkpoint may take the memory for which the kernel ended both."""
+    note(agent.box, (checkpoint(agent.directory, 7), 7, NOW - 50))
+    found = []
+    for _ in range(4):
+        agent.waits, agent.command = False, [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        series = agent.turns()
+        assert len(agent.started) == (("rankwatch_checkpoint_verification_seconds", "r") not in series)
+        found.append((len(agent.started), series[OUTCOMES, "failed"]))
+        agent = Agent(agent.directory)
+    assert found == [(1, 0), (1, 0), (0, 1), (0, 0)]
+    assert caplog.text.count("the agent ended twice while it read a checkpoint of run r") == 1
+
+
 def test_cannot_be_started(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     """It counts, and the log says so."""
     name = "/" + "/".join(["d" * 200] * 25)
@@ -316,3 +377,14 @@ def test_too_little_memory(agent: Agent, caplog: pytest.LogCaptureFixture) -> No
     later = Agent(agent.directory)
     later.turns(4)
     assert later.started == []
+
+
+def test_users_share_the_records(tmp_path: Path) -> None:
+    """A user with many short runs loses their own oldest ones, and nobody's else."""
+    records = VerificationRecords(tmp_path)
+    for run, owner in (("of bob", BOB), *((f"{number}", ALICE) for number in range(600))):
+        records.add(run, VerificationRecord("/data/7", 7, 1.0, "good", 2.0, 1.0, owner=owner))
+    for kept in (records, VerificationRecords(tmp_path)):
+        assert kept.of_run("of bob") != []
+        assert kept.of_run("0") == []
+        assert kept.of_run("599") != []

@@ -9,16 +9,18 @@ left alone. A few users are served at a time and share what may be read, so that
 from __future__ import annotations
 
 import logging
+import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch.checkpoint_paths import SUFFIX
 from rankwatch.conventions import metric
 from rankwatch.untrusted.chosen_paths import Wanted
-from rankwatch.untrusted.text import is_hidden, printable
+from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
@@ -30,7 +32,7 @@ from rankwatch_agent.training.checkpoint_verification.records import (
     newest_of_paths,
 )
 from rankwatch_agent.training.checkpoints import noted_beside
-from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ _MOST_REMEMBERED = 1000
 _MOST_DAMAGED = 3
 """Damaged checkpoints of a run that have series, the newest."""
 _LONGEST_LABEL = 200
+_MOST_TRIES = 2
+"""Of a verification with which the agent ends: by chance, or because the kernel ends a container as a whole
+where one of its processes takes too much memory."""
 _LOOK_SECONDS = 60.0
 """Between two looks whether a damaged checkpoint is still there."""
 
@@ -75,6 +80,15 @@ class _Task(NamedTuple):
     box: Path
     owner: int
     """User id."""
+    private: bool
+    """The note that names it is hidden from other users."""
+
+    def record(
+        self, outcome: str, finished: float = 0.0, seconds: float = 0.0, **found: Any
+    ) -> VerificationRecord:
+        """What becomes of it."""
+        kept = {"private": self.private, "owner": self.owner, **found}
+        return VerificationRecord(*self.saved, outcome, finished, seconds, **kept)
 
 
 class CheckpointsCollector:
@@ -109,18 +123,33 @@ class CheckpointsCollector:
         self._looks: dict[tuple[str, Saved], tuple[int, float]] = {}
         """Incomplete checkpoints: how often they were read, and when they may be read again."""
         self._log_limit = LogLimit()
+        self._tries: dict[tuple[str, Saved], int] = {}
+        """How often verifications were begun with which the agent ended."""
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Have verifications begun again with which the last agent ended, unless that was no chance."""
+        for run, record in self._records.unfinished():
+            if record.tries < _MOST_TRIES:
+                self._tries[run, record.saved] = record.tries
+                self._records.forget(run, record.saved)
+            else:
+                self._outcomes[record.outcome] += 1
+                self._records.add(run, replace(record, finished=self._wall()))
+                logger.warning("the agent ended twice while it read a checkpoint of run %s", printable(run))
 
     def collect(self) -> Collection:
         """Take the results of processes that have ended, start the next ones, and export."""
         self._finish()
         self._paths.advance()
-        pending = list(self._pending())
+        runs = self._conditions.runs  # another thread may replace it meanwhile
+        pending = list(self._pending(runs))
         self._begin(pending)
         for _, process in self._running.values():
             process.set_rate(self._settings.bytes_per_second / len(self._running))
         running = [task for task, _ in self._running.values()]
         waiting = len(pending) + sum(each not in pending for each in running)
-        return Collection(series=[*self._series_of_runs(), *self._series_of_node(waiting)])
+        return Collection(series=[*self._series_of_runs(runs), *self._series_of_node(waiting)])
 
     def close(self) -> None:
         """End the processes that run."""
@@ -128,9 +157,8 @@ class CheckpointsCollector:
             process.kill()
         self._paths.close()
 
-    def _pending(self) -> Iterator[_Task]:
+    def _pending(self, runs: Mapping[str, RunCondition]) -> Iterator[_Task]:
         """Saves that wait, in the order in which they are to be verified."""
-        runs = self._conditions.runs
         oldest_first = sorted(
             runs, key=lambda run: max((e.finished for e in self._records.of_run(run)), default=0.0)
         )
@@ -144,13 +172,14 @@ class CheckpointsCollector:
         done = {each.saved for each in records}
         good = max((each.ended for each in records if each.outcome == "good"), default=-1.0)
         now = self._wall()
-        for saved in saves_beside(rank.path, rank.owner):
+        saves, private = saves_beside(rank.path, rank.owner), is_private(rank.path)
+        for saved in saves:
             if saved.ended <= good:
                 return
             settled = now - saved.ended > _SETTLE_SECONDS or saved.ended > now + _SETTLE_SECONDS
             _, not_before = self._looks.get((run, saved), (0, 0.0))
             if saved not in done and settled and now >= not_before:
-                yield _Task(run, saved, rank.path, rank.owner)
+                yield _Task(run, saved, rank.path, rank.owner, private)
 
     def _begin(self, pending: list[_Task]) -> None:
         """Start processes for users of whom none runs, first for who has waited longest."""
@@ -164,6 +193,8 @@ class CheckpointsCollector:
             self._served.pop(owner, None)
             self._served = dict([*self._served.items(), (owner, self._wall())][-_MOST_REMEMBERED:])
             task = first[owner]
+            tries = self._tries.pop((task.run, task.saved), 0) + 1
+            self._records.add(task.run, task.record("failed", tries=tries))
             try:
                 user = user_of(task.box, owner)
                 process = self._start(self._path_of(task.saved.path), owner=user)
@@ -196,21 +227,20 @@ class CheckpointsCollector:
         result = found.get("result") or {}
         outcome = str(result.get("outcome", "gone" if "gone" in found else "failed"))
         if outcome == "incomplete" and self._looks_again(task):
+            self._records.forget(task.run, task.saved)
             return
         self._looks.pop((task.run, task.saved), None)
         self._outcomes[outcome] += 1
         self._bytes += int(result.get("bytes", 0))
         problems = result.get("problems") or [{}]
-        record = VerificationRecord(
-            *task.saved,
-            outcome=outcome,
+        record = task.record(
+            outcome,
             finished=self._wall(),
             seconds=round(seconds, 3),
             bytes=int(result.get("bytes", 0)),
             file=str(problems[0].get("file", "")),
             tensor=str(problems[0].get("tensor", "")),
             damage=str(problems[0].get("damage", "")),
-            private=is_hidden(task.box.with_suffix(SUFFIX)),
         )
         self._records.add(task.run, record)
         self._log(record, found, problems[0])
@@ -231,9 +261,9 @@ class CheckpointsCollector:
         elif record.outcome == "failed" and self._log_limit.allows("failed"):
             logger.warning("%s", printable(str(found.get("error", "")))[:500])
 
-    def _series_of_runs(self) -> Iterator[Series]:
-        for run in self._conditions.runs:
-            records = self._records.of_run(run)
+    def _series_of_runs(self, runs: Mapping[str, RunCondition]) -> Iterator[Series]:
+        for run, condition in runs.items():
+            records = [each for each in self._records.of_run(run) if each.finished]
             if not records:
                 continue
             good = max(
@@ -244,26 +274,30 @@ class CheckpointsCollector:
                 yield Series(_VERIFIED_AT, (run,), good.ended)
             yield Series(_VERIFICATION_AT, (run,), records[-1].finished)
             yield Series(_VERIFICATION_SECONDS, (run,), records[-1].seconds)
-            yield from self._damaged(run, records)
+            yield from self._damaged(condition, records)
 
-    def _damaged(self, run: str, records: list[VerificationRecord]) -> Iterator[Series]:
+    def _damaged(self, condition: RunCondition, records: list[VerificationRecord]) -> Iterator[Series]:
         """One series for each path, of its newest verification."""
-        bad = [each for each in newest_of_paths(records) if each.found_bad and self._is_there(run, each.path)]
+        bad = [
+            each
+            for each in newest_of_paths(records)
+            if each.found_bad and self._is_there(condition, each.path)
+        ]
         for each in bad[-_MOST_DAMAGED:]:
             names = ("", "", "") if each.private else (each.path, each.file, each.tensor)
             labels = (name[:_LONGEST_LABEL] for name in (*names, each.damage))
-            yield Series(_DAMAGED_STEP, (run, *labels), each.step)
+            yield Series(_DAMAGED_STEP, (condition.run, *labels), each.step)
 
-    def _is_there(self, run: str, path: str) -> bool:
+    def _is_there(self, condition: RunCondition, path: str) -> bool:
         """Whether a damaged checkpoint was still there at the last look; looks again from time to time."""
-        there, next_look = self._there.get((run, path), (True, 0.0))
+        there, next_look = self._there.get((condition.run, path), (True, 0.0))
         if self._wall() >= next_look:
-            rank = self._conditions.runs[run].ranks[0]
+            rank = condition.ranks[0]
             found = self._paths.find(rank.path, rank.owner, [Wanted(str(self._path_of(path)), 0)])
             if found is not None:
                 there = found[0] is not None
                 self._there = dict([*self._there.items()][-_MOST_REMEMBERED:])
-                self._there[run, path] = (there, self._wall() + _LOOK_SECONDS)
+                self._there[condition.run, path] = (there, self._wall() + _LOOK_SECONDS)
         return there
 
     def _series_of_node(self, waiting: int) -> Iterator[Series]:
@@ -271,6 +305,14 @@ class CheckpointsCollector:
             yield Series(_VERIFICATIONS, (outcome,), self._outcomes[outcome])
         yield Series(_BYTES, (), self._bytes)
         yield Series(_PENDING, (), waiting)
+
+
+def is_private(box: Path) -> bool:
+    """True if other users may not read the note beside a box, or it is gone and nobody knows who might."""
+    try:
+        return not box.with_suffix(SUFFIX).lstat().st_mode & stat.S_IROTH
+    except OSError:
+        return True
 
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:

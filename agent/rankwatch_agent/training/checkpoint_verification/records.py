@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.runtime.turns import crowding
 
 _MOST_RUNS = 500
+"""Of more, the user with most of them loses the oldest."""
 _MOST_RECORDS = 32
 """Of one run; a note holds 16 checkpoints."""
 _MOST_BYTES = 32 << 20
@@ -27,21 +29,26 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class VerificationRecord:
-    """A verification that is over."""
+    """A verification that is over, or runs."""
 
     path: str
     step: int
     ended: float
     outcome: str
     finished: float
-    """Unix time."""
+    """Unix time; 0 as long as it runs."""
     seconds: float
     bytes: int = 0
     file: str = ""
     tensor: str = ""
     damage: str = ""
-    private: bool = False
-    """The note that named it was hidden from other users: its path and names are for nobody else."""
+    private: bool = True
+    """The note that named it was hidden from other users: its path and names are for nobody else. Records of
+    an agent that did not write it down are taken for such."""
+    owner: int | None = None
+    """User id of the run's owner; None in records of an agent that did not write it down."""
+    tries: int = 1
+    """How often it was begun: more than once if the agent ended meanwhile."""
 
     @property
     def found_bad(self) -> bool:
@@ -73,8 +80,19 @@ class VerificationRecords:
         kept = [each for each in self._runs.pop(run, []) if each.saved != record.saved]
         self._runs[run] = [*kept, record][-_MOST_RECORDS:]
         while len(self._runs) > _MOST_RUNS:
-            del self._runs[next(iter(self._runs))]
+            del self._runs[crowding(self._runs, owner=lambda run: self._runs[run][-1].owner)]
         self._save()
+
+    def forget(self, run: str, saved: Saved) -> None:
+        """Drop a record, so that the checkpoint may be verified again, and write the file."""
+        kept = [each for each in self._runs.pop(run, []) if each.saved != saved]
+        if kept:
+            self._runs[run] = kept
+        self._save()
+
+    def unfinished(self) -> list[tuple[str, VerificationRecord]]:
+        """Those that run, or ran when the agent ended, with their runs."""
+        return [(run, each) for run, found in self._runs.items() for each in found if not each.finished]
 
     def _save(self) -> None:
         self._file.save({run: [asdict(each) for each in found] for run, found in self._runs.items()})
