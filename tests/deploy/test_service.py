@@ -16,12 +16,16 @@ from support.processes.users import ALICE
 pytestmark = pytest.mark.process
 
 RUN = """
-import json, os, pathlib, signal, rankwatch
+import json, os, pathlib, signal, rankwatch, tempfile
+error = pathlib.Path(tempfile.mkdtemp(prefix="torchelastic_")) / "error.json"  # as torchrun does
+error.write_text(json.dumps({"message": {"message": "ValueError: no such batch", "extraInfo": {}}}))
+os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
 run = rankwatch.start(run="job", rank=0, world_size=1)
-with run.step(), run.checkpoint("save", path="/srv/alice/model.safetensors"):
+model = pathlib.Path("/home", "alice", "model.safetensors")
+with run.step(), run.checkpoint("save", path=model):
     header = b'{"weight": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
     content = len(header).to_bytes(8, "little") + header + bytes(16)
-    pathlib.Path("/srv/alice/model.safetensors").write_bytes(content)
+    model.write_bytes(content)
 note = pathlib.Path("/dev/shm/rankwatch/job/0.checkpoints")
 saved = json.loads(note.read_text())
 saved["checkpoints"][0]["ended"] -= 60  # the agent gives other ranks ten seconds
@@ -102,9 +106,10 @@ def test_without_the_entry(node: Machine) -> None:
 
 
 def test_all_drop_ins(node: Machine) -> None:
-    """Their capabilities add up, and in the sandbox of the unit they do what they are for: a child reads a
-    checkpoint with the rights of its user, and the box of an ended run is removed."""
-    node.shell(f"mkdir /srv/alice; chown {ALICE}:{ALICE} /srv/alice; chmod 700 /srv/alice")
+    """Their capabilities add up, and in the sandbox of the unit they do what they are for: children read a
+    checkpoint in the home of its user and torchrun's error file in /tmp with the rights of that user, and the
+    box of an ended run is removed."""
+    node.shell(f"mkdir --parents /home; cd /home; mkdir --mode=700 alice; chown {ALICE}:{ALICE} alice")
     node.shell(f"cat >> /etc/rankwatch/agent.toml <<'END'\n{SETTINGS}END")
     for each in DROP_INS:
         place = f"/etc/systemd/system/{UNIT.name}.d/{each.name}"
@@ -120,5 +125,7 @@ def test_all_drop_ins(node: Machine) -> None:
     _, _, names = node.run("capsh", f"--decode={held[1]}").partition("=")
     assert set(names.split(",")) == wanted
     good = re.compile(r'^rankwatch_checkpoint_verifications_total{.*outcome="good"} 1', re.MULTILINE)
+    told = re.compile(r'^rankwatch_rank_failures_total{.*exception="ValueError".*} 1', re.MULTILINE)
     until(lambda: good.search(node.metrics()) is not None, "it is verified")
+    until(lambda: told.search(node.metrics()) is not None, "it is known why the rank has ended")
     until(lambda: node.run("ls", DIRECTORY) == "", "its box is removed")

@@ -57,12 +57,16 @@ def test_no_privilege() -> None:
     assert found["PrivateTmp"] == ["yes"]
 
 
+SEEN = {"user-files": {"ProtectHome": ["read-only"], "BindReadOnlyPaths": ["/tmp -/var/tmp"]}}
+"""What a drop-in shows of the node, besides its capabilities."""
+
+
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.stem)
 def test_drop_in(drop_in: Path, unit: Path) -> None:
-    """It grants capabilities and nothing else, and systemd accepts the unit with it."""
+    """It grants capabilities, shows what they are for, and nothing else; systemd accepts the unit with it."""
     found = directives(drop_in)
-    assert set(found) == {"CapabilityBoundingSet", "AmbientCapabilities"}
-    assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"]
+    assert found.pop("CapabilityBoundingSet") == found.pop("AmbientCapabilities")
+    assert found == SEEN.get(drop_in.stem, {})
     folder = unit.with_name(f"{unit.name}.d")
     folder.mkdir()
     shutil.copy(drop_in, folder)
