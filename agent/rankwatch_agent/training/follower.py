@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import kept, layout, tenants
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
-from rankwatch.blackbox.tenants import in_tenant
 from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.chosen_paths import Wanted
@@ -40,8 +38,6 @@ _STAGE, _REPLICA = "pp", "dp"
 _MOST_AGE_SECONDS = 86400.0 * 3650
 _RECORDS_PER_POLL = 1 << 14
 """One default ring. A larger one takes several polls, so that no box holds up the others."""
-_OWNER_SUFFIX = re.compile(r"-uid(\d{1,10})(?:-\d+)?$", re.ASCII)
-"""Ending of a run's name that only boxes of this user id may have (see `rankwatch.blackbox.place`)."""
 
 
 class RankFollower:
@@ -387,15 +383,7 @@ class RankFollower:
 def run_label(box: Path, owner: int, directory: Path | None) -> tuple[str, bool]:
     """The run of a box as labels name it, and whether its directory belongs to another user. Raises OSError.
 
-    The name of a run belongs to the owner of its directory; that of another user's box gets a suffix. Anybody
-    may give a directory a name with such a suffix, so a name that ends in a foreign one gets another one.
-
     directory: holds all runs, those of tenants in directories of their own.
     """
-    folder = box.parent.parent
-    name = in_tenant(box.parent.name, "" if directory in (None, folder) else folder.name)
     foreign = box.parent.lstat().st_uid != owner
-    claimed = _OWNER_SUFFIX.search(name)
-    if foreign or (claimed is not None and int(claimed[1]) != owner):
-        return f"{name}-uid{owner}", foreign
-    return name, False
+    return tenants.run_label(box.parent, directory, owner, foreign=foreign), foreign

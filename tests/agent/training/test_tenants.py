@@ -13,7 +13,7 @@ from rankwatch.conventions import BoxFault
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_cli.commands import ls
 from rankwatch_cli.runs import named_run
-from support.processes.users import ALICE, BOB, become, node_directory, run_as
+from support.processes.users import ALICE, BOB, CAROL, become, node_directory, run_as
 from support.training.ranks import faults, rank, values
 
 __all__ = ["node_directory"]
@@ -45,9 +45,29 @@ def test_names(node_directory: Path) -> None:
         rank(node_directory / "team-b", "steps(1)\nready()", before=become(ALICE)),
         rank(node_directory / "team-b", "steps(1)\nready()", run="team-b.own", before=become(BOB)),
     ):
-        assert runs(node_directory) == {"job", "team-a.job", "team-b.job", "team-b.own"}
+        assert runs(node_directory) == {
+            "job",
+            f"team-a.job-uid{ALICE}",
+            f"team-b.job-uid{ALICE}",
+            "team-b.own",
+        }
         assert named_run("team-a.job", node_directory) == node_directory / "team-a" / "job"
         assert named_run("team-b.o", node_directory) == node_directory / "team-b" / "team-b.own"
+
+
+def test_joining_a_run(node_directory: Path) -> None:
+    """A user who makes a run of the same name, beside a tenant's folder or in it, neither adds a rank to that
+    of the tenant nor takes its place in an agent that starts later."""
+    inside = tenant(node_directory, "team-a")
+    run_as(BOB, inside, "[box('job', number) for number in (0, 5)]")
+    run_as(CAROL, node_directory, "[box('team-a.job', number) for number in (0, 5)]")
+    with rank(inside, "steps(1)\nready()", run="team-a.job", before=become(ALICE)):
+        collection = RanksCollector(directory=node_directory).collect()
+    assert {labels[:3] for labels in values(collection, "rankwatch_rank_state")} == {
+        ("team-a.job", "0", "running"),
+        *((f"team-a.job-uid{user}", number, "lost") for user in (BOB, CAROL) for number in ("0", "5")),
+    }
+    assert faults(collection) == {}
 
 
 @pytest.mark.parametrize(
