@@ -121,17 +121,14 @@ ALLOWED = {
 """Modules outside the room that do something with paths, none of which a user of the node can influence."""
 
 SAVED = "the checkpoint that this process saves, or that a child verifies with the rights of its user"
-BESIDE = "the status of a box or of a file beside it, by its path"
 LOOKED_AT = {
     "instrumentation/rankwatch/automatic/launching.py": PACKAGE,
     "instrumentation/rankwatch/automatic/seams/distributed_checkpoints.py": SAVED,
     "instrumentation/rankwatch/automatic/seams/saving.py": SAVED,
-    "instrumentation/rankwatch/blackbox/reader.py": BESIDE,
     "instrumentation/rankwatch/checkpoint_files/verify.py": SAVED,
     "instrumentation/rankwatch/exit_summary.py": "the program of this process",
     "agent/rankwatch_agent/incidents/dumps.py": SETTING,
     "agent/rankwatch_agent/incidents/profiles.py": OWN,
-    "agent/rankwatch_agent/incidents/rank_files.py": BESIDE,
     "agent/rankwatch_agent/runtime/reread.py": SETTING,
     "agent/rankwatch_agent/sources/attribution/pods.py": "the socket of the kubelet",
     "agent/rankwatch_agent/sources/attribution/slurm.py": SETTING,
@@ -142,15 +139,8 @@ LOOKED_AT = {
     "agent/rankwatch_agent/sources/mounts.py": "where file systems are mounted, in a thread that may hang",
     "agent/rankwatch_agent/sources/nvrx.py": SETTING,
     "agent/rankwatch_agent/sources/topology/pci_device.py": KERNEL,
-    "agent/rankwatch_agent/training/collectives/collector.py": BESIDE,
-    "agent/rankwatch_agent/training/collector.py": BESIDE,
-    "agent/rankwatch_agent/training/discovery.py": BESIDE,
-    "agent/rankwatch_agent/training/failures.py": BESIDE,
-    "agent/rankwatch_agent/training/flight_recorder/ask.py": BESIDE,
-    "agent/rankwatch_agent/training/follower.py": BESIDE,
-    "agent/rankwatch_agent/training/life/attempts.py": BESIDE,
-    "agent/rankwatch_agent/training/rank_states.py": BESIDE,
-    "agent/rankwatch_agent/training/tracked_runs.py": BESIDE,
+    "agent/rankwatch_agent/training/failures.py": OWN,
+    "agent/rankwatch_agent/training/follower.py": "the folder of a run in one of root",
 }
 """Modules that only look at paths, in processes that live as long as the agent or a training."""
 

@@ -4,7 +4,6 @@ newest log lines."""
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from rankwatch.lifecycle import CRASHED_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.trackers import note as trackers
+from rankwatch.untrusted.folders import look
 from rankwatch.untrusted.text import redacted, shown_json
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file, open_untrusted
@@ -178,6 +178,6 @@ def _add_replies(bundle: Bundle, rank: RankCondition, replies: Replies) -> None:
 
 def _has_content(path: Path) -> bool:
     try:
-        return os.lstat(path).st_size > 0
+        return look(path).st_size > 0
     except OSError:
         return False

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions import ENDED_STATES, BoxFault, metric
 from rankwatch.errors import BlackBoxError
+from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.restart_cycles import RestartCycles
@@ -230,7 +231,7 @@ class RanksCollector:
         return life_series(run, self._attempts.of(run), headers, self._wall_of)
 
     def _follow(self, path: Path) -> RankFollower:
-        run, _ = run_label(path, path.lstat().st_uid, self._directory)
+        run, _ = run_label(path, look(path).st_uid, self._directory)
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)

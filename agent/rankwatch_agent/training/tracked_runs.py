@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import MOST_BYTES, SUFFIX, parse_note
-from rankwatch.untrusted.folders import read_owned
+from rankwatch.untrusted.folders import look, read_owned
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.training.follower import RankFollower
 
@@ -91,7 +91,7 @@ class TrackedRuns:
         """The note beside a box, read again only where it has changed; none where its mode hides it."""
         path = box.with_suffix(SUFFIX)
         try:
-            status = path.lstat()
+            status = look(path)
             changed = (status.st_ino, status.st_ctime_ns)  # which a new mode changes, too
             known = self._notes.get(box)
             if known is not None and known.changed == changed:

@@ -66,6 +66,9 @@ class Limits(NamedTuple):
     """Address space, RLIMIT_AS."""
     output_bytes: int
     """Of a file that it writes, RLIMIT_FSIZE."""
+    background: bool = True
+    """It is the last to get processor and disk, because training comes first. On a busy node even the start
+    of Python takes half a minute then."""
 
 
 class Owner(NamedTuple):
@@ -121,7 +124,7 @@ def confine(limits: Limits, owner: Owner | None) -> bool:
     Where its parent could not lend it the rights of another user, it keeps the user of its parent without any
     capability. Then it must look who owns what it opens.
     """
-    _step_back()
+    _step_back(limits)
     for which, most in (
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
@@ -141,12 +144,14 @@ def confine(limits: Limits, owner: Owner | None) -> bool:
     return became
 
 
-def _step_back() -> None:
-    """Be the last to get processor and disk, and the first to be killed if memory runs out."""
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
+def _step_back(limits: Limits) -> None:
+    """Be the first to be killed if memory runs out, and in the background the last to get anything."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+    if not limits.background:
+        return
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
     machine = _MACHINES.get(platform.machine())
     if machine is not None:
         ctypes.CDLL(None).syscall(machine.ioprio_set, 1, 0, _IOPRIO_IDLE)

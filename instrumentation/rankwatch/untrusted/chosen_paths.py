@@ -176,7 +176,7 @@ class _Child:
         """Start it. Raises OSError."""
         self.asked = asked
         self.began = began
-        limits = Limits(seconds, math.ceil(seconds), _MEMORY_BYTES, _MOST_OUTPUT_BYTES)
+        limits = Limits(seconds, math.ceil(seconds), _MEMORY_BYTES, _MOST_OUTPUT_BYTES, background=False)
         self._output = memory_file()
         try:
             with memory_file() as questions:

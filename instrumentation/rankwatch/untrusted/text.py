@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.folders import look
 
 HIDDEN = "***"
 """Stands where a secret stood."""
@@ -75,8 +75,7 @@ def is_hidden(path: Path) -> bool:
     folder is a link or may not be looked into.
     """
     try:
-        with Folder.open(path.parent) as folder:
-            return not folder.status_of(path.name).st_mode & stat.S_IROTH
+        return not look(path).st_mode & stat.S_IROTH
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
 

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 
 from rankwatch.conventions import BoxFault
-from rankwatch.profiling import traces_beside
-from rankwatch_agent.sources.nccl_ras.collector import local_runs
 from rankwatch_agent.training import collector as ranks_collector
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
 from support.agent.process import ManualClock
-from support.processes.mounts import dead_file_server
-from support.processes.users import ALICE, BOB, CAROL, as_user, become, node_directory, program_of, run_as
+from support.paths import TESTS
+from support.processes.dead_server import run_beside_dead_server
+from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
 from support.training.ranks import faults, rank, state, values
 from support.training.recorder import completed, reply, worker_server
 
@@ -142,6 +137,28 @@ def test_links_without_an_end(node_directory: Path) -> None:
             assert ("job", "0", "running") in values(collector.collect(), "rankwatch_rank_state")
 
 
+_LOOKS = f"""
+import os, subprocess
+sys.path[:0] = [{str(TESTS)!r}]
+from rankwatch.profiling import traces_beside
+from rankwatch_agent.sources.nccl_ras.collector import local_runs
+from rankwatch_agent.training.collector import RanksCollector
+from support.processes.users import ALICE, run_as
+boxes = directory / "boxes"
+boxes.mkdir()
+boxes.chmod(0o1777)
+run_as(ALICE, boxes, "box('linked', 0, capacity=256)")
+collector = RanksCollector(directory=boxes)
+collector.collect()
+subprocess.run(["sh", "-ec", link, str(dead)], cwd=boxes, check=True)
+for path in boxes.rglob("*"):
+    os.lchown(path, ALICE, ALICE)
+for _ in range(3):
+    collector.collect()
+local_runs(boxes)
+traces_beside(boxes / "linked" / "0.blackbox")
+print("came back")
+"""
 _SUFFIXES = "error_file crashed killed terminated lines checkpoints trackers profile sock"
 _LINKS = {
     "the box": "cd linked; rm 0.blackbox; ln -s $0/x 0.blackbox",
@@ -152,27 +169,10 @@ _LINKS = {
 
 
 @pytest.mark.parametrize("link", _LINKS)
-def test_links_to_a_dead_file_server(node_directory: Path, tmp_path: Path, link: str) -> None:
+def test_links_to_a_dead_file_server(node_directory: Path, link: str) -> None:
     """Nobody waits for it: what a user may link to is looked at without following."""
-    run_as(ALICE, node_directory, "box('linked', 0, capacity=256)")
-    collector = RanksCollector(directory=node_directory)
-    collector.collect()
-
-    def look() -> None:
-        for _ in range(3):
-            collector.collect()
-        local_runs(node_directory)
-        traces_beside(node_directory / "linked" / "0.blackbox")
-
-    with dead_file_server(tmp_path):
-        command = ["sh", "-c", _LINKS[link], str(tmp_path)]
-        subprocess.run([*as_user(ALICE), *command], cwd=node_directory, check=True)
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
-        looking.join(30.0)
-        frame = sys._current_frames().get(looking.ident or 0)
-        held_up = traceback.format_stack(frame) if frame is not None else []
-    assert not held_up
+    found = run_beside_dead_server(node_directory, f"link = {_LINKS[link]!r}\n{_LOOKS}")
+    assert found == "came back\n"
 
 
 def test_two_users_one_name(node_directory: Path) -> None:

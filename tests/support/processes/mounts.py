@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,33 +47,3 @@ def _run(
         text=True,
         check=False,
     )
-
-
-_DEAD_SERVER = """
-import ctypes, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-options = "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % os.open("/dev/fuse", os.O_RDWR)
-if libc.mount(b"dead", sys.argv[1].encode(), b"fuse", 0, options.encode()):
-    sys.exit(os.strerror(ctypes.get_errno()))
-print("mounted", flush=True)
-sys.stdin.readline()
-libc.umount2(sys.argv[1].encode(), 2)  # MNT_DETACH
-"""
-
-
-@contextmanager
-def dead_file_server(directory: Path) -> Iterator[None]:
-    """A file system at the directory whose server never answers. In the end, who waits gets an error."""
-    command = [sys.executable, "-c", _DEAD_SERVER, str(directory)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None and server.stdin is not None
-        if server.stdout.readline() != "mounted\n":
-            pytest.skip("this machine does not allow mounts of FUSE")
-        try:
-            yield
-        finally:
-            server.stdin.write("\n")
-            server.stdin.flush()
-            server.wait(30)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from rankwatch.checkpoint_paths import SUFFIX
 from rankwatch.conventions import metric
 from rankwatch.untrusted.chosen_paths import Wanted
+from rankwatch.untrusted.folders import look
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
@@ -310,7 +311,7 @@ class CheckpointsCollector:
 def is_private(box: Path) -> bool:
     """True if other users may not read the note beside a box, or it is gone and nobody knows who might."""
     try:
-        return not box.with_suffix(SUFFIX).lstat().st_mode & stat.S_IROTH
+        return not look(box.with_suffix(SUFFIX)).st_mode & stat.S_IROTH
     except OSError:
         return True
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch.flight_recorder import SUFFIX
+from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.turns import share, take_turns
@@ -139,7 +140,7 @@ class CollectivesCollector:
         ranks = {}
         for path, owner in sorted(chosen):
             try:
-                if not stat.S_ISSOCK(path.lstat().st_mode):
+                if not stat.S_ISSOCK(look(path).st_mode):
                     continue
                 run, _ = run_label(path, owner, self._directory)
             except OSError:

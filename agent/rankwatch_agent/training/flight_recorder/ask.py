@@ -7,7 +7,6 @@ sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import TypeVar
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.blackbox.layout import SUFFIX as BOX_SUFFIX
 from rankwatch.flight_recorder import SUFFIX
-from rankwatch.untrusted.folders import Folder
+from rankwatch.untrusted.folders import Folder, look
 from rankwatch.untrusted.peers import connect
 from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
@@ -174,7 +173,7 @@ def socket_beside(box: Path) -> Path | None:
     """The socket of the rank whose black box this is; None where it serves no flight recorder."""
     path = box.with_suffix(SUFFIX)
     try:
-        return path if stat.S_ISSOCK(os.lstat(path).st_mode) else None
+        return path if stat.S_ISSOCK(look(path).st_mode) else None
     except OSError:
         return None
 

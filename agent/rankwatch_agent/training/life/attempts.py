@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
@@ -285,7 +286,7 @@ def _last_step(rank: RankFollower) -> int:
 def _sigterm(rank: RankFollower) -> float | None:
     """When the rank wrote its stacks because of SIGTERM."""
     try:
-        status = rank.path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False)
+        status = look(rank.path.with_suffix(TERMINATED_SUFFIX))
     except OSError:
         return None
     header = rank.header
