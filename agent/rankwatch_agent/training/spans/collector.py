@@ -36,7 +36,8 @@ MAX_SPANS_OF_PASS = 5000
 _MAX_RUNS = 200
 _FORGET_SECONDS = 7200.0
 _SAVE_SECONDS = 10.0
-"""Between two writes of the state while no span goes out: each waits for the disk."""
+"""Between two writes of the state while no span goes out and no process comes or goes: each waits for the
+disk."""
 
 _STEPS = metric("rankwatch_traced_steps_total")
 _SPANS = metric("rankwatch_spans_total")
@@ -116,14 +117,16 @@ class TracesCollector:
     def _pass(self, *, at_the_end: bool) -> None:
         moment, now = self._monotonic(), int(self._wall() * 1e9)
         self._update_incidents(moment, now)
-        for note in self._notes.take():
+        notes = self._notes.take()
+        for note in notes:
             self._take(note, moment)
         self._steps.decide(moment, all_of_them=at_the_end)
         for run in self._runs.values():
             run.tick(moment, now)
         self._forget(moment)
         made, self._made = self._made, []
-        if made or at_the_end or moment >= self._saved + _SAVE_SECONDS:
+        changed = any(isinstance(each, (Began, Resumed, Ended)) for each in notes)
+        if made or changed or at_the_end or moment >= self._saved + _SAVE_SECONDS:
             # Before the spans go out: a span that is lost with the agent is better than one that comes twice.
             self._saved = moment
             self._state.save(now)

@@ -208,6 +208,22 @@ def test_agent_dies(tmp_path: Path) -> None:
     assert len(second.named("run")) == 1
 
 
+def test_agent_dies_between_attempts(tmp_path: Path) -> None:
+    """The next one sends the attempt that the killed one had seen, and whose box another one has by now."""
+    boxes, state = tmp_path / "boxes", tmp_path / "state"
+    train(boxes, how="lost")
+    first = Node(boxes, state=state, hold_seconds=3.0)
+    first.read()
+    train(boxes, how="lost", TORCHELASTIC_RESTART_COUNT="1")
+    first.read()
+    train(boxes, TORCHELASTIC_RESTART_COUNT="2")
+    second = Node(boxes, state=state)
+    second.read()
+    second.pass_time(8)
+    check([*first.sent, *second.sent])
+    assert sorted(each.attributes["rankwatch.attempt"] for each in second.named("attempt")) == [0, 1, 2]
+
+
 def test_broken_state(tmp_path: Path) -> None:
     """A state that cannot be read counts as none: an agent must start."""
     (tmp_path / "state").mkdir()
