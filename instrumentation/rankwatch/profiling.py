@@ -9,11 +9,10 @@ What a step will take is only known after it, so the others are recorded too and
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +20,9 @@ from typing import Any, NamedTuple
 from rankwatch.automatic.patching import Replacement, watch
 from rankwatch.blackbox.writer import Writer
 from rankwatch.failures import Failures
+from rankwatch.messages import warn
 from rankwatch.steps import Steps
 from rankwatch.untrusted.folders import Folder
-
-_log = logging.getLogger("rankwatch")
 
 SUFFIX = ".profile"
 """Suffix of the directory beside the black box that holds the rank's traces."""
@@ -57,16 +55,18 @@ def request(directory: Path, run: str, rank: int) -> Path:
     """Ask a rank for traces of its slowest next steps; returns the request. Raises OSError."""
     path = request_path(directory, run, rank, os.geteuid())
     with Folder.open(directory, follow=True) as boxes:
-        remove_old_requests(boxes)
+        remove_old_requests(boxes, boxes.names())
         boxes.remove(path.name)
         os.close(boxes.create(path.name))
     return path
 
 
-def remove_old_requests(boxes: Folder) -> None:
-    """Remove this user's requests that are too old to be served."""
+def remove_old_requests(boxes: Folder, names: Iterable[str]) -> None:
+    """Remove, of these, the requests of this user that are too old to be served."""
     ending = f".{os.geteuid()}{_REQUEST_SUFFIX}"
-    for name in [each for each in boxes.names() if each.startswith(".") and each.endswith(ending)]:
+    for name in names:
+        if not (name.startswith(".") and name.endswith(ending)):
+            continue
         with contextlib.suppress(OSError):  # another process was faster
             if boxes.status_of(name).st_mtime < time.time() - VALID_SECONDS:
                 boxes.remove(name)
@@ -242,7 +242,7 @@ class SlowStepProfiler:
                 size = folder.status_of(partial).st_size
                 used = sum(folder.status_of(each).st_size for each in folder.names()) - size
                 if size > min(MOST_BYTES, MOST_BYTES_IN_ALL - used):
-                    _log.warning("rankwatch keeps no trace of step %d: it has %d bytes", recorded.step, size)
+                    warn("rankwatch keeps no trace of step %d: it has %d bytes", recorded.step, size)
                     return
                 os.chmod(partial, 0o644, dir_fd=folder.fileno())  # the agent is another user
                 folder.rename(partial, name)

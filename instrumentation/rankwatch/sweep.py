@@ -62,7 +62,7 @@ def sweep(boxes: Folder, *, kept_seconds: float = KEPT_SECONDS, most_bytes: int 
     """
     in_time = _InTime(time.monotonic() + _MOST_SECONDS)
     remove_abandoned(boxes, in_time(boxes.names()))
-    remove_old_requests(boxes)
+    remove_old_requests(boxes, in_time(boxes.names()))
     for each in _ended(boxes, in_time, before=time.time() - kept_seconds):
         _remove(boxes, each)
     if most_bytes and _used(boxes) > most_bytes // 2 and _own_bytes(boxes, in_time) > most_bytes // 2:

@@ -77,7 +77,7 @@ class PathReaders:
             before = reader.given_up
             reader.advance()
             if reader.given_up > before and self._log_limit.allows(str(owner)):
-                logger.warning("a file of user %d was not read within %g s", owner, SECONDS)
+                logger.warning("a file of user %d could not be read within %g s", owner, SECONDS)
             if reader.idle:
                 del self._readers[owner]
 

@@ -75,7 +75,8 @@ class Owner(NamedTuple):
     """The user whose data a child reads, with whose rights it does so."""
 
     uid: int
-    gid: int
+    gid: int = -1
+    """-1: the child asks the node for their groups, which may wait for a directory service."""
     groups: tuple[int, ...] = ()
 
 
@@ -98,7 +99,7 @@ def memory_file() -> BinaryIO:
 
 
 def owner_of(uid: int, pid: int | None = None) -> Owner:
-    """A user with the groups of their process, or else those that the node knows of.
+    """A user with the groups of their process, or else with those that the node knows of.
 
     pid: a process of theirs in this PID namespace. The group of a file says nothing: in a folder with the
     setgid bit it may be one that its owner is not in.
@@ -111,11 +112,17 @@ def owner_of(uid: int, pid: int | None = None) -> Owner:
                 # The real group: a program with the setgid bit lends another one.
                 gid = int(fields["Gid"].split()[0])
                 return Owner(uid, gid, tuple(map(int, fields["Groups"].split())))
+    return Owner(uid)
+
+
+def _with_groups(owner: Owner) -> Owner:
+    if owner.gid >= 0:
+        return owner
     try:
-        user = pwd.getpwuid(uid)
-        return Owner(uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+        user = pwd.getpwuid(owner.uid)
+        return Owner(owner.uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
     except (KeyError, OSError):
-        return Owner(uid, _NO_GROUP)
+        return Owner(owner.uid, _NO_GROUP)
 
 
 def confine(limits: Limits, owner: Owner | None) -> bool:
@@ -138,7 +145,7 @@ def confine(limits: Limits, owner: Owner | None) -> bool:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limits.seconds)
     os.umask(0o077)
-    became = owner is not None and _become(owner)
+    became = owner is not None and _become(_with_groups(owner))
     _drop_capabilities()
     _leave_network()
     return became
@@ -164,8 +171,7 @@ def _become(owner: Owner) -> bool:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EINVAL):  # EINVAL: an id that this namespace has not
             raise
-        own = (os.getuid(), os.getgid())
-        return own == (owner.uid, owner.gid)
+        return os.getuid() == owner.uid
     try:
         os.setresgid(owner.gid, owner.gid, owner.gid)
         os.setresuid(owner.uid, owner.uid, owner.uid)

@@ -94,7 +94,7 @@ class PathReader:
         self, owner: Owner, *, seconds: float = SECONDS, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.given_up = 0
-        """Files that did not answer in time."""
+        """Files that did not answer in time, or for which no process could be started."""
         self._owner = owner
         self._seconds = seconds
         self._monotonic = monotonic
@@ -131,6 +131,7 @@ class PathReader:
             try:
                 self._child = _Child(asked, self._owner, self._seconds, self._monotonic())
             except OSError:  # no process or descriptor is to be had
+                self.given_up += len(asked)
                 self._note(asked, [])
 
     def close(self) -> None:
@@ -204,8 +205,9 @@ class _Child:
 
     def end(self) -> list[Answer]:
         """End it, and what it has read. A child that this process has no right to end ends itself."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_SECONDS)
         with self._output:

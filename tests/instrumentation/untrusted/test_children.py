@@ -70,6 +70,11 @@ def test_rights_of_the_owner(node_directory: Path) -> None:
     }
 
 
+def test_groups_that_nobody_knows(node_directory: Path) -> None:
+    """A user of whom neither a process nor the node tells the groups gets the one that owns nothing."""
+    assert run(node_directory, Owner(ALICE))["ids"] == [[ALICE] * 3, [65534] * 3, []]
+
+
 @pytest.mark.parametrize(("capabilities", "as_owner"), [("-all", False), ("+setuid,+setgid", True)])
 def test_service_without_root(node_directory: Path, capabilities: str, as_owner: bool) -> None:
     """A service of its own user becomes the owner if it may, and else says that it has not."""
@@ -114,4 +119,4 @@ def test_groups_of_the_owner() -> None:
     """They are those of a process of the user; that of another user counts for nothing."""
     here = owner_of(os.geteuid(), os.getpid())
     assert here == (os.geteuid(), os.getgid(), tuple(os.getgroups()))
-    assert owner_of(ALICE, os.getpid()) == (ALICE, 65534, ())
+    assert owner_of(ALICE, os.getpid()) == owner_of(ALICE) == Owner(ALICE)
