@@ -68,16 +68,18 @@ _SHORTEST_WEAK = 6
 """Characters of a token: `pad_token=0` is none."""
 
 
-def is_hidden(path: Path) -> bool:
+def is_hidden(path: Path, *, if_gone: bool = False) -> bool:
     """True if the mode of a file hides it from other users, as the umask of its writer may have it.
 
-    Root can read it, and must not show it to everybody. False where there is no file, and True where its
-    folder is a link or may not be looked into.
+    Root can read it, and must not show it to everybody. True where its folder is a link or may not be looked
+    into.
+
+    if_gone: the answer where there is no file.
     """
     try:
         return not look(path).st_mode & stat.S_IROTH
     except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+        return if_gone if isinstance(error, FileNotFoundError) else True
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -15,11 +15,11 @@ import pytest
 from rankwatch.checkpoint_files import ManifestWriter
 from rankwatch.conventions import RankState
 from rankwatch.untrusted.children import Limits, Owner, confined
+from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (
     CheckpointsCollector,
     VerificationSettings,
-    is_private,
     saves_beside,
 )
 from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
@@ -221,7 +221,8 @@ def test_hidden_note_that_is_gone_at_the_end(agent: Agent) -> None:
     agent.box.with_suffix(".checkpoints").unlink()
     series = agent.turns(1)
     assert [labels for labels in series if labels[0] == DAMAGED] == [(DAMAGED, "r", "", "", "", "flipped")]
-    assert is_private(agent.box)
+    assert not is_hidden(agent.box.with_suffix(".checkpoints"))
+    assert is_hidden(agent.box.with_suffix(".checkpoints"), if_gone=True)
 
 
 def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:

@@ -9,7 +9,6 @@ left alone. A few users are served at a time and share what may be read, so that
 from __future__ import annotations
 
 import logging
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +19,7 @@ from typing import Any, NamedTuple
 from rankwatch.checkpoint_paths import SUFFIX
 from rankwatch.conventions import metric
 from rankwatch.untrusted.chosen_paths import Wanted
-from rankwatch.untrusted.folders import look
-from rankwatch.untrusted.text import printable
+from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
@@ -173,7 +171,8 @@ class CheckpointsCollector:
         done = {each.saved for each in records}
         good = max((each.ended for each in records if each.outcome == "good"), default=-1.0)
         now = self._wall()
-        saves, private = saves_beside(rank.path, rank.owner), is_private(rank.path)
+        saves = saves_beside(rank.path, rank.owner)
+        private = is_hidden(rank.path.with_suffix(SUFFIX), if_gone=True)  # asked last: it may go meanwhile
         for saved in saves:
             if saved.ended <= good:
                 return
@@ -306,14 +305,6 @@ class CheckpointsCollector:
             yield Series(_VERIFICATIONS, (outcome,), self._outcomes[outcome])
         yield Series(_BYTES, (), self._bytes)
         yield Series(_PENDING, (), waiting)
-
-
-def is_private(box: Path) -> bool:
-    """True if other users may not read the note beside a box, or it is gone and nobody knows who might."""
-    try:
-        return not look(box.with_suffix(SUFFIX)).st_mode & stat.S_IROTH
-    except OSError:
-        return True
 
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:
