@@ -65,7 +65,8 @@ while time.monotonic() < end:
         steps = re.findall(pattern, body.decode(), re.M)
         found["steps"] = {rank: float(value) for rank, name, value in steps if name == run}
         found["secrets"] = int(secret in body)
-        found["attack_runs"] = len({name for _, name, _ in steps} - {run})
+        states = re.findall(r'^rankwatch_rank_state{[^}]*run="([^"]*)"', body.decode(), re.M)
+        found["attack_runs"] = len(set(states) - {run})
     except OSError as error:
         found |= {"error": str(error), "seconds": time.monotonic() - began}
     print(json.dumps(found), flush=True)

@@ -76,7 +76,7 @@ def test_gpus() -> None:
     assert environment()["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
     assert container()["resources"] == {
         "requests": {"cpu": "50m", "memory": "128Mi"},
-        "limits": {"memory": "512Mi"},
+        "limits": {"memory": "2Gi"},
     }
 
 

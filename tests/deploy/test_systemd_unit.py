@@ -94,7 +94,7 @@ def test_devices_and_writable_paths() -> None:
 def test_limits_and_restarts() -> None:
     """Memory and CPU are bounded; a mistake in the settings is not tried again, anything else is."""
     found = directives(UNIT)
-    assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["512M"], ["100%"], ["10"])
+    assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["2G"], ["100%"], ["10"])
     assert int(found["LimitNOFILE"][0]) >= 2 * MAX_BOXES  # an agent takes at most half for black boxes
     assert found["Restart"] == ["on-failure"]
     assert found["RestartPreventExitStatus"] == ["2"]
