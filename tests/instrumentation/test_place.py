@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -309,6 +310,21 @@ def test_folder_that_becomes_a_link(node_directory: Path) -> None:
 
 
 @needs_root
+def test_lock_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can open a box only once its writer has locked it: whoever is faster would keep it from that."""
+    modes = []
+    lock = fcntl.lockf
+
+    def locked(file: int, command: int) -> None:
+        modes.append(os.fstat(file).st_mode & 0o777)
+        lock(file, command)
+
+    monkeypatch.setattr(fcntl, "lockf", locked)
+    writer = Writer(tmp_path, Identity(run="job"), phases=())
+    assert modes == [0o600]
+    assert writer.path.stat().st_mode & 0o777 == 0o444
+
+
 def test_lock_of_another_user(node_directory: Path) -> None:
     """Whoever may read a run's folder may lock it, for ever. The next attempt does not wait for that."""
     with trainer(node_directory) as first:

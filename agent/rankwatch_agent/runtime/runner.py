@@ -150,9 +150,10 @@ class CollectorRunner:
         """Start the thread; the first run begins at once."""
         self._thread.start()
 
-    def join(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for the thread to end."""
+    def join(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the thread to end; True if it has."""
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def health(self) -> CollectorHealth:
         """The health now. This call also notices a run past its deadline."""

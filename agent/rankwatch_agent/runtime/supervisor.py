@@ -57,11 +57,15 @@ class Supervisor:
         self._watch.start()
 
     def stop(self, timeout_seconds: float) -> None:
-        """Ask all collectors to stop, and wait for them at most `timeout_seconds` in all."""
+        """Ask all collectors to stop, wait for them at most `timeout_seconds` in all, and close those that
+        have something to close, such as children. One that hangs ends with this process."""
         self._stopping.set()
         end = time.monotonic() + timeout_seconds
         for runner in self._runners:
-            runner.join(max(0.0, end - time.monotonic()))
+            ended = runner.join(max(0.0, end - time.monotonic()))
+            close = getattr(runner.collector, "close", None)
+            if close is not None and ended:
+                close()
 
     def snapshot(self) -> Snapshot:
         """The last good results and the health of all collectors."""

@@ -24,24 +24,35 @@ class RankProcess(NamedTuple):
     rank: int
     pid: int
     """In the agent's PID namespace."""
+    owner: int = 0
+    """User id."""
 
 
 def writer_of(black_box: Path) -> int | None:
     """The process that writes a black box; None where it is unknown.
 
     The header holds the id that the trainer sees, which differs in a container, and the file is untrusted.
-    But the writer holds a record lock on the file, and the kernel knows the holder.
+    But the writer holds a record lock on the file, and the kernel knows the holder. A process that shares its
+    descriptors may outlive it, so that another one has its number by now: the user must fit.
     """
     try:
         file = open_regular(black_box)
     except OSError:
         return None
     try:
-        return lock_holder(file) or None
-    except OSError:
-        return None  # a file system without locks
+        pid = lock_holder(file)
+        return pid if pid and _user_of(pid) == os.fstat(file).st_uid else None
+    except (OSError, ValueError):
+        return None  # a file system without locks, or the process has ended
     finally:
         os.close(file)
+
+
+def _user_of(pid: int) -> int:
+    """The real user id of a process. Raises OSError and ValueError."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    found = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
+    return int(found.split("\t")[1] if "\t" in found else "")
 
 
 def user_of(black_box: Path, owner: int) -> Owner:

@@ -14,12 +14,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
 from rankwatch_agent.sources.parts import collect_parts
@@ -44,6 +45,8 @@ MAX_MOUNTS = 16
 MAX_ASKED = 64
 """File systems asked, and so threads that a node full of dead file servers can cost."""
 MAX_NFS = 32
+_MOST_CHARACTERS = 512 << 10
+"""Of a mount table, some 4,000 mounts. In a namespace of their own, users can make as many as they like."""
 
 _KERNEL_TYPES = frozenset(
     [
@@ -125,16 +128,16 @@ class MountsCollector:
         first: dict[str, RankProcess] = {}
         for rank in self._ranks():
             first.setdefault(rank.run, rank)  # ranks of one run on a node see the same
-        ranks = list(first.values())[:MAX_RUNS]
+        ranks, _ = share(first.values(), owner=lambda each: each.owner, most=MAX_RUNS)
         parts = (lambda: self._runs(ranks), lambda: self._nfs([str(each.pid) for each in ranks]))
         return collect_parts(self.name, parts, self._log_limit)
 
     def _runs(self, ranks: Iterable[RankProcess]) -> Iterator[Series]:
         found: list[tuple[str, Mount]] = []
         places: dict[str, tuple[str, ...]] = {}
-        for run, _, pid in ranks:
+        for run, _, pid, _ in ranks:  # in the order of turns, so that all users have some asked
             process = self._procfs / str(pid)
-            mounts = parse_mountinfo(text_or_empty(process / "mountinfo"))
+            mounts = parse_mountinfo(text_or_empty(process / "mountinfo")[:_MOST_CHARACTERS])
             for mount in data_mounts(mounts, working_directory(process)):
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
@@ -194,7 +197,7 @@ def _rank_of_place(mount: Mount, directory: str) -> tuple[bool, int, bool, int, 
 
 
 def _inside(path: str, *directories: str) -> bool:
-    return any(PurePosixPath(path).is_relative_to(each) for each in directories)
+    return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in directories)
 
 
 def working_directory(process: Path) -> str:

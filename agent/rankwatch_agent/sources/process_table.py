@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
 
@@ -93,7 +94,8 @@ class ProcessesCollector:
             yield Series(_SERVICE, (service,), float(service in running))
 
     def _rank_threads(self) -> Iterator[Series]:
-        for run, rank, pid in list(self._ranks())[:MAX_RANKS]:
+        chosen, _ = share(self._ranks(), owner=lambda each: each.owner, most=MAX_RANKS)
+        for run, rank, pid, _ in chosen:
             threads = self._procfs / str(pid) / "task"
             states = [process.state for process in _read_all(threads, MAX_THREADS)]
             if states:

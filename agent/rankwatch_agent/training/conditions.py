@@ -152,4 +152,4 @@ def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
         for rank in condition.ranks:
             pid = None if rank.ended else writer_of(rank.path)
             if pid is not None:
-                yield RankProcess(run, rank.rank, pid)
+                yield RankProcess(run, rank.rank, pid, rank.owner)

@@ -92,10 +92,19 @@ def _mount_of(file: int) -> bytes:
 
 
 def create_hidden(boxes: Folder) -> tuple[int, str]:
-    """Create a file without a place; its descriptor and its name. Raises OSError."""
+    """Create a file without a place, locked; its descriptor and its name. Raises OSError.
+
+    Nobody else can open it before the lock is taken: who can may lock it first.
+    """
     name = f".{os.urandom(8).hex()}{HIDDEN_SUFFIX}"
-    file = boxes.create(name, mode=_MODE)
-    os.fchmod(file, _MODE)
+    file = boxes.create(name, mode=0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(file, _MODE)
+    except BaseException:
+        boxes.remove(name)
+        os.close(file)
+        raise
     return file, name
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import math
 import mmap
@@ -297,7 +296,6 @@ def _create(boxes: Folder, size: int, copied: bool) -> tuple[int, str, mmap.mmap
     file, name = create_hidden(boxes)
     try:
         os.posix_fallocate(file, 0, size)
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         copies = None
         if copied:
             copies = CopiedFile(file, size, part_bytes=_PART_BYTES, ring_offset=layout.RING_OFFSET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rankwatch.blackbox.records import GroupNow
 from rankwatch_agent.incidents.rank_state import final_state, process_state
 from rankwatch_agent.runtime.writers import writer_of
 from support.incidents.incidents import boxed
+from support.processes.users import ALICE
 from support.training.blackbox import box
 from support.training.ranks import rank
 
@@ -98,6 +100,16 @@ def test_writer_is_the_lock_holder(tmp_path: Path) -> None:
         assert writer_of(path) == process.pid
         process.kill()
         process.wait()
+        assert writer_of(path) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+def test_lock_of_a_process_of_another_user(tmp_path: Path) -> None:
+    """The number of a writer that has ended may be that of a later process."""
+    with rank(tmp_path, STAND):
+        path = box(tmp_path)
+        assert writer_of(path) is not None
+        os.chown(path, ALICE, ALICE)
         assert writer_of(path) is None
 
 

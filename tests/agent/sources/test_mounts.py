@@ -225,6 +225,24 @@ def test_mount_namespace_of_a_container(tmp_path: Path) -> None:
     assert found["rankwatch_run_mount_info", "gpt", "/tmp", "none", "tmpfs"] == 1
 
 
+def test_many_runs_of_one_user(node: Node) -> None:
+    """They do not push out the run of another one."""
+    node.mount("/data")
+    node.ranks = [*(RankProcess(f"hog{each}", 0, 71, 1) for each in range(100)), RankProcess("gpt", 3, 70, 2)]
+    assert any(key[:2] == ("rankwatch_run_mount_info", "gpt") for key in node.read())
+
+
+def test_mounts_without_end(node: Node) -> None:
+    """Only the first thousands of a mount table are read: users can make more in a namespace of their own."""
+    node.mount("/data")
+    table = node.procfs / "70" / "mountinfo"
+    many = "1 1 9:9 / /x rw - ext4 /dev/sdx rw\n" * 50_000
+    table.write_text(f"{table.read_text()}{many}1 1 9:8 / /late rw - ext4 /dev/sdy rw\n")
+    node.ranks = node.ranks[:1]
+    places = {key[2] for key in node.read() if key[0] == "rankwatch_run_mount_info"}
+    assert places == {"/data", "/x"}
+
+
 @pytest.mark.process
 def test_agent_of_another_user(tmp_path: Path) -> None:
     """It may not enter the rank's namespace, nor read the counters of NFS. That is no failure."""

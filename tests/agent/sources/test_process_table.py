@@ -70,6 +70,15 @@ def test_threads_of_a_rank(node: Node) -> None:
     assert found == {(name, "gpt", "5"): 2}  # rank 6 has ended meanwhile
 
 
+def test_many_ranks_of_one_user(node: Node) -> None:
+    """They do not push out the rank of another one."""
+    hogs = (RankProcess(f"hog{each}", 0, 41, 1) for each in range(1000))
+    node.ranks = [*hogs, RankProcess("gpt", 5, 40, 2)]
+    node.put(40, "python")
+    node.put(40, "python", "D", thread=40)
+    assert node.read()["rankwatch_rank_uninterruptible_threads", "gpt", "5"] == 1
+
+
 def test_services(node: Node) -> None:
     """One that never ran is not missed; one that is gone is. The kernel cuts names off."""
     assert SERVICE not in {key[0] for key in node.read()}

@@ -171,6 +171,16 @@ def test_process_that_is_stopped(tmp_path: Path) -> None:
     assert process.result() == {"result": repr(rates[-1])}
 
 
+def test_process_that_stays_stopped(tmp_path: Path) -> None:
+    """It would hold its place for hours: it is given up."""
+    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", STOPPED))
+    os.waitid(os.P_PID, process._process.pid, os.WSTOPPED | os.WNOWAIT)
+    found = process.result()
+    assert found is not None
+    assert "its user has stopped it" in found["error"]
+    process._process.wait(60)
+
+
 def test_process_that_never_ends(tmp_path: Path) -> None:
     now = [0.0]
     command = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -135,7 +135,9 @@ def _inside_zip(data: bytes, chance: Random) -> bytes:
         with zipfile.ZipFile(io.BytesIO(data)) as old:
             members = [(each, old.read(each)) for each in old.infolist()]
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, EOFError, zlib.error):
-        return flip(data, chance)  # RuntimeError: a member that says it is encrypted, or packed in another way
+        return flip(
+            data, chance
+        )  # RuntimeError: a member that says it is encrypted, or packed in another way
     chosen = chance.randrange(len(members))
     written = io.BytesIO()
     with zipfile.ZipFile(

@@ -86,10 +86,12 @@ class VerifyingProcess:
     def result(self) -> dict[str, Any] | None:
         """What it printed, once it is over: one of `result`, `gone`, `error`."""
         if self._process.poll() is None:
-            if self.seconds < LONGEST_SECONDS:
+            late, stopped = self.seconds >= LONGEST_SECONDS, self._is_stopped()
+            if not late and not stopped:
                 return None
             self.kill()
-            return {"error": f"it did not end within {LONGEST_SECONDS:g} s"}
+            why = "its user has stopped it" if stopped else f"it did not end within {LONGEST_SECONDS:g} s"
+            return {"error": f"a verification was given up: {why}"}
         try:
             self._output.seek(0)
             found = json.loads(self._output.read(_MOST_OUTPUT_BYTES))
@@ -108,6 +110,14 @@ class VerifyingProcess:
         self._close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_SECONDS)
+
+    def _is_stopped(self) -> bool:
+        """True if somebody has stopped it by a signal, so that it would hold its place for hours."""
+        try:
+            status = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[:1] == ["T"]
 
     def _write(self, line: bytes) -> bool:
         """Write at most PIPE_BUF bytes, whole or not at all; False where there is no room, or no process."""
