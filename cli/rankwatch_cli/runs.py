@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.tenants import run_label, tenants_of
+from rankwatch.blackbox.tenants import is_tenant, run_label
 from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
+from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.training.rank_states import rank_state, worst_state
 from rankwatch_cli.output import note
 
 MOST_RUNS = 10_000
+"""Directories that are looked at."""
 _MOST_BOXES = 1 << 16
 """Of one run."""
+_MOST_TENANTS = 256
+_MOST_NAMED = 8
+"""Runs that an error lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,8 @@ class RunSeen:
     short_name: str
     """Of its script or job; empty if it has none."""
     directory: Path
+    owner: int
+    """User id of the owner of the directory, whom the kernel vouches for."""
     state: RankState
     """The worst state of its ranks."""
     step: int
@@ -37,7 +47,7 @@ class RunSeen:
     seconds_left: float | None
     """Until the target, at the mean pace since the start; None where no rank lives or it is unknown."""
     started: float
-    """Unix time at which its latest process started."""
+    """Unix time at which its latest process started; not after its box was last changed."""
     ended: float | None
     """Unix time of the last sign of life; None while a rank lives."""
     ranks: int
@@ -53,92 +63,168 @@ def runs_directory(given: Path | None = None) -> Path:
 
 def find_runs(base: Path) -> list[RunSeen]:
     """The runs below `base`, the newest first. Folders without a usable box are left out."""
-    found = [seen for folder in _folders(base) if (seen := _read(folder, base)) is not None]
-    return sorted(found, key=lambda each: each.started, reverse=True)
+    return _runs_in(_folders(base), base)
 
 
 def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
     """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
-    A short name means its newest run, also where it is the beginning of several names.
+    A short name means its newest run, also where it is the beginning of several names. But anybody can record
+    a newer run, or one of any short name. So an ordinary user gets the own one, and root must say whose.
 
     announce: prints the name of the newest run to standard error if no text is given.
 
-    Raises UserError where nothing fits, or several runs do.
+    Raises UserError where nothing fits, or several runs do, or runs of several users.
     """
     if text is None:
         return _newest_run(base, announce)
-    plain = os.sep not in text and text not in (".", "..", "")
-    if plain and (base / text).is_dir():
-        return base / text
-    if Path(text).exists() or not plain:
+    if os.sep in text or text in (".", "..", ""):
         return Path(text)
-    for each in find_runs(base):
-        if each.short_name == text:
-            return each.directory
-    named = {run_name(each, base): each for each in _folders(base)}
-    if text in named:
-        return named[text]
+    folders = _folders(base)
+    named = {_run_name(each, base): each for each in folders}
+    exact = [named[text]] if text in named else _folder_called(text, base)
+    if not exact and Path(text).exists():
+        return Path(text)
+    short = [each for each in _runs_in(folders, base) if each.short_name == text]
+    if exact or short:
+        return _of_one_user([*exact, *map(_folder_of, short)], repr(text)).path
     fitting = [name for name in named if name.startswith(text)]
     if len(fitting) == 1:
-        return named[fitting[0]]
+        return named[fitting[0]].path
     if fitting:
-        names = ", ".join(fitting[:8])
+        names = ", ".join(fitting[:_MOST_NAMED])
         raise UserError(f"{text!r} is the beginning of {len(fitting)} runs ({names}): give more of the name")
     raise UserError(f"{text!r} is no run in {base} and no path; `rankwatch ls` lists the runs")
 
 
 def _newest_run(base: Path, announce: bool) -> Path:
-    found = find_runs(base)
+    found = {_folder_of(each): each for each in find_runs(base)}
     if not found:
         raise UserError(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
+    newest = found[_of_one_user([*found], "the newest run")]
     if announce:
-        note(f"newest run: {found[0].run}")
-    return found[0].directory
+        note(f"newest run: {newest.run}")
+    return newest.directory
+
+
+def _of_one_user(fitting: Sequence[_RunFolder], meant: str) -> _RunFolder:
+    """The first of these runs. Those of the own user come before others, but root is there for everybody.
+
+    Raises UserError if they belong to several users.
+    """
+    me = os.geteuid()
+    fitting = [each for each in fitting if me and each.owner == me] or fitting
+    firsts = {each.owner: each for each in reversed(fitting)}
+    if len(firsts) == 1:
+        return fitting[0]
+    listed = ", ".join(f"{each.path} of user {each.owner}" for each in [*firsts.values()][:_MOST_NAMED])
+    raise UserError(
+        f"{meant} may be that of any of {len(firsts)} users ({listed}): give the directory of the right one"
+    )
 
 
 def boxes_of(folder: Path) -> dict[int, Path]:
-    """Rank -> black box, for a run's directory; in the order of ranks."""
-    found: dict[int, Path] = {}
-    for path in _listed(folder):
-        if path.suffix == SUFFIX and path.stem.isdecimal() and len(found) < _MOST_BOXES:
-            found[int(path.stem)] = path
-    return dict(sorted(found.items()))
-
-
-def _folders(base: Path) -> list[Path]:
-    """The directories of runs, also those of tenants."""
-    tenants = tenants_of(base)
-    listed = (each for folder in (base, *tenants) for each in _listed(folder) if each not in tenants)
-    found = (each for each in listed if each.is_dir() and not each.is_symlink())
-    return sorted(each for each, _ in zip(found, range(MOST_RUNS), strict=False))
-
-
-def run_name(folder: Path, base: Path) -> str:
-    """The name of the run in a directory, as labels have it."""
+    """Rank -> black box, for a run's directory that somebody has named; in the order of ranks."""
     try:
-        return run_label(folder, base, folder.lstat().st_uid)
+        with Folder.open(folder, follow=True) as opened:
+            return _boxes_in(opened)
     except OSError:
-        return folder.name  # gone meanwhile
+        return {}  # none, gone meanwhile, or of another user
 
 
-def _listed(folder: Path) -> Iterator[Path]:
+def _boxes_in(folder: Folder) -> dict[int, Path]:
+    paths = (folder.path / name for name in folder.names())
+    boxes = ((int(each.stem), each) for each in paths if each.suffix == SUFFIX and each.stem.isdecimal())
+    return dict(sorted(islice(boxes, _MOST_BOXES)))
+
+
+@dataclass(frozen=True)
+class _RunFolder:
+    path: Path
+    owner: int
+    """User id."""
+
+
+def _folder_of(run: RunSeen) -> _RunFolder:
+    return _RunFolder(run.directory, run.owner)
+
+
+def _folders(base: Path) -> list[_RunFolder]:
+    """The directories of runs, also those of tenants, in the order of their paths.
+
+    Where there are too many, users take turns with their newest ones, so that nobody hides those of others.
+    """
+    found = sorted(_directories(base), reverse=True)
+    picked, others = share(
+        (_RunFolder(path, owner) for _, path, owner in found), owner=lambda each: each.owner, most=MOST_RUNS
+    )
+    if others:
+        note(f"looking at {len(picked)} of {len(found)} directories in {base}, the newest ones of each user")
+    return sorted(picked, key=lambda each: each.path)
+
+
+def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, Path, int]]:
+    """mtime, path and owner of each directory of a run; links are none."""
+    tenants = []
     try:
-        yield from folder.iterdir()
+        with Folder.open(base, follow=not of_tenant) as folder:
+            for name in folder.names():
+                status = _status_of(name, folder)
+                if status is None or not stat.S_ISDIR(status.st_mode):
+                    continue
+                if not of_tenant and is_tenant(name, status):
+                    tenants.append(base / name)
+                else:
+                    yield status.st_mtime_ns, base / name, status.st_uid
     except OSError:
         return  # none, gone meanwhile, or of another user
+    for each in tenants[:_MOST_TENANTS]:
+        yield from _directories(each, of_tenant=True)
 
 
-def _read(folder: Path, base: Path) -> RunSeen | None:
-    ranks = [rank for path in boxes_of(folder).values() if (rank := _read_rank(path)) is not None]
+def _status_of(name: str, folder: Folder) -> os.stat_result | None:
+    try:
+        return folder.status_of(name)
+    except OSError:
+        return None  # gone meanwhile
+
+
+def _folder_called(name: str, base: Path) -> list[_RunFolder]:
+    """The directory of this name, if there is one."""
+    try:
+        with Folder.open(base, follow=True) as folder:
+            status = folder.status_of(name)
+    except OSError:
+        return []
+    return [_RunFolder(base / name, status.st_uid)] if stat.S_ISDIR(status.st_mode) else []
+
+
+def _run_name(folder: _RunFolder, base: Path) -> str:
+    """The name of the run in a directory, as labels have it."""
+    return run_label(folder.path, base, folder.owner)
+
+
+def _runs_in(folders: Sequence[_RunFolder], base: Path) -> list[RunSeen]:
+    found = [seen for each in folders if (seen := _read(each, base)) is not None]
+    return sorted(found, key=lambda each: each.started, reverse=True)
+
+
+def _read(folder: _RunFolder, base: Path) -> RunSeen | None:
+    try:
+        with Folder.open(folder.path) as opened:
+            boxes = _boxes_in(opened).values() if opened.owner == folder.owner else ()
+            ranks = [rank for path in boxes if (rank := _read_rank(path, opened)) is not None]
+    except OSError:
+        return None  # gone meanwhile, of another user, or a link has taken its place
     if not ranks:
         return None
     latest = max(ranks, key=lambda each: each.started)
     living = sum(each.state not in ENDED_STATES for each in ranks)
     return RunSeen(
-        run=run_name(folder, base),
+        run=_run_name(folder, base),
         short_name=latest.short_name,
-        directory=folder,
+        directory=folder.path,
+        owner=folder.owner,
         state=worst_state({each.state for each in ranks}),
         step=max(each.step for each in ranks),
         target_steps=latest.target_steps,
@@ -172,9 +258,9 @@ class _Rank:
     last_sign: float
 
 
-def _read_rank(path: Path) -> _Rank | None:
+def _read_rank(path: Path, folder: Folder) -> _Rank | None:
     try:
-        reader = Reader(path)
+        reader = Reader(path, folder=folder)
     except BlackBoxError:
         return None
     try:
@@ -184,6 +270,7 @@ def _read_rank(path: Path) -> _Rank | None:
     finally:
         reader.close()
     signs: Mapping[int, float] = now.phases_began
+    started = min(header.started_wall, reader.changed_wall)  # the header only claims it
     last = max(header.started_monotonic, now.step_ended, now.step_began, *signs.values())
     return _Rank(
         run=header.identity.run,
@@ -193,6 +280,6 @@ def _read_rank(path: Path) -> _Rank | None:
         step=now.step if now.steps_completed or now.step_began else -1,
         steps_completed=now.steps_completed,
         target_steps=now.target_steps or header.target_steps,
-        started=header.started_wall,
-        last_sign=header.wall(last),
+        started=started,
+        last_sign=started + last - header.started_monotonic,
     )
