@@ -144,7 +144,7 @@ class Dump(msgspec.Struct):
     """Entries that could not be understood."""
 
 
-class _Document(msgspec.Struct):
+class Document(msgspec.Struct):
     """A dump as it is written."""
 
     entries: list[Entry] | None = None
@@ -156,9 +156,9 @@ class _Document(msgspec.Struct):
     time_seconds: float | None = None
 
 
-_DOCUMENT = msgspec.json.Decoder(_Document, strict=False)
+DOCUMENT = msgspec.json.Decoder(Document, strict=False)
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_NOT_UNDERSTOOD = (msgspec.MsgspecError, RecursionError, ValueError)
+NOT_UNDERSTOOD = (msgspec.MsgspecError, RecursionError, ValueError)
 """What msgspec raises for hostile input."""
 
 
@@ -171,13 +171,13 @@ def parse(data: bytes | bytearray) -> Dump:
 def parse_json(text: bytes | bytearray) -> Dump:
     """The dump in a JSON text; raises DumpError."""
     try:
-        document = _decoded(_DOCUMENT, text)
+        document = _decoded(DOCUMENT, text)
     except msgspec.ValidationError:
         return parse_document(load_json(text))
-    except _NOT_UNDERSTOOD as error:
+    except NOT_UNDERSTOOD as error:
         raise DumpError(f"it is no JSON: {error}") from None
     known = document.entries is not None or document.trace is not None or document.pg_status is not None
-    return _dump_of(document) if known else parse_document(load_json(text))
+    return dump_of(document) if known else parse_document(load_json(text))
 
 
 def parse_document(document: object) -> Dump:
@@ -193,8 +193,8 @@ def parse_document(document: object) -> Dump:
         raise DumpError("its entries are no list")
     _check_length(entries or ())
     try:
-        return _dump_of(msgspec.convert(document, _Document, strict=False))
-    except _NOT_UNDERSTOOD:
+        return dump_of(msgspec.convert(document, Document, strict=False))
+    except NOT_UNDERSTOOD:
         return _part_by_part(document, entries or [])
 
 
@@ -202,7 +202,7 @@ def load_json(text: bytes | bytearray | msgspec.Raw) -> Any:
     """The plain object in a JSON text; raises DumpError."""
     try:
         return _decoded(_ANYTHING, text)
-    except _NOT_UNDERSTOOD as error:
+    except NOT_UNDERSTOOD as error:
         raise DumpError(f"it is no JSON: {error}") from None
 
 
@@ -252,7 +252,7 @@ def parse_pickle(data: bytes) -> Dump:
         document = _load_in_parts(data)
     except (*_UNPICKLING_ERRORS, msgspec.MsgspecError):
         document = None
-    return parse_document(_load_pickle(data)) if document is None else _dump_of(document)
+    return parse_document(_load_pickle(data)) if document is None else dump_of(document)
 
 
 def _load_pickle(data: bytes) -> object:
@@ -263,13 +263,13 @@ def _load_pickle(data: bytes) -> object:
         raise DumpError(f"no usable pickle: {reason:.200}") from None
 
 
-def _load_in_parts(data: bytes) -> _Document | None:
+def _load_in_parts(data: bytes) -> Document | None:
     """The document of a pickle with PyTorch's own layout; None for any other."""
     start, end = data.find(_FIRST_ENTRY), _PICKLE_END.search(data, max(0, len(data) - 16))
     if start < 0 or end is None:
         return None
     unpickler = _PlainUnpickler(data[:start] + b"eu.")
-    document = msgspec.convert(unpickler.load(), _Document, strict=False)
+    document = msgspec.convert(unpickler.load(), Document, strict=False)
     place = start + len(_FIRST_ENTRY)
     token = _NEXT_ENTRY + data[place : place + 1]
     chunks = data[start : end.start()].split(token)
@@ -290,7 +290,7 @@ def _of_handlers(replies: Mapping[str, object]) -> Dump:
     return next((each for each in dumps if each.entries), dumps[0])
 
 
-def _dump_of(document: _Document) -> Dump:
+def dump_of(document: Document) -> Dump:
     entries = document.entries if document.entries is not None else document.trace or []
     _check_length(entries)
     if document.pg_status == {} and _of_torchcomms(entries):
@@ -334,7 +334,7 @@ def _part_by_part(document: Mapping[str, Any], entries: list[object]) -> Dump:
 def _converted(value: object, kind: type[_T]) -> _T | None:
     try:
         return msgspec.convert(value, kind, strict=False)
-    except _NOT_UNDERSTOOD:
+    except NOT_UNDERSTOOD:
         return None
 
 

@@ -21,6 +21,7 @@ from rankwatch_agent.training.collectives.collector import CollectivesCollector,
 from rankwatch_agent.training.flight_recorder.ask import (
     MAX_OBJECTS,
     MAX_REPLY_BYTES,
+    MAX_VALUES,
     CapturingRankError,
     FlightRecorderClient,
     FlightRecorderError,
@@ -183,6 +184,32 @@ def test_endless_small_parts() -> None:
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
     with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
         FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(body)
+
+
+@pytest.mark.parametrize(
+    ("start", "item", "end"),
+    [
+        (b'{"version":[],"a":0', b',"k":0', b"}"),
+        (b'{"entries":[{"record_id":0,"input_dtypes":["a"', b',"a"', b',"\xff"]}]}'),
+        (b'{"pg_config":{"a":{"ranks":[1', b",1", b"]}}}"),
+    ],
+    ids=["members", "texts", "numbers"],
+)
+def test_endless_values(start: bytes, item: bytes, end: bytes) -> None:
+    """A reply of endless values is refused before it is decoded, whatever these are."""
+    body = bytearray(start + item * MAX_VALUES + end)
+    with pytest.raises(FlightRecorderError, match="more than 1048576 values"):
+        FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(body)
+
+
+def test_large_ring() -> None:
+    """A ring of 20,000 entries, as large jobs have it, is within all limits of a reply."""
+    also = {"op_id": 1, "p2p_seq_id": 0, "thread_id": "139818109520768", "thread_name": "python"}
+    also |= {"time_discovered_started_ns": 0, "duration_ms": 0.123456}
+    entries = (entry(number, **also) for number in range(20_000))
+    body = json.dumps(reply(*entries), separators=(",", ":")).encode()
+    assert len(body) < MAX_REPLY_BYTES
+    assert len(FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(bytearray(body)).entries) == 20_000
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
