@@ -89,6 +89,7 @@ ALLOWED = {
     "agent/rankwatch_agent/sources/gpu/reading/node.py": "opens the driver, no path",
     "agent/rankwatch_agent/sources/kernel_files.py": KERNEL,
     "agent/rankwatch_agent/sources/kernel_log/reader.py": KERNEL,
+    "agent/rankwatch_agent/sources/nccl_ras/peer.py": KERNEL,
     "agent/rankwatch_agent/sources/network.py": KERNEL,
     "agent/rankwatch_agent/sources/preemption.py": "asks the metadata server, no path",
     "agent/rankwatch_agent/sources/process_table.py": KERNEL,

@@ -125,7 +125,8 @@ NCCL_RAS = (
         "1",
         _SERVICE,
         "1 if NCCL's RAS service answered with a status, 0 if it listens but gave none. No series where "
-        "nothing listens. The run is empty where it is unclear which run the service belongs to.",
+        "nothing listens. The run is empty where it is unclear which run the service belongs to, as for one "
+        "on this node that gave none.",
     ),
     info("rankwatch_nccl_info", (*_SERVICE, Label.VERSION), "Version of NCCL, as RAS reports it; always 1."),
     gauge(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.settings import FieldError
 from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.sources.nccl_ras.peer import Peer, peer_of
 
 AUTO = "auto"
 DEFAULT_PORT = 28028
@@ -83,34 +85,39 @@ class Answer(NamedTuple):
     json: bool
     """True for the structured form, False for the text for people."""
     body: bytes
+    peer: Peer
+    """Who gave it."""
 
 
-def ask(address: Address, timeout_seconds: float) -> Answer:
+def ask(address: Address, timeout_seconds: float, procfs: Path = Path("/proc")) -> Answer:
     """Returns the status of the job. `timeout_seconds` limits the whole exchange.
+
+    procfs: as this process sees it, whose connection it is.
 
     Raises NotApplicable where nothing listens, CollectError where the service gives no status.
     """
     end = time.monotonic() + timeout_seconds
     try:
         with connect_tcp(*address, end) as connection:
-            return _exchange(_Lines(connection, end, address), timeout_seconds)
+            return _exchange(_Lines(connection, end, address), timeout_seconds, procfs)
     except ConnectionRefusedError:
         raise NotApplicable(f"nothing listens on {address}") from None
     except OSError as error:
         raise CollectError(f"could not ask NCCL RAS on {address}: {error}") from None
 
 
-def _exchange(lines: _Lines, timeout_seconds: float) -> Answer:
+def _exchange(lines: _Lines, timeout_seconds: float, procfs: Path) -> Answer:
     greeting = lines.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
     if not greeting.upper().startswith(b"SERVER PROTOCOL "):
         raise CollectError(f"could not ask NCCL RAS on {lines.address}: it is another service")
+    peer = peer_of(lines.connection, procfs)
     leg = max(1, min(_LEG_SECONDS, int(timeout_seconds - _EXTRA_SECONDS)))
     if lines.ask(f"TIMEOUT {leg}").upper() != b"OK":
         raise CollectError(f"could not ask NCCL RAS on {lines.address}: it refuses a timeout")
     if lines.ask("SET FORMAT json").upper() == b"OK":
-        return Answer(True, lines.ask_until_closed("STATUS"))
+        return Answer(True, lines.ask_until_closed("STATUS"), peer)
     # Without VERBOSE, few of the ranks that differ are listed.
-    return Answer(False, lines.ask_until_closed("VERBOSE STATUS"))
+    return Answer(False, lines.ask_until_closed("VERBOSE STATUS"), peer)
 
 
 class _Lines:
@@ -118,7 +125,7 @@ class _Lines:
 
     def __init__(self, connection: socket.socket, end: float, address: Address) -> None:
         self.address = address
-        self._connection = connection
+        self.connection = connection
         self._end = end
         self._read = bytearray()
 
@@ -143,11 +150,11 @@ class _Lines:
         return bytes(self._read)
 
     def _send(self, command: str) -> None:
-        self._connection.settimeout(seconds_left(self._end))
-        self._connection.sendall(command.encode("ascii") + b"\n")
+        self.connection.settimeout(seconds_left(self._end))
+        self.connection.sendall(command.encode("ascii") + b"\n")
 
     def _receive(self) -> bool:
-        self._connection.settimeout(seconds_left(self._end))
-        chunk = self._connection.recv(_CHUNK_BYTES)
+        self.connection.settimeout(seconds_left(self._end))
+        chunk = self.connection.recv(_CHUNK_BYTES)
         self._read += chunk
         return bool(chunk)

@@ -83,6 +83,8 @@ class LocalRun(NamedTuple):
     """A run whose rank 0 lives on this node."""
 
     run: str
+    owner: int
+    """User id."""
     world_size: int
     ranks: Mapping[int, int]
     """Process id, as the process sees it -> rank, of the ranks on this node."""
@@ -126,17 +128,21 @@ class NcclRasCollector:
     def _ask(self, address: Address, runs: Sequence[LocalRun]) -> _Outcome:
         """Asks one service.
 
-        A service without a usable answer is a finding, not a failure of the collector.
+        A service without a usable answer is a finding, not a failure of the collector. Any user may listen on
+        this node, so an answer from here concerns the runs of who gave it, and a missing one nobody's.
         """
+        possible = () if address.local else runs
         try:
             answer = ask(address, _DEADLINE_SHARE * self.deadline_seconds)
+            if answer.peer.on_node:
+                possible = [each for each in runs if each.owner == answer.peer.user]
             report = parse_json(answer.body) if answer.json else parse_text(answer.body)
         except NotApplicable:
             self._trackers[address] = HealthTracker()
             return _Outcome(())
         except CollectError as error:
-            return _Outcome((Series(_UP, _service_labels(address, run_of(None, runs)), 0),), str(error))
-        run = run_of(report, runs)
+            return _Outcome((Series(_UP, _service_labels(address, run_of(None, possible)), 0),), str(error))
+        run = run_of(report, possible)
         labels = _service_labels(address, run)
         health = self._trackers[address].update(report)
         series = report_series(labels, report, health, global_ranks(report, run))
@@ -223,7 +229,7 @@ def local_runs(directory: Path) -> list[LocalRun]:
             other = _living(path, each.owner)
             if other is not None:
                 ranks.setdefault(other[1], int(path.stem))
-        found.append(LocalRun(run_label(each.path, directory, each.owner), world_size, ranks))
+        found.append(LocalRun(run_label(each.path, directory, each.owner), each.owner, world_size, ranks))
     return found[:_MAX_RUNS]
 
 

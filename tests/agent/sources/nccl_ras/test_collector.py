@@ -21,11 +21,14 @@ from rankwatch_agent.sources.nccl_ras.communicators import Report
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from support.agent.process import until, values
 from support.jobs.sharing_gpus import ranks_sharing_gpus, require_nccl
+from support.processes.users import ALICE, BOB, become, node_directory, program_of
 from support.servers.prometheus import reserved_port
 from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
 from support.training.ranks import rank
 
 pytestmark = pytest.mark.process
+
+__all__ = ["node_directory"]
 
 SHORT = 0.4
 """Deadline of a collector whose service is to be given up, in seconds."""
@@ -179,6 +182,34 @@ def test_run_by_process_ids(tmp_path: Path) -> None:
         assert series(watch.collect(), "ras_up") == {(first.address, ""): 1, (second.address, ""): 1}
 
 
+_SERVICE = """
+listening = socket.create_server(("127.0.0.1", 0))
+def serve():
+    connection, _ = listening.accept()
+    with connection, connection.makefile("rb") as lines:
+        for line in lines:
+            if line.startswith(b"STATUS"):
+                connection.sendall(arguments[0].encode())
+                return
+            connection.sendall(b"SERVER PROTOCOL 2\\n" if line.startswith(b"CLIENT") else b"OK\\n")
+threading.Thread(target=serve, daemon=True).start()
+(directory / "port").write_text(str(listening.getsockname()[1]))
+done()
+"""
+
+
+@pytest.mark.parametrize(("user", "run"), [(ALICE, "job"), (BOB, "")])
+def test_service_of_another_user(node_directory: Path, user: int, run: str) -> None:
+    """A service says nothing about a run of somebody else, although process ids are known to all."""
+    with rank(node_directory, "ready()", world=2, before=become(ALICE)) as process:
+        dead = json_status(Comm((7,), first_pid=process.pid, gone=(Gone(1, dead=True),)))
+        with program_of(user, node_directory, _SERVICE, dead.decode()):
+            address = f"127.0.0.1:{(node_directory / 'port').read_text()}"
+            found = collector(node_directory, address).collect()
+    assert series(found, "ras_up") == {(address, run): 1}
+    assert {labels[:2] for labels in series(found, "rank_missing")} == {(address, run)}
+
+
 def test_nothing_listens(tmp_path: Path, leader: int) -> None:
     """RAS is switched off or in another network namespace, or no address is set."""
     with socket.socket() as taken:
@@ -213,7 +244,7 @@ def test_misbehaving_service(
     watch = collector(tmp_path, service.address, deadline=SHORT if message == "timed out" else 20.0)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert values([watch.collect()]) == {("rankwatch_nccl_ras_up", service.address, "job"): 0}
+            assert values([watch.collect()]) == {("rankwatch_nccl_ras_up", service.address, ""): 0}
     assert [message in record.getMessage() for record in caplog.records] == [True]
     service.mode = "normal"
     service.json = json_status(Comm((1, 1), first_pid=leader))
@@ -235,7 +266,7 @@ def test_services_are_independent(tmp_path: Path, service: RasService, leader: i
         letting_go.start()
         found = collector(tmp_path, broken.address, service.address).collect()
         letting_go.join()
-    assert series(found, "ras_up") == {(broken.address, "job"): 0, (service.address, "job"): 1}
+    assert series(found, "ras_up") == {(broken.address, ""): 0, (service.address, "job"): 1}
     assert series(found, "communicator_ranks")
 
 
