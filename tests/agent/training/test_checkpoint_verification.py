@@ -14,7 +14,7 @@ import pytest
 
 from rankwatch.checkpoint_files import ManifestWriter
 from rankwatch.conventions import RankState
-from rankwatch.untrusted.children import Limits, Owner, confined
+from rankwatch.untrusted.children import Limits, confined
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (
@@ -22,28 +22,17 @@ from rankwatch_agent.training.checkpoint_verification.collector import (
     VerificationSettings,
     saves_beside,
 )
-from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
+from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
 from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, VerificationRecords
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from support.agent.process import until
-from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
-from support.training.checkpoint import checkpoint
-
-__all__ = ["node_directory"]
+from support.processes.users import ALICE, BOB
+from support.training.checkpoint import checkpoint, note
 
 pytestmark = pytest.mark.process
 
 NOW = 1_800_000_000.0
 RATE = 1e9
-
-
-def note(box: Path, *saves: tuple[Path | str, int, float], **others: Any) -> None:
-    """The note beside a box, the newest save first."""
-    entries = [
-        {"operation": "save", "step": step, "path": str(path), "ended": ended, "failed": False, **others}
-        for path, step, ended in saves
-    ]
-    box.with_suffix(".checkpoints").write_text(json.dumps({"checkpoints": entries}))
 
 
 class Agent:
@@ -325,45 +314,6 @@ def test_broken_state_file(tmp_path: Path) -> None:
         (tmp_path / "state" / "verifications.json").write_text(text)
         agent = Agent(tmp_path)
         assert agent.turns()[OUTCOMES, "good"] == 0
-
-
-def test_users_do_not_wait_for_each_other(node_directory: Path) -> None:
-    """A checkpoint that takes hours holds up its own user only; together they read no faster than one may."""
-    rates: dict[Path, float] = {}
-
-    class Standing(VerifyingProcess):
-        def __init__(self, path: Path, *, owner: Owner) -> None:
-            super().__init__(path, owner=owner, command=(sys.executable, "-c", "input(), input(), input()"))
-            self.path = path
-
-        def set_rate(self, bytes_per_second: float) -> None:
-            rates[self.path] = bytes_per_second
-
-    users = [ALICE, BOB, CAROL, CAROL + 1, CAROL + 2]
-    found = {}
-    for user in users:
-        code = "[box(f'{uid}-{n}', 0, capacity=256) for n in range(2)]"
-        run_as(user, node_directory, code)
-        for number in range(2):
-            run = f"{user}-{number}"
-            path = node_directory / run / "0.blackbox"
-            note(path, (f"/data/{run}", 7, NOW - 50))
-            os.chown(path.with_suffix(".checkpoints"), user, user)
-            found[run] = [RankCondition(0, path, RankState.RUNNING, 0.0, None, None, 1, owner=user)]
-    conditions = RunConditions()
-    conditions.update(found, 0.0)
-    collector = CheckpointsCollector(
-        conditions=conditions,
-        settings=VerificationSettings(RATE, (), Path("/"), None),
-        schedule=Schedule(5.0, 10.0),
-        start=Standing,
-        wall=lambda: NOW,
-    )
-    for _ in range(3):
-        collector.collect()
-    assert set(rates) == {Path(f"/data/{user}-0") for user in users[:MOST_AT_ONCE]}
-    assert sum(rates.values()) == RATE
-    collector.close()
 
 
 def test_too_little_memory(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from rankwatch_agent.training.checkpoint_verification.process import (
     memory_bytes,
 )
 from support.agent.process import until
+from support.processes.dead_server import run_beside_dead_server
 from support.processes.mounts import run_with_read_only_root
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
 from support.training.checkpoint import checkpoint
@@ -191,6 +192,34 @@ def test_process_that_never_ends(tmp_path: Path) -> None:
     assert found is not None
     assert "did not end" in found["error"]
     process._process.wait(60)
+
+
+SERVED_BY_ITS_USER = """
+import struct, threading
+from rankwatch.untrusted.children import Owner
+from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
+asked = threading.Event()
+
+def serve():
+    first, = struct.unpack_from("<Q", os.read(server, 1 << 17), 8)  # FUSE_INIT, the only one with an answer
+    os.write(server, struct.pack("<IiQ2I56x", 80, 0, first, 7, 31))
+    while True:
+        os.read(server, 1 << 17)
+        asked.set()
+
+threading.Thread(target=serve, daemon=True).start()
+process = VerifyingProcess(dead / "step-7", owner=Owner(os.getuid(), os.getgid()))
+process.set_rate(1e9)
+asked.wait()
+process.kill()
+print(process.has_ended)
+"""
+
+
+def test_process_that_cannot_be_killed(tmp_path: Path) -> None:
+    """A question that a file server has taken and does not answer holds the process in the kernel. Nobody
+    waits for it, and it does not count as ended."""
+    assert run_beside_dead_server(tmp_path, SERVED_BY_ITS_USER) == "False\n"
 
 
 @pytest.mark.parametrize("code", ["", "print('no json')", "raise SystemExit(3)", "print('[]')"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from rankwatch.checkpoint_files import ManifestWriter, merge
 
@@ -15,3 +17,12 @@ def checkpoint(folder: Path, step: int) -> Path:
         file.write(b"weights" * 1000)
     merge(path, 1)
     return path
+
+
+def note(box: Path, *saves: tuple[Path | str, int, float], **others: Any) -> None:
+    """The note beside a box, the newest save first."""
+    entries = [
+        {"operation": "save", "step": step, "path": str(path), "ended": ended, "failed": False, **others}
+        for path, step, ended in saves
+    ]
+    box.with_suffix(".checkpoints").write_text(json.dumps({"checkpoints": entries}))

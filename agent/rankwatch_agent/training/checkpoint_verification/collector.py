@@ -3,7 +3,8 @@
 The agent on the node of rank 0 does it, so that of the nodes that share a file system one reads, without a
 word between them and without a file of ours in the user's folder. Of each user one checkpoint is read at a
 time, of the run whose last verification is the oldest, the newest save first; saves older than a good one are
-left alone. A few users are served at a time and share what may be read, so that none waits for another's.
+left alone. A few users are served at a time and share what may be read. Who waits gets the place of a
+verification that has run for an hour, which begins anew later: its files may lie where nothing ever answers.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ _LONGEST_LABEL = 200
 _MOST_TRIES = 2
 """Of a verification with which the agent ends: by chance, or because the kernel ends a container as a whole
 where one of its processes takes too much memory."""
+_TURN_SECONDS = 3600.0
+"""For which nobody takes the place of a verification."""
+_MOST_LEFT = 2
+"""Processes beyond those that run, which were killed and do not end; each may hold its memory."""
 _LOOK_SECONDS = 60.0
 """Between two looks whether a damaged checkpoint is still there."""
 
@@ -114,6 +119,8 @@ class CheckpointsCollector:
         self._bytes = 0
         self._running: dict[int, tuple[_Task, VerifyingProcess]] = {}
         """By user id."""
+        self._ending: dict[int, VerifyingProcess] = {}
+        """User id -> their process that was killed and has not ended. They get no other meanwhile."""
         self._served: dict[int, float] = {}
         """User id -> when a checkpoint of theirs was begun last, in seconds since 1970."""
         self._paths = PathReaders()
@@ -185,10 +192,10 @@ class CheckpointsCollector:
         """Start processes for users of whom none runs, first for who has waited longest."""
         first: dict[int, _Task] = {}
         for task in pending:
-            if task.owner not in self._running:
+            if task.owner not in self._running and task.owner not in self._ending:
                 first.setdefault(task.owner, task)
         for owner in sorted(first, key=lambda owner: self._served.get(owner, 0.0)):
-            if len(self._running) >= MOST_AT_ONCE:
+            if not self._has_place():
                 return
             self._served.pop(owner, None)
             self._served = dict([*self._served.items(), (owner, self._wall())][-_MOST_REMEMBERED:])
@@ -207,6 +214,28 @@ class CheckpointsCollector:
                 continue
             self._running[owner] = (task, process)
 
+    def _has_place(self) -> bool:
+        """True if another process may run. If need be, the one that has run longest gives way."""
+        if len(self._running) + len(self._ending) >= MOST_AT_ONCE + _MOST_LEFT:
+            return False
+        if len(self._running) < MOST_AT_ONCE:
+            return True
+        task, process = max(self._running.values(), key=lambda each: each[1].seconds)
+        if process.seconds < _TURN_SECONDS:
+            return False
+        process.kill()
+        self._remove(task, process)
+        self._records.forget(task.run, task.saved)
+        if self._log_limit.allows("gave way"):
+            logger.info("the checkpoint of run %s is read later, others wait", printable(task.run))
+        return True
+
+    def _remove(self, task: _Task, process: VerifyingProcess) -> None:
+        """It runs no more, but may not have ended."""
+        del self._running[task.owner]
+        if not process.has_ended:
+            self._ending[task.owner] = process
+
     def _path_of(self, path: str) -> Path:
         """Where a path of the training process lies for the agent."""
         for source, target in self._settings.path_map:
@@ -216,11 +245,12 @@ class CheckpointsCollector:
         return self._settings.rootfs / path.lstrip("/")
 
     def _finish(self) -> None:
-        for owner, (task, process) in list(self._running.items()):
+        self._ending = {owner: each for owner, each in self._ending.items() if not each.has_ended}
+        for task, process in list(self._running.values()):
             seconds = process.seconds
             found = process.result()
             if found is not None:
-                del self._running[owner]
+                self._remove(task, process)
                 self._record(task, found, seconds)
 
     def _record(self, task: _Task, found: dict[str, Any], seconds: float) -> None:

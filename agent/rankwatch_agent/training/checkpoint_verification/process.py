@@ -73,6 +73,11 @@ class VerifyingProcess:
         self._write(place)
 
     @property
+    def has_ended(self) -> bool:
+        """False while it runs, and while it waits in the kernel after it was killed."""
+        return self._process.poll() is not None
+
+    @property
     def seconds(self) -> float:
         """Since it began."""
         return self._monotonic() - self._began
@@ -85,7 +90,7 @@ class VerifyingProcess:
 
     def result(self) -> dict[str, Any] | None:
         """What it printed, once it is over: one of `result`, `gone`, `error`."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             late, stopped = self.seconds >= LONGEST_SECONDS, self._is_stopped()
             if not late and not stopped:
                 return None
