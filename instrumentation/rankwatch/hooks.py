@@ -219,4 +219,6 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
+        writer.expect_questions()
         run.when_ended(FlightRecorderServer(*writer.beside(SOCKET_SUFFIX)).close)
+        run.when_ended(writer.end_questions)

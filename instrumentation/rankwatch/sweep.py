@@ -14,6 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox.capturing import SUFFIX as QUESTIONS_SUFFIX
 from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
 from rankwatch.checkpoint_paths import SUFFIX as CHECKPOINTS_SUFFIX
@@ -29,6 +30,7 @@ from rankwatch.untrusted.folders import Folder
 
 SUFFIXES_BESIDE = (
     SOCKET_SUFFIX,
+    QUESTIONS_SUFFIX,
     TERMINATED_SUFFIX,
     CRASHED_SUFFIX,
     ERROR_FILE_SUFFIX,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.capturing import answered
+from rankwatch.blackbox import capturing, layout
 from rankwatch.blackbox.copied import CopiedFile
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.place import create_hidden, is_shared_by_tenants, open_directory, own_run, take
@@ -85,6 +84,8 @@ class Writer:
             self._file, hidden, self._map, self._copies = _create(self.boxes, self._size, self.copied)
         except OSError as error:
             raise BlackBoxError(f"could not create black box in {directory}: {error.strerror}") from error
+        self._questions = -1
+        """The file whose lock keeps questions and captures apart, once there can be questions."""
         self.folder, self._name = self.boxes, hidden
         self.path = directory / hidden
         self._ids: dict[str, int] = {}
@@ -233,22 +234,33 @@ class Writer:
             raise
         _pack_head(target, at, tag, start, end, number)
 
+    def expect_questions(self) -> None:
+        """Prepare for questions for the flight recorder of this rank, which is served afterwards, beside its
+        published box. Raises OSError."""
+        self._questions = capturing.create(*self.beside(capturing.SUFFIX))
+
+    def end_questions(self) -> None:
+        """Remove what `expect_questions` has made, once the recorder is served no more. Raises OSError."""
+        folder, name = self.beside(capturing.SUFFIX)
+        folder.remove(name)
+
     def is_left_alone(self) -> bool:
         """Wait until nobody asks for the flight recorder of this rank, which has announced a capture. Returns
         False if somebody does so for longer than an answer takes."""
         if self._copies is not None:
             with contextlib.suppress(OSError):
                 self._copies.copy()  # the announcement must be there before the question
-        return self._file < 0 or answered(self._file)
+        return self._questions < 0 or capturing.answered(self._questions)
 
     def unlock(self) -> None:
         """Close the descriptor, which releases the lock. Writing stays possible."""
         copies, self._copies = self._copies, None
         if copies is not None:
             copies.close()
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        (file, questions), self._file, self._questions = (self._file, self._questions), -1, -1
+        for each in (file, questions):
+            if each >= 0:
+                os.close(each)
 
     def _header(self, identity: Identity) -> bytes:
         fixed = layout.FIXED.pack(

@@ -97,7 +97,8 @@ COLLECTIVES = (
         "rankwatch_flight_recorder_pulls_total",
         "1",
         (*_RANK, Label.OUTCOME),
-        "Pulls of the rank's flight recorder by outcome (success, failure).",
+        "Pulls of the rank's flight recorder by outcome (success, failure; capturing: not asked, because the "
+        "rank captures a CUDA graph).",
     ),
     gauge(
         "rankwatch_flight_recorder_silent_seconds",

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import BoxFault
+from rankwatch.identity import Identity
 from rankwatch_agent.training import collector as ranks_collector
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
@@ -299,3 +302,30 @@ done()
         collector = CollectivesCollector(directory=node_directory, timeout_seconds=2.0)
         pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
     assert asked and pulls["job", "0", "success"] == 1
+
+
+def test_locks_on_all_that_can_be_read(node_directory: Path) -> None:
+    """Whoever may read a rank's box may lock it, and stops neither questions nor captures by it."""
+    code = """
+held = []
+for path in (directory / "job").iterdir():
+    try:
+        held.append(path.open("rb"))
+    except OSError:
+        continue
+    fcntl.flock(held[-1], fcntl.LOCK_EX)
+assert [each.name for each in held] == [str(directory / "job" / "0.blackbox")], held
+done()
+"""
+    writer = Writer(node_directory, Identity(run="job"), phases=())
+    writer.expect_questions()
+    recorders = {"fr_trace_json": reply(completed(0, 5.0), enqueued=1, done=1)}
+    with (
+        program_of(ALICE, node_directory, code),
+        worker_server(node_directory / "job" / "0.sock", lambda: recorders),
+    ):
+        collector = CollectivesCollector(directory=node_directory)
+        pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
+        assert pulls["job", "0", "success"] == 1
+        writer.integers[Now.CAPTURING] = 1
+        assert writer.is_left_alone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -16,20 +17,22 @@ from rankwatch.identity import Identity
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path, Identity(run="job"), phases=())
+    writer = Writer(tmp_path, Identity(run="job"), phases=())
+    writer.expect_questions()
+    return writer
 
 
 def test_capture(writer: Writer) -> None:
     """While a rank captures, nobody may ask; before and after, anybody may, several at once."""
-    with may_ask(writer.path) as first, may_ask(writer.path) as second:
+    with may_ask(writer.path, os.geteuid()) as first, may_ask(writer.path, os.geteuid()) as second:
         assert first
         assert second
     writer.integers[Now.CAPTURING] = 1
     assert writer.is_left_alone()
-    with may_ask(writer.path) as free:
+    with may_ask(writer.path, os.geteuid()) as free:
         assert not free
     writer.integers[Now.CAPTURING] = 0
-    with may_ask(writer.path) as free:
+    with may_ask(writer.path, os.geteuid()) as free:
         assert free
 
 
@@ -42,21 +45,21 @@ def test_question_under_way(writer: Writer) -> None:
         assert writer.is_left_alone()
         begun.set()
 
-    with may_ask(writer.path) as free:
+    with may_ask(writer.path, os.geteuid()) as free:
         assert free
         thread = threading.Thread(target=capture)
         thread.start()
         assert not begun.wait(0.05)
     assert begun.wait(30.0)
     thread.join()
-    with may_ask(writer.path) as free:
+    with may_ask(writer.path, os.geteuid()) as free:
         assert not free
 
 
 def test_endless_question(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever never ends a question holds a capture up for half a second, and not for ever."""
     monkeypatch.setattr(capturing, "MOST_SECONDS", 0.0)
-    with may_ask(writer.path):
+    with may_ask(writer.path, os.geteuid()):
         assert not writer.is_left_alone()
     assert writer.is_left_alone()
 
@@ -69,5 +72,17 @@ def test_no_box(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "short":
         path.write_bytes(b"RANKWBOX")
-    with may_ask(path) as free:
+    with may_ask(path, os.geteuid()) as free:
         assert free
+
+
+def test_no_right(writer: Writer) -> None:
+    """Only root and the owner can hold the lock: others would stop questions, or hold up captures."""
+    questions = writer.path.with_suffix(capturing.SUFFIX)
+    assert questions.stat().st_mode & 0o777 == 0o600
+
+
+def test_of_another(writer: Writer) -> None:
+    """A file of somebody else says nothing about this rank."""
+    with pytest.raises(PermissionError, match="not to user"), may_ask(writer.path, os.geteuid() + 1):
+        pytest.fail("it was asked")

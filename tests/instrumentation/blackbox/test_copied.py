@@ -133,7 +133,7 @@ def test_capture(writer: Writer) -> None:
     """A capture is announced in the file before anybody can ask: the thread would be too late."""
     writer.integers[Now.CAPTURING] = 1
     assert writer.is_left_alone()
-    with may_ask(writer.path) as free:
+    with may_ask(writer.path, os.geteuid()) as free:
         assert not free
 
 

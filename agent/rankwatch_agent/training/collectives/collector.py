@@ -231,6 +231,7 @@ class RecordedRank:
         self._answered_at = 0.0
         self._succeeded = 0
         self._failed = 0
+        self._capturing = 0
         self._warned = False
 
     @property
@@ -239,9 +240,10 @@ class RecordedRank:
         return [group for recorder in self._recorders.values() for group in recorder.groups]
 
     def take(self, now: float, answer: Replies | FlightRecorderError, known: Sequence[GroupNow]) -> None:
-        """Merge one answer; `known` are the groups in the rank's black box. A failure is counted; a rank that
-        was not asked because it captures a graph is asked again soon."""
+        """Merge one answer; `known` are the groups in the rank's black box. A failure is counted, and a rank
+        that was not asked because it captures a graph, which is asked again soon."""
         if isinstance(answer, CapturingRankError):
+            self._capturing += 1
             return
         self.asked = now
         try:
@@ -294,6 +296,7 @@ class RecordedRank:
         pulls = metric("rankwatch_flight_recorder_pulls_total")
         yield Series(pulls, (*key, "success"), self._succeeded)
         yield Series(pulls, (*key, "failure"), self._failed)
+        yield Series(pulls, (*key, "capturing"), self._capturing)
         entries = metric("rankwatch_flight_recorder_entries_total")
         yield Series(entries, key, sum(each.entries for each in recorders))
         missed = metric("rankwatch_flight_recorder_entries_missed_total")

@@ -92,14 +92,16 @@ class FlightRecorderClient:
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
                 target = f"/handler/{_TARGETS.get(name, name)}"
-                with may_ask(self._path.with_suffix(BOX_SUFFIX)) as free:
+                with may_ask(self._path.with_suffix(BOX_SUFFIX), self._owner) as free:
                     if not free:
                         raise CapturingRankError(f"did not ask {self._path}: it captures a CUDA graph")
                     replies[name] = self._body("POST", target, left, deadline)
                 left -= len(replies[name])
             return replies
-        except FlightRecorderError:
+        except (FlightRecorderError, OSError) as error:
             self._recorders = ()  # the next process at this path may have others
+            if isinstance(error, OSError):
+                raise FlightRecorderError(f"could not ask {self._path}: {error}") from error
             raise
 
     def find(self) -> None:

@@ -166,8 +166,10 @@ def test_dead_socket(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_flight_recorder_pulls_total") == {
         ("job", "0", "success"): 1.0,
         ("job", "0", "failure"): 0.0,
+        ("job", "0", "capturing"): 0.0,
         ("job", "1", "success"): 0.0,
         ("job", "1", "failure"): 1.0,
+        ("job", "1", "capturing"): 0.0,
     }
     place = ("job", "0", "default_pg", "", "flight_recorder")
     assert values(collection, "rankwatch_collective_last_enqueued") == {place: 7.0}
@@ -329,7 +331,7 @@ def test_capturing_rank(tmp_path: Path) -> None:
             client.ask()
         rank.take(1.0, refused.value, ())
         assert rank.asked < 0.0
-        failures = [each.value for each in rank.series(("job", "0"), set()) if "failure" in each.labels]
-        assert failures == [0]
+        pulls = {each.labels[2]: each.value for each in rank.series(("job", "0"), set()) if each.labels[2:]}
+        assert pulls == {"success": 0, "failure": 0, "capturing": 1}
         writer.integers[Now.CAPTURING] = 0
         assert pull(client)["fr_trace_json"].entries == []
