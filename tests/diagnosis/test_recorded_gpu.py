@@ -86,6 +86,6 @@ def test_own_time(recorded: Path, name: str) -> None:
 
 def test_ras(recorded: Path) -> None:
     """NCCL's RAS counts launches of a communicator of four ranks."""
-    (communicator,) = parse_json((recorded / "ras.json").read_bytes()).communicators
+    (communicator,) = parse_json(bytearray((recorded / "ras.json").read_bytes())).communicators
     assert communicator.size == 4
     assert communicator.launches

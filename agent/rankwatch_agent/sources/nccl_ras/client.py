@@ -84,7 +84,7 @@ class Answer(NamedTuple):
 
     json: bool
     """True for the structured form, False for the text for people."""
-    body: bytes
+    body: bytearray
     peer: Peer
     """Who gave it."""
 
@@ -139,7 +139,7 @@ class _Lines:
         self._read = rest
         return bytes(line.strip())
 
-    def ask_until_closed(self, command: str) -> bytes:
+    def ask_until_closed(self, command: str) -> bytearray:
         """Sends a command and returns everything until the service closes. Raises OSError, CollectError."""
         self._send(command)
         while self._receive():
@@ -147,7 +147,7 @@ class _Lines:
                 raise CollectError(
                     f"could not read NCCL RAS on {self.address}: more than {MAX_ANSWER_BYTES} bytes"
                 )
-        return bytes(self._read)
+        return self._read
 
     def _send(self, command: str) -> None:
         self.connection.settimeout(seconds_left(self._end))

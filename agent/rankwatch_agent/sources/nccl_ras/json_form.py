@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,11 +21,12 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
     Report,
 )
 
-MAX_OBJECTS = 1_000_000
-"""Most braces in an answer. Each rank of each communicator has three."""
+MAX_OBJECTS = 300_000
+"""Most braces in an answer. Each rank of each communicator has three: as many as `MAX_ANSWER_BYTES` has room
+for."""
 
 # NCCL 2.28.9 writes the entries of missing_ranks without the comma before "status".
-_NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})(\s{1,40}"status")')
+_NO_COMMA = re.compile(rb'"nvml_dev": -?\d{1,9}(\s)\s{0,39}"status"')
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """Of ncclResult_t. Every other value is an error."""
@@ -111,28 +112,30 @@ _decode = msgspec.json.Decoder(_Answer).decode
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 
 
-def parse_json(body: bytes) -> Report:
-    """Parses the answer. Raises CollectError."""
+def parse_json(body: bytearray) -> Report:
+    """Parses the answer, and mends it in place. Raises CollectError."""
     if body.count(b"{") > MAX_OBJECTS:
         raise CollectError(f"could not read the answer of NCCL RAS: more than {MAX_OBJECTS} objects")
     try:
-        answer = _decode(_NO_COMMA.sub(rb"\1,\2", body))
+        for found in _NO_COMMA.finditer(body):
+            body[found.start(1)] = ord(",")
+        answer = _decode(body)
         if len(answer.communicators) > MAX_COMMUNICATORS:
             raise CollectError(
                 f"could not read the answer of NCCL RAS: more than {MAX_COMMUNICATORS} communicators"
             )
         launches = LaunchReader()
-        found = tuple(_communicator(each, name, launches) for each, name in _named(answer.communicators))
+        communicators = tuple(_communicator(*named, launches) for named in _named(answer.communicators))
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise CollectError(f"could not read the answer of NCCL RAS: {error!s:.200}") from None
     missing = {_process(each): each.absence for comm in answer.communicators for each in comm.missing_ranks}
     absences = Counter(missing.values())
     return Report(
         version=answer.nccl_version,
-        communicators=found,
+        communicators=communicators,
         timeouts=max(0, answer.ras.timeouts_count),
         processes_missing={each: absences[each] for each in Absence},
-        pids=frozenset(process.pid for comm in answer.communicators for process in _places(comm)),
+        pids=frozenset(each.pid for comm in answer.communicators for each in _all(comm)),
         largest=_largest(answer.communicators),
     )
 
@@ -188,13 +191,18 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
 def _largest(communicators: Sequence[_Communicator]) -> dict[Process, int]:
     """Returns the ranks of the largest communicator by process, or none where the largest ones differ."""
     size = max((each.size for each in communicators), default=0)
-    views = [_places(each) for each in communicators if each.size == size]
-    return views[0] if views and all(view == views[0] for view in views) else {}
+    views = (_places(each) for each in communicators if each.size == size)
+    first = next(views, {})
+    return first if all(view == first for view in views) else {}
 
 
 def _places(communicator: _Communicator) -> dict[Process, int]:
-    known = {_process(each): each.rank for each in communicator.ranks}
-    return known | {_process(each): each.rank for each in communicator.missing_ranks}
+    return {_process(each): each.rank for each in _all(communicator)}
+
+
+def _all(communicator: _Communicator) -> Iterator[_Rank | _Missing]:
+    yield from communicator.ranks
+    yield from communicator.missing_ranks
 
 
 def _process(rank: _Rank | _Missing) -> Process:

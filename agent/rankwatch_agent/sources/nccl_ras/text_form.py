@@ -74,7 +74,7 @@ class _Section:
         self.launched = []
 
 
-def parse_text(body: bytes) -> Report:
+def parse_text(body: bytes | bytearray) -> Report:
     """Parses the answer. Raises CollectError."""
     if len(body) > MAX_TEXT_BYTES:
         raise CollectError(

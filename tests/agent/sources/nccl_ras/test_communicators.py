@@ -24,7 +24,7 @@ COUNTS = (
 
 
 def report(*comms: Comm) -> Report:
-    return parse_json(json_status(*comms))
+    return parse_json(bytearray(json_status(*comms)))
 
 
 def course(reports: Sequence[Report]) -> list[tuple[State, Reason]]:

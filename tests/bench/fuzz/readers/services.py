@@ -188,10 +188,10 @@ def _ras(_: Path) -> list[Document]:
 
 def _read_ras(folder: Path) -> None:
     (path,) = folder.iterdir()
-    parse: Callable[[bytes], Report] = parse_json if path.name == "json" else parse_text
+    parse: Callable[[bytearray], Report] = parse_json if path.name == "json" else parse_text
     tracker = HealthTracker()
     for _ in range(2):
-        report = parse(path.read_bytes())
+        report = parse(bytearray(path.read_bytes()))
         list(report_series(("localhost:28028", "job"), report, tracker.update(report), {}))
 
 
