@@ -50,7 +50,8 @@ _SETTLE_SECONDS = 10.0
 """After the end of a save: other ranks may still write."""
 _RETRIES = 3
 _RETRY_SECONDS = 60.0
-"""Between two looks at an incomplete checkpoint, whose save other ranks may not have finished."""
+"""Between two looks at an incomplete checkpoint, whose save other ranks may not have finished, and between
+two tries to start a process."""
 _MOST_REMEMBERED = 1000
 _MOST_DAMAGED = 3
 """Damaged checkpoints of a run that have series, the newest."""
@@ -127,7 +128,8 @@ class CheckpointsCollector:
         self._there: dict[tuple[str, str], tuple[bool, float]] = {}
         """(run, path) of damaged checkpoints: whether they are still there, and when to look again."""
         self._looks: dict[tuple[str, Saved], tuple[int, float]] = {}
-        """Incomplete checkpoints: how often they were read, and when they may be read again."""
+        """Checkpoints that were incomplete, or for which no process could be started: how often that was so,
+        and when to try again."""
         self._log_limit = LogLimit()
         self._tries: dict[tuple[str, Saved], int] = {}
         """How often verifications were begun with which the agent ended."""
@@ -205,12 +207,12 @@ class CheckpointsCollector:
             try:
                 user = user_of(task.box, owner)
                 process = self._start(self._path_of(task.saved.path), owner=user)
-            except OSError as error:
-                self._record(
-                    task,
-                    {"error": f"could not start a verification for run {task.run}: {error.strerror}"},
-                    0.0,
-                )
+            except OSError as error:  # of the node perhaps, and over in a minute
+                if self._looks_again(task):
+                    self._records.forget(task.run, task.saved)
+                    continue
+                why = f"could not start a verification for run {task.run}: {error.strerror}"
+                self._record(task, {"error": why}, 0.0)
                 continue
             self._running[owner] = (task, process)
 
