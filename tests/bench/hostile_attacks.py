@@ -268,6 +268,110 @@ while True:
 """
 )
 
+ANSWERS = (
+    _COMMON
+    + """
+# Flight recorders whose answers hold as much as one may, and a NCCL RAS service with a forged state of all.
+import json
+folder = directory / f"answers{uid}"
+folder.mkdir()
+entry = {"record_id": 1, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1,
+    "profiling_name": "nccl:all_reduce", "state": "completed", "time_created_ns": 1, "duration_ms": 1.0,
+    "input_sizes": [[1, 2]] * 2, "input_dtypes": ["Float"] * 4, "output_sizes": [[1]] * 2}
+entries = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(20_000)]
+full = json.dumps({"version": "2.4", "pg_status": {}, "entries": entries}).encode()
+values = b'{"entries": [{"record_id": 0, "input_dtypes": [' + b'"a",' * 900_000 + b'""]}]}'
+groups = {f"{n}": {"name": f"{n}", "desc": "x", "ranks": [1, 2]} for n in range(60_000)}
+configs = json.dumps({"version": "2.4", "pg_config": groups, "entries": []}).encode()
+bodies = [full, values, configs]
+os.chdir(folder)
+def serve(listening, body):
+    while True:
+        connection, _ = listening.accept()
+        try:
+            asked = connection.recv(65536)
+            answer = b'["fr_trace_json"]' if asked.startswith(b"GET") else body
+            connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + answer)
+        except OSError:
+            pass
+        connection.close()
+held = []
+for n in range(16):
+    path = box(folder.name, n, capacity=256)
+    held.append(open(path, "r+b"))
+    fcntl.lockf(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"{n}.sock")
+    listening.listen()
+    threading.Thread(target=serve, args=(listening, bodies[n % 3]), daemon=True).start()
+def dead(n):
+    status = {"init_state": 0, "async_error": 3, "abort_flag": True}
+    counts = {"AllReduce": n}
+    return {"rank": n, "host": "h", "pid": 100_000 + n, "status": status, "collective_counts": counts}
+comms = [{"hash": "0xdead", "size": 90_000, "ranks": [dead(n) for n in range(90_000)]}]
+report = json.dumps({"nccl_version": "2.28.9", "communicators": comms}).encode()
+ras = socket.socket()
+ras.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+while True:
+    try:
+        ras.bind(("127.0.0.1", 28028))
+        break
+    except OSError:
+        time.sleep(5)  # the other user has it
+ras.listen()
+while True:
+    connection, _ = ras.accept()
+    try:
+        for line in connection.makefile("rb"):
+            if line.startswith(b"STATUS"):
+                connection.sendall(report)
+                break
+            connection.sendall(b"SERVER PROTOCOL 2\\n" if line.startswith(b"CLIENT") else b"OK\\n")
+    except OSError:
+        pass
+    connection.close()
+"""
+)
+
+HELD_UP = (
+    _COMMON
+    + """
+# Locks on all that can be opened, stops for all children that have become this user, folders that nobody may
+# enter, and names and links that no box has.
+mine = directory / f"shut{uid}"
+box(mine.name, 0, capacity=256)
+odd = directory / f"odd{uid}"
+odd.mkdir()
+(odd / "0.blackbox").symlink_to("/proc/self/fd/0" + "/x" * 1000)
+(odd / f"{'9' * 200}.blackbox").touch()
+(odd / "1.blackbox").symlink_to(private)
+(directory / f"link{uid}").symlink_to("x" * 300)
+held = {}
+while True:
+    for folder in (victim, victim + f"-uid{uid}"):
+        try:
+            names = list((directory / folder).iterdir())
+        except OSError:
+            continue
+        for path in [directory / folder, *names]:
+            try:
+                if path not in held:
+                    held[path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                fcntl.flock(held[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pass
+    mine.chmod(0o000 if mine.stat().st_mode & 0o700 else 0o700)
+    for entry in os.scandir("/proc"):
+        try:
+            words = pathlib.Path(entry.path, "cmdline").read_bytes()
+            if b"rankwatch." in words and b"-c" not in words.split(b"\\0") and entry.stat().st_uid == uid:
+                os.kill(int(entry.name), signal.SIGSTOP)
+        except (OSError, ValueError):
+            pass
+    time.sleep(0.02)
+"""
+)
+
 ATTACKS: Mapping[str, str] = MappingProxyType(
     {
         "550 sparse boxes and 1,000 directories": BOXES,
@@ -279,6 +383,8 @@ ATTACKS: Mapping[str, str] = MappingProxyType(
         "error files that are devices, FIFOs and others' files": CHOSEN_PATHS,
         "ended runs exchanged for links": EXCHANGES,
         "checkpoints that are sparse, endless and others'": CHECKPOINTS,
+        "recorders and a NCCL RAS service with large and forged answers": ANSWERS,
+        "locks, stopped children, shut folders, odd links": HELD_UP,
     }
 )
 """What each of both users does, and its code."""

@@ -50,7 +50,7 @@ secret = sys.argv[5].encode()
 end = time.monotonic() + seconds
 while time.monotonic() < end:
     began = time.monotonic()
-    found = {"status": 0, "steps": {}, "bytes": 0, "attack_runs": 0, "secrets": 0}
+    found = {"status": 0, "steps": {}, "bytes": 0, "attack_runs": 0, "secrets": 0, "forged": 0}
     try:
         connection = http.client.HTTPConnection(address, timeout=10)
         connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
@@ -65,6 +65,8 @@ while time.monotonic() < end:
         steps = re.findall(pattern, body.decode(), re.M)
         found["steps"] = {rank: float(value) for rank, name, value in steps if name == run}
         found["secrets"] = int(secret in body)
+        nccl = re.findall(r'^rankwatch_nccl_[^{]*{[^}]*run="([^"]*)"', body.decode(), re.M)
+        found["nccl"], found["forged"] = len(nccl), nccl.count(run)
         states = re.findall(r'^rankwatch_rank_state{[^}]*run="([^"]*)"', body.decode(), re.M)
         found["attack_runs"] = len(set(states) - {run})
     except OSError as error:
@@ -114,6 +116,7 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
         probes = f"127.0.0.1:{_free_port()}"
         flags = ["--listen", "0.0.0.0:0", "--probe-listen", probes]
         flags += ["--evidence-directory", str(folder / "evidence")]
+        flags += ["--intervals-seconds", "nccl_ras=5"]
         agent = stack.enter_context(agent_process(folder, *flags))
         _log_to(agent, log or folder / "agent.log")
         for number in range(RANKS):
@@ -173,6 +176,7 @@ def _result(
     usages: list[Usage],
     lost: int,
 ) -> Result:
+    forged = [each for each in scrapes if each["forged"]]
     took = sorted(each["seconds"] for each in scrapes)
     without = sum(1 for each in scrapes if len(each["steps"]) < RANKS)
     going = [sum(each["steps"].values()) for each in scrapes if len(each["steps"]) == RANKS]
@@ -186,6 +190,7 @@ def _result(
         _none("probes that did not answer", failed, len(answers)),
         _none("files of a private folder removed", lost, PRIVATE_FILES),
         _none("scrapes with its content", sum(each["secrets"] for each in scrapes), len(scrapes)),
+        _none("scrapes with a state of NCCL for the honest run", len(forged), len(scrapes)),
         Row("longest probe", _seconds(max(each for _, each in answers))),
         limited("peak memory of the agent", peak, MEMORY_BYTES, _mib),
         Row("with its children", _mib(max(each.with_children_bytes for each in usages))),
@@ -193,6 +198,7 @@ def _result(
         Row("CPU", f"{cores:.2f} cores"),
         Row("steps of the honest run seen", f"{going[-1] - going[0]:.0f}" if going else "none"),
         Row("longest time without a new step", f"{stood} scrapes"),
+        Row("series of the forged NCCL state", str(max(each.get("nccl", 0) for each in scrapes))),
         Row("runs of the attackers shown", str(max(each["attack_runs"] for each in scrapes))),
         Row("largest page, compressed", f"{max(each['bytes'] for each in scrapes) / 1024:.0f} KiB"),
     )

@@ -15,6 +15,7 @@ from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.collectors.shared import build_shared
 from rankwatch_agent.runtime.config import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, AgentConfig, load_config
+from rankwatch_agent.runtime.heap import give_back_what_is_free
 from rankwatch_agent.runtime.logs import configure_logging
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_cli.output import show_text
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(config: AgentConfig) -> int:
+    give_back_what_is_free()
     # Blocked before any thread starts, so that only sigwait below receives them: a signal then
     # interrupts nothing half done.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

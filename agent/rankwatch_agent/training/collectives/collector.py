@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -51,7 +52,10 @@ _PULL_SECONDS = 5.0
 """Time for the questions of one collection. A rank that is left out comes first in the next one."""
 _MAX_SERIES = 10_000
 """Series from flight recorders at one time, shared between their owners."""
-_ASKED_AT_ONCE = 4
+_ASKED_AT_ONCE = 2
+_MOST_PENDING = 1 << 17
+"""Collectives that wait to be compared, shared between the owners of ranks and their ranks: 16,384 for each
+of eight GPUs. Each takes 200 bytes."""
 _LISTED_EACH_SECONDS = 5.0
 _SHARE_OF_SUSPICION = 0.1
 """Of the time that a run has been suspect, which may pass between two questions to a rank."""
@@ -70,7 +74,7 @@ class CollectivesCollector:
     directory: holds `<run>/<rank>.sock`.
     pull_seconds: between two questions to a rank of a healthy run.
     suspect_seconds: likewise when the run has just become suspect.
-    timeout_seconds: for one question to one rank; four ranks are asked at a time.
+    timeout_seconds: for one question to one rank; two ranks are asked at a time.
     conditions: the state of the ranks by the collector `ranks`; without it all count as healthy.
     """
 
@@ -171,9 +175,11 @@ class CollectivesCollector:
         due.sort(key=lambda path: self._ranks[path].asked)
         in_turns, _ = share(due, owner=lambda path: self._ranks[path].owner, most=len(due))
         clients = {path: self._ranks[path].client for path in in_turns}
+        owners = Counter(rank.owner for rank in self._ranks.values())
         for path, answer in ask_all(clients, at_once=_ASKED_AT_ONCE):
             rank = conditions[path]
             self._ranks[path].take(now, answer, () if rank is None else rank.groups)
+            self._ranks[path].keep_at_most(_MOST_PENDING // len(owners) // owners[self._ranks[path].owner])
             if self._monotonic() - began > _PULL_SECONDS:
                 break
         living = [path for path, rank in conditions.items() if rank is None or not rank.ended]
@@ -265,6 +271,12 @@ class RecordedRank:
             return
         self._answered, self._answered_at = True, now
         self._succeeded += 1
+
+    def keep_at_most(self, most: int) -> None:
+        """Keep about the newest `most` collectives, of each group its part, for comparison."""
+        kept = sum(len(group.completed) for group in self.groups)
+        for group in self.groups if kept > most else ():
+            group.drop_oldest(most * len(group.completed) // kept)
 
     def places(
         self, key: tuple[str, str], now: float, counted: Set[tuple[str, str, str]]

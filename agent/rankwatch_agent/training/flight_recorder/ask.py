@@ -33,7 +33,7 @@ from rankwatch_agent.training.flight_recorder.reply import parse_reply
 
 MAX_REPLY_BYTES = 12 << 20
 """Of all recorders of a rank together. A ring has 2,000 entries, which torch 2.13 writes in 0.95 MB, and
-20,000 in large jobs: these fit with a third to spare. Four ranks are asked at a time, and the agent's memory
+20,000 in large jobs: these fit with a third to spare. Two ranks are asked at a time, and the agent's memory
 is limited."""
 MAX_OBJECTS = 1 << 18
 """Objects and lists of a reply; an entry has about eight. In memory each takes twenty times its size."""

@@ -28,6 +28,8 @@ from rankwatch_agent.training.flight_recorder.parse import Dump, Entry, GroupCon
 _RECORDED_BY_BLACK_BOX = "gloo"
 """Backend whose completions the black box records, each of them."""
 _MOST_RANKS = 1 << 16
+_LONGEST_NAME = 256
+"""Characters of the name of a group that are remembered."""
 _NUMBER = re.compile(r"\d{1,9}")
 _UNNAMED = ("", "undefined")
 """Descriptions that name nothing."""
@@ -57,13 +59,15 @@ class GroupNames:
     ) -> None:
         """Take one dump, and the groups in the rank's black box: gloo's recorder knows no members."""
         for entry in entries:
-            self._linked[entry.pg_id] = entry.group
+            name, description = entry.group
+            self._linked[entry.pg_id] = (name[:_LONGEST_NAME], description[:_LONGEST_NAME])
         for oldest in sorted(self._linked)[: -self._most]:
             del self._linked[oldest]
         for name, config in list(configs.items())[: self._most]:
             ranks = _ranks(config.ranks)
-            if ranks and name not in self._members and len(self._members) < self._most:
-                self._members[name] = (members_text(ranks), len(ranks))
+            shown = name[:_LONGEST_NAME]
+            if ranks and shown not in self._members and len(self._members) < self._most:
+                self._members[shown] = (members_text(ranks), len(ranks))
         self._known = {}
         ambiguous = set()
         for group in known:

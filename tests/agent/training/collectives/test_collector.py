@@ -177,6 +177,17 @@ def test_nccl_wait_and_transfer(node: Node) -> None:
     assert values(collection, "rankwatch_collectives_total")["job", "0", "default_pg", "0-1", "send"] == 1.0
 
 
+def test_what_waits_to_be_compared_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is far ahead of the other keeps the newest; the ranks of one owner share."""
+    monkeypatch.setattr("rankwatch_agent.training.collectives.collector._MOST_PENDING", 40)
+    ahead = [completed(number, 1.0) for number in range(100)]
+    node.recorders[0][NCCL] = reply(*ahead, enqueued=100, done=100)
+    node.recorders[1][NCCL] = reply(completed(0, 1.0), enqueued=1, done=1)
+    node.collect()
+    kept = [list(group.completed) for rank in node.collector._ranks.values() for group in rank.groups]
+    assert kept == [list(range(81, 101)), [1]]
+
+
 def test_no_double_counting(node: Node) -> None:
     """What the black box counts is not exported twice.
 

@@ -363,7 +363,7 @@ def test_hostile_recorder_is_bounded() -> None:
             each,
             -1e300 if each % 2 else 1e300,
             pg_id=each,
-            process_group=[str(each), "x" * each],
+            process_group=[str(each), "x" * each * 100],
             profiling_name=f"nccl:{each}",
         )
         for each in range(500)
@@ -377,6 +377,7 @@ def test_hostile_recorder_is_bounded() -> None:
     pull(recorder, body)
     assert len(recorder.positions) <= 8
     assert len(recorder.totals) <= 9
+    assert {len(name) for _, name in recorder._groups._linked.values()} == {256}
     assert all(0.0 <= each.seconds < 1e10 for each in recorder.totals.values())
 
 
