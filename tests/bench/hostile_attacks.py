@@ -368,7 +368,7 @@ while True:
                 os.kill(int(entry.name), signal.SIGSTOP)
         except (OSError, ValueError):
             pass
-    time.sleep(0.02)
+    time.sleep(0.2)
 """
 )
 

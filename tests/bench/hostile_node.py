@@ -116,7 +116,7 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
         probes = f"127.0.0.1:{_free_port()}"
         flags = ["--listen", "0.0.0.0:0", "--probe-listen", probes]
         flags += ["--evidence-directory", str(folder / "evidence")]
-        flags += ["--intervals-seconds", "nccl_ras=5"]
+        flags += ["--intervals-seconds", "nccl_ras=20"]
         agent = stack.enter_context(agent_process(folder, *flags))
         _log_to(agent, log or folder / "agent.log")
         for number in range(RANKS):
