@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ _MOST_FILES = 4_096
 _MOST_WORKERS = 16
 _ALONE_BYTES = 16 << 20
 """Of all traces: reading less takes no longer than starting a process."""
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class TraceTable(NamedTuple):
@@ -101,9 +103,24 @@ def _read_all(files: Sequence[Path]) -> list[Trace]:
     if workers == 1 or sum(map(_size, files)) < _ALONE_BYTES:
         return [read_trace(each) for each in files]
     try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with _safe_path(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             return list(pool.map(read_trace, files))
     except BrokenProcessPool as error:
         raise UserError(
             f"a process that read the traces of {files[0].parent} was killed: is memory short?"
         ) from error
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Inside, Python starts without its working directory in the path: multiprocessing starts it by `-c`, and
+    who made the traces may have put modules beside them."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before

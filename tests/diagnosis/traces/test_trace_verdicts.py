@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +137,31 @@ def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = read_traces(tmp_path)
     assert several.table.start_seconds.tolist() == alone.table.start_seconds.tolist()
     assert several.facts == alone.facts
+
+
+READ_BY_TWO = """
+import os, sys
+from pathlib import Path
+import rankwatch_diagnosis.traces.reading as reading
+
+reading._ALONE_BYTES = 0
+os.sched_getaffinity = lambda _: {0, 1}
+if __name__ == "__main__":
+    reading.read_traces(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.process
+def test_modules_beside_the_traces(tmp_path: Path) -> None:
+    """These processes run no code from the folder in which the command is given: that of the traces, perhaps,
+    where whoever made them may put a module called `multiprocessing`."""
+    script, folder = tmp_path / "script.py", tmp_path / "traces"
+    script.write_text(READ_BY_TWO)
+    write_traces(folder, GpuJob(steps=2, ranks=2))
+    (folder / "multiprocessing.py").write_text("open('was_run', 'w').close()")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run([sys.executable, script, "."], cwd=folder, env=environ, check=False)
+    assert (done.returncode, (folder / "was_run").exists()) == (0, False)
 
 
 @pytest.mark.parametrize(
