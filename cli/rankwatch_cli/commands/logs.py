@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,15 +15,17 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.logs.lines import FILE_BYTES, PREVIOUS_SUFFIX, SLOTS, SUFFIX, Line, Source, read_lines_at
 from rankwatch.members import members_text
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.folders import read_regular
+from rankwatch.untrusted.folders import Folder, read_owned
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.output import as_json, show
+from rankwatch_cli.output import as_json, note, show
 from rankwatch_cli.runs import named_run, runs_directory
 
 LOGS_FOLDER = "logs"
 """Of an evidence bundle."""
 _COPIED = ".jsonl"
 _MOST_FILES = 1 << 16
+_MOST_LINES = 100_000
+"""Of all ranks together: 100 MB."""
 _MOST_COPY_BYTES = 8 * FILE_BYTES
 """Of a copy in a bundle: JSON escapes a control character by six."""
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -45,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     if given.rank is not None and given.rank not in files:
         raise UserError(f"{directory} holds no lines of rank {given.rank}, but of {members_text([*files])}")
     chosen = files if given.rank is None else {given.rank: files[given.rank]}
-    found = [each for rank, file in chosen.items() for each in _read(rank, file)[-given.lines :]]
+    most = min(given.lines, max(1, _MOST_LINES // len(chosen)))
+    if most < given.lines:
+        note(f"{len(chosen)} ranks: the newest {most} lines of each; --rank N shows more")
+    found = [each for rank, file in chosen.items() for each in _read(rank, file)[-most:]]
     found.sort(key=lambda each: (each.line.time, each.rank, each.line.number))
     show(*map(_as_json if given.json else _as_text, found))
     return 0
@@ -79,20 +86,24 @@ def _parser() -> SentenceParser:
 
 def _files(directory: Path, suffix: str) -> dict[int, Path]:
     """Rank -> file with its lines, in a run's directory or a bundle. Raises UserError where none is there."""
-    copied = (directory / LOGS_FOLDER).is_dir()
-    folder, ending = (directory / LOGS_FOLDER, suffix + _COPIED) if copied else (directory, suffix)
     found: dict[int, Path] = {}
     try:
-        for path, _ in zip(folder.iterdir(), range(_MOST_FILES), strict=False):
-            rank = path.name.removesuffix(ending)
-            if path.name.endswith(ending) and rank.isdecimal() and len(rank) < 8:
-                found[int(rank)] = path
+        with Folder.open(directory, follow=True) as opened:
+            with suppress(OSError), opened.folder(LOGS_FOLDER) as copied:
+                found = _ranks_in(copied, suffix + _COPIED)
+            found = found or _ranks_in(opened, suffix)
     except OSError as error:
-        raise UserError(f"could not read {folder}: {error.strerror or error}") from error
+        raise UserError(f"could not read {directory}: {error.strerror or error}") from error
     if not found:
         earlier = " of an earlier attempt" if suffix == PREVIOUS_SUFFIX else ""
         raise UserError(f"{directory} holds no log lines{earlier}; RANKWATCH_LOG_LINES=0 turns them off")
     return dict(sorted(found.items()))
+
+
+def _ranks_in(folder: Folder, ending: str) -> dict[int, Path]:
+    names = (name for name in islice(folder.names(), _MOST_FILES) if name.endswith(ending))
+    ranks = {name.removesuffix(ending): name for name in names}
+    return {int(rank): folder.path / ranks[rank] for rank in ranks if rank.isdecimal() and len(rank) < 8}
 
 
 def _read(rank: int, path: Path) -> list[_RankLine]:
@@ -107,7 +118,7 @@ def _read(rank: int, path: Path) -> list[_RankLine]:
 
 def _copied(path: Path) -> Iterator[Line]:
     """The lines of a copy in a bundle. What makes no sense is left out."""
-    for text in read_regular(path, _MOST_COPY_BYTES).splitlines():
+    for text in read_owned(path, path.lstat().st_uid, _MOST_COPY_BYTES).splitlines():
         try:
             entry = json.loads(text)
             source = Source[entry["source"].upper()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
 from rankwatch.lifecycle import CRASHED_SUFFIX
 from rankwatch.sweep import SUFFIXES_BESIDE
-from rankwatch.untrusted.folders import read_regular
+from rankwatch.untrusted.folders import Folder, read_regular
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_agent.training.failures import Failure, crash_in
@@ -43,11 +46,16 @@ def find_run(directory: Path) -> RunFolder:
     try:
         if not directory.is_dir():
             raise UserError(f"{directory} is no directory")
-        copied = (directory / BOXES_FOLDER).is_dir()
+        copied = _is_folder(directory / BOXES_FOLDER)
         run = _run_folder(directory / BOXES_FOLDER if copied else directory)
         folders = {run, run / DUMPS_FOLDER, run.parent / DUMPS_FOLDER, directory, directory / DUMPS_FOLDER}
+        owners = {run.stat().st_uid, os.geteuid(), 0}
         bundle = directory if copied else None
-        return RunFolder(boxes=tuple(_boxes_in(run)), dumps=_dumps_in(folders), bundle=bundle)
+        return RunFolder(
+            boxes=tuple(_boxes_in(run)),
+            dumps=_dumps_in(folders, named=directory, owners=owners),
+            bundle=bundle,
+        )
     except OSError as error:
         raise UserError(f"could not read {directory}: {error.strerror or error}") from error
 
@@ -68,33 +76,40 @@ def _boxes_in(directory: Path) -> Iterator[Path]:
     return (each for each in _listed(directory) if each.suffix == SUFFIX and not each.name.startswith("."))
 
 
-def _dumps_in(folders: Iterable[Path]) -> dict[int, Path]:
-    """The newest dump of each rank: names end in the rank's number, as in `diagnose hang`."""
+def _dumps_in(folders: Iterable[Path], *, named: Path, owners: Set[int]) -> dict[int, Path]:
+    """The newest dump of each rank: names end in the rank's number, as in `diagnose hang`.
+
+    named: the folder that a person has named, which alone may be a link.
+    owners: whose folders and files count. Beside the folder of a run anybody may make one.
+    """
     found: dict[int, tuple[float, Path]] = {}
     for folder in folders:
-        for path in _listed(folder) if folder.is_dir() else ():
-            match = _RANK.search(path.name)
-            if match is None or path.suffix in _OTHERS or path.name.startswith("."):
+        with suppress(OSError), Folder.open(folder, follow=folder == named) as opened:
+            if opened.owner not in owners:
                 continue
-            facts = path.lstat()
-            rank = int(match[1])
-            if stat.S_ISREG(facts.st_mode) and (rank not in found or found[rank][0] < facts.st_mtime):
-                found[rank] = (facts.st_mtime, path)
+            for name in islice(opened.names(), MOST_FILES):
+                match = _RANK.search(name)
+                if match is None or Path(name).suffix in _OTHERS or name.startswith("."):
+                    continue
+                facts = opened.status_of(name)
+                rank = int(match[1])
+                if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in owners:
+                    continue
+                if rank not in found or found[rank][0] < facts.st_mtime:
+                    found[rank] = (facts.st_mtime, folder / name)
     return {rank: path for rank, (_, path) in found.items()}
 
 
 def _is_folder(path: Path) -> bool:
     """Not a link to one: a run's directory belongs to the training user."""
-    return stat.S_ISDIR(path.lstat().st_mode)
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _listed(directory: Path) -> list[Path]:
-    found = []
-    for path in directory.iterdir():
-        found.append(path)
-        if len(found) == MOST_FILES:
-            break
-    return sorted(found)
+    return sorted(islice(directory.iterdir(), MOST_FILES))
 
 
 _RANKS_FILE = "ranks.json"
@@ -155,7 +170,7 @@ def _ranks_document(path: Path) -> dict[str, Any]:
 def _crashes(folder: Path) -> dict[int, Failure]:
     """The crashes that the copied stacks show."""
     found = {}
-    for path in _listed(folder) if folder.is_dir() else ():
+    for path in _listed(folder) if _is_folder(folder) else ():
         match = _CRASHED.fullmatch(path.name)
         crash = None if match is None else crash_in(path)
         if match is not None and crash is not None:

@@ -105,3 +105,23 @@ def test_unusable_files(run: Path) -> None:
     (run / "empty").mkdir()
     with pytest.raises(UserError, match="RANKWATCH_LOG_LINES=0"):
         main([str(run / "empty")])
+
+
+def test_linked_logs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link in a run's folder does not lead to the copied lines of somebody else."""
+    copied = tmp_path / "bundle" / "logs"
+    copied.mkdir(parents=True)
+    line = {"number": 0, "time": 1.0, "step": 0, "severity": 9, "source": "log", "text": "of another"}
+    (copied / f"0{SUFFIX}.jsonl").write_text(json.dumps(line))
+    assert "of another" in printed(capsys, copied.parent)[0]
+    (run / "logs").symlink_to(copied)
+    assert len(printed(capsys, run)) == 7
+
+
+def test_many_ranks(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All lines together take bounded memory, however many files of ranks there are."""
+    monkeypatch.setattr("rankwatch_cli.commands.logs._MOST_LINES", 5)
+    assert main([str(run)]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 4
+    assert shown.err == "2 ranks: the newest 2 lines of each; --rank N shows more\n"

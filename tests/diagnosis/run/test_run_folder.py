@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
+from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.run.boxes import read_boxes
@@ -25,6 +28,9 @@ from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
 from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.shape import JobShape
+from support.processes.users import ALICE, BOB, as_user, node_directory
+
+__all__ = ["node_directory"]
 
 
 def hung(directory: Path, kind: HangKind = HangKind.SLEEP) -> SimulatedHang:
@@ -42,6 +48,46 @@ def test_run_and_parent(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "job", tmp_path / "other")
     with pytest.raises(UserError, match=r"holds 2 runs \(job, other\): give the directory of one"):
         find_run(tmp_path)
+
+
+def owned(folder: Path, user: int) -> None:
+    """Gives a folder and what is in it to a user."""
+    for each in (folder, *folder.iterdir()):
+        os.chown(each, user, user)
+
+
+@pytest.mark.process
+def test_dumps_of_another_user(node_directory: Path) -> None:
+    """Anybody can make a folder for dumps beside that of a run. What somebody else puts there blames nobody,
+    nor does it keep the run from being judged."""
+    hung(node_directory)
+    owned(node_directory / "job", ALICE)
+    recorders = node_directory / "flight_recorder"
+    forged = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.OTHER_SIZE, ranks=(1,)))
+    write_snapshots(simulate_hang(forged).snapshots, recorders, "json")
+    owned(recorders, ALICE)
+    assert diagnose_run(node_directory / "job").ranks == (1,)
+    owned(recorders, BOB)
+    assert diagnose_run(node_directory / "job").ranks == (2,)
+    os.chown(recorders, ALICE, ALICE)
+    assert find_run(node_directory / "job").dumps == {}
+    os.chown(recorders, BOB, BOB)
+    recorders.chmod(0o700)
+    command = [*as_user(ALICE), *python("-m", "rankwatch_diagnosis.run", str(node_directory / "job"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["ranks"] == [2], done.stderr
+
+
+def test_linked_bundle(tmp_path: Path) -> None:
+    """A link in a run's folder does not make it a bundle of the boxes, stacks or dumps of somebody else."""
+    hung(tmp_path / "mine")
+    hung(tmp_path / "other")
+    run = tmp_path / "mine" / "job"
+    (run / "blackboxes").symlink_to(tmp_path / "other" / "job")
+    write_snapshots(hung(tmp_path / "third").snapshots, tmp_path / "dumps", "json")
+    (run / "flight_recorder").symlink_to(tmp_path / "dumps")
+    found = find_run(run)
+    assert (found.bundle, found.dumps, len(found.boxes)) == (None, {}, 4)
 
 
 @pytest.mark.process
