@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heappushpop
 from itertools import islice
 from pathlib import Path
 
@@ -16,13 +18,18 @@ from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.turns import share
+from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.rank_states import rank_state, worst_state
 from rankwatch_cli.output import note
 
 MOST_RUNS = 10_000
 """Directories that are looked at."""
+READ_SECONDS = 10.0
+"""Time for reading boxes. Users take turns, with the newest directory of each first."""
+RUN_SHARE = 0.2
+"""The part of it that one directory gets at most."""
 _MOST_BOXES = 1 << 16
+_MOST_NAMES = 1 << 18
 """Of one run."""
 _MOST_TENANTS = 256
 _MOST_NAMED = 8
@@ -61,16 +68,18 @@ def runs_directory(given: Path | None = None) -> Path:
     return given or Path(os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
 
 
-def find_runs(base: Path) -> list[RunSeen]:
-    """The runs below `base`, the newest first. Folders without a usable box are left out."""
-    return _runs_in(_folders(base), base)
+def find_runs(base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
+    """The runs below `base`, the newest first. Folders without a usable box are left out, and those that
+    cannot be read within these seconds; a note says how many."""
+    return _runs_in(_folders(base), base, seconds)
 
 
 def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
     """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
-    A short name means its newest run, also where it is the beginning of several names. But anybody can record
-    a newer run, or one of any short name. So an ordinary user gets the own one, and root must say whose.
+    A full name comes before a short one. A short name means its newest run, also where it is the beginning of
+    several names. But anybody can record a newer run, or one of any short name. So an ordinary user gets the
+    own one, and root must say whose.
 
     announce: prints the name of the newest run to standard error if no text is given.
 
@@ -87,14 +96,26 @@ def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
         return Path(text)
     short = [each for each in _runs_in(folders, base) if each.short_name == text]
     if exact or short:
-        return _of_one_user([*exact, *map(_folder_of, short)], repr(text)).path
-    fitting = [name for name in named if name.startswith(text)]
+        return _called(text, exact, [*map(_folder_of, short)]).path
+    fitting = sorted(name for name in named if name.startswith(text))
     if len(fitting) == 1:
         return named[fitting[0]].path
     if fitting:
         names = ", ".join(fitting[:_MOST_NAMED])
         raise UserError(f"{text!r} is the beginning of {len(fitting)} runs ({names}): give more of the name")
     raise UserError(f"{text!r} is no run in {base} and no path; `rankwatch ls` lists the runs")
+
+
+def _called(name: str, exact: Sequence[_RunFolder], short: Sequence[_RunFolder]) -> _RunFolder:
+    """The run with this full name, else one with this short name; the own one first, but for root."""
+    me = os.geteuid()
+    kinds = [[each for each in kind if me and each.owner == me] for kind in (exact, short)]
+    found = _of_one_user(next(filter(None, (*kinds, exact, short))), repr(name))
+    others = {each.owner: each for each in reversed(short) if each.owner != found.owner}
+    if found.owner != me and others:
+        theirs = _listed([*others.values()])
+        note(f"{name!r} is the full name of {_listed([found])}; it is the short name of {theirs}, too")
+    return found
 
 
 def _newest_run(base: Path, announce: bool) -> Path:
@@ -117,10 +138,15 @@ def _of_one_user(fitting: Sequence[_RunFolder], meant: str) -> _RunFolder:
     firsts = {each.owner: each for each in reversed(fitting)}
     if len(firsts) == 1:
         return fitting[0]
-    listed = ", ".join(f"{each.path} of user {each.owner}" for each in [*firsts.values()][:_MOST_NAMED])
     raise UserError(
-        f"{meant} may be that of any of {len(firsts)} users ({listed}): give the directory of the right one"
+        f"{meant} may be that of any of {len(firsts)} users ({_listed([*firsts.values()])}): "
+        "give the directory of the right one"
     )
+
+
+def _listed(folders: Sequence[_RunFolder]) -> str:
+    more = ", ..." if len(folders) > _MOST_NAMED else ""
+    return ", ".join(f"{each.path} of user {each.owner}" for each in folders[:_MOST_NAMED]) + more
 
 
 def boxes_of(folder: Path) -> dict[int, Path]:
@@ -133,7 +159,7 @@ def boxes_of(folder: Path) -> dict[int, Path]:
 
 
 def _boxes_in(folder: Folder) -> dict[int, Path]:
-    paths = (folder.path / name for name in folder.names())
+    paths = (folder.path / name for name in islice(folder.names(), _MOST_NAMES))
     boxes = ((int(each.stem), each) for each in paths if each.suffix == SUFFIX and each.stem.isdecimal())
     return dict(sorted(islice(boxes, _MOST_BOXES)))
 
@@ -150,17 +176,23 @@ def _folder_of(run: RunSeen) -> _RunFolder:
 
 
 def _folders(base: Path) -> list[_RunFolder]:
-    """The directories of runs, also those of tenants, in the order of their paths.
+    """The directories of runs, also those of tenants, the newest first.
 
     Where there are too many, users take turns with their newest ones, so that nobody hides those of others.
     """
-    found = sorted(_directories(base), reverse=True)
-    picked, others = share(
+    newest: dict[int, list[tuple[int, Path]]] = {}
+    count = 0
+    for mtime, path, owner in _directories(base):
+        count += 1
+        of_owner = newest.setdefault(owner, [])
+        (heappush if len(of_owner) < MOST_RUNS else heappushpop)(of_owner, (mtime, path))
+    found = sorted(((*each, owner) for owner, listed in newest.items() for each in listed), reverse=True)
+    picked, _ = share(
         (_RunFolder(path, owner) for _, path, owner in found), owner=lambda each: each.owner, most=MOST_RUNS
     )
-    if others:
-        note(f"looking at {len(picked)} of {len(found)} directories in {base}, the newest ones of each user")
-    return sorted(picked, key=lambda each: each.path)
+    if len(picked) < count:
+        note(f"looking at {len(picked)} of {count} directories in {base}, the newest ones of each user")
+    return picked
 
 
 def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, Path, int]]:
@@ -204,16 +236,39 @@ def _run_name(folder: _RunFolder, base: Path) -> str:
     return run_label(folder.path, base, folder.owner)
 
 
-def _runs_in(folders: Sequence[_RunFolder], base: Path) -> list[RunSeen]:
-    found = [seen for each in folders if (seen := _read(each, base)) is not None]
+def _runs_in(folders: Sequence[_RunFolder], base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
+    found: list[RunSeen] = []
+    slow: list[_RunFolder] = []
+
+    def read(folder: _RunFolder) -> float:
+        began = time.monotonic()
+        try:
+            seen = _read(folder, base, began + RUN_SHARE * seconds)
+        except TimeoutError:
+            slow.append(folder)
+        else:
+            found.extend(() if seen is None else (seen,))
+        return time.monotonic() - began
+
+    unread = take_turns(folders, owner=lambda each: each.owner, use=read, most=seconds)
+    unread = [*slow, *unread]
+    if unread:
+        note(
+            f"{len(unread)} of {len(folders)} directories in {base} could not be read in time, such as "
+            f"{unread[0].path}: `rankwatch ls --seconds N` reads longer than {seconds:g} s, and "
+            "`rankwatch summary DIRECTORY` reads one"
+        )
     return sorted(found, key=lambda each: each.started, reverse=True)
 
 
-def _read(folder: _RunFolder, base: Path) -> RunSeen | None:
+def _read(folder: _RunFolder, base: Path, ends: float) -> RunSeen | None:
+    """What the boxes in a directory show. Raises TimeoutError after the moment `ends`, monotonic."""
     try:
         with Folder.open(folder.path) as opened:
             boxes = _boxes_in(opened).values() if opened.owner == folder.owner else ()
-            ranks = [rank for path in boxes if (rank := _read_rank(path, opened)) is not None]
+            ranks = [*filter(None, (_read_rank(each, opened, ends) for each in boxes))]
+    except TimeoutError:
+        raise
     except OSError:
         return None  # gone meanwhile, of another user, or a link has taken its place
     if not ranks:
@@ -258,7 +313,9 @@ class _Rank:
     last_sign: float
 
 
-def _read_rank(path: Path, folder: Folder) -> _Rank | None:
+def _read_rank(path: Path, folder: Folder, ends: float) -> _Rank | None:
+    if time.monotonic() > ends:
+        raise TimeoutError
     try:
         reader = Reader(path, folder=folder)
     except BlackBoxError:

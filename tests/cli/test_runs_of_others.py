@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import rankwatch_diagnosis.run.engine
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli import runs
 from rankwatch_cli.commands import ls
@@ -69,14 +69,31 @@ def test_short_name_of_another(node: Path, capsys: pytest.CaptureFixture[str]) -
     assert named_run(str(node / "other"), node) == node / "other"
 
 
-def test_full_name_of_another(node: Path) -> None:
-    """A run whose name is the short name of somebody else's is not taken for it, nor the other way round."""
+def test_full_name_of_another(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody takes the full name of a run away by calling that the short name of another one; who asks for it
+    hears of the others. An ordinary user still gets the own run."""
     run_as(BOB, node, "box('team_train', 0)")
     run_as(CAROL, node, f"{SCRIPT}begin('third', 1.0, b'team_train-77')")
-    for name in ("team_train", "team_train-77"):
-        with pytest.raises(UserError, match=f"'{name}' may be that of any of 2 users"):
-            named_run(name, node)
-        assert named_run(str(node / name), node) == node / name
+    for name, (owner, other, of_other) in {
+        "team_train-77": (ALICE, "third", CAROL),
+        "team_train": (BOB, "team_train-77", ALICE),
+    }.items():
+        assert main(["blackbox", name]) == 0
+        printed = capsys.readouterr()
+        assert f"run {name}," in printed.out
+        assert printed.err == (
+            f"{name!r} is the full name of {node / name} of user {owner}; "
+            f"it is the short name of {node / other} of user {of_other}, too\n"
+        )
+
+
+def test_own_short_name(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user means the own run by its short name, also where somebody else's is called so."""
+    run_as(BOB, node, "box('team_train', 0)")
+    monkeypatch.setattr("os.geteuid", lambda: ALICE)
+    assert named_run("team_train", node) == node / "team_train-77"
+    monkeypatch.setattr("os.geteuid", lambda: CAROL)
+    assert named_run("team_train", node) == node / "team_train"
 
 
 @pytest.mark.parametrize(("user", "run"), [(ALICE, "team_train-77"), (BOB, "other")])
@@ -134,12 +151,45 @@ def test_time_for_verdicts(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_as(BOB, node, "[box(f'new-{number}', 0, age=9.0 - number) for number in range(9)]")
     judged = []
 
-    def judge(directory: Path) -> None:
+    def judge(_: object, directory: Path, seconds: float) -> None:
         judged.append(directory.name)
-        raise UserError("not now")
 
-    monkeypatch.setattr(rankwatch_diagnosis.run.engine, "diagnose_run", judge)
+    monkeypatch.setattr(ls._Judge, "word", judge)
     clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time)
     monkeypatch.setattr(ls, "time", clock)
     assert main(["ls"]) == 0
     assert judged[:3] == ["new-8", "team_train-77", "new-7"]
+
+
+def test_run_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs its own verdict. Where the process cannot start, there is none, and that is no error."""
+    program = "import time\nprint('ready', flush=True)\nwhile True:\n "
+    program += "print('good', flush=True) if 'fast' in input() else time.sleep(1000)"
+    monkeypatch.setattr(ls, "python", lambda *_: [sys.executable, "-c", program])
+    with ls._Judge() as judge:
+        assert judge.word(Path("fast"), 60.0) == "good"
+        assert judge.word(Path("hung"), 0.1) is None
+        assert judge.word(Path("fast"), 60.0) == "good"
+    monkeypatch.setattr(ls, "python", lambda *_: [sys.executable, "-c", "import a_missing_module"])
+    with ls._Judge() as judge:
+        assert not judge.start()
+
+
+def test_time_for_reading(
+    node: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users take turns, so that nobody's many new runs, or one without end, hide those of others. What was
+    not read is counted."""
+    run_as(BOB, node, "[box(f'new-{number}', 0, age=9.0 - number) for number in range(9)]")
+    run_as(BOB, node, "[box('endless', rank) for rank in range(9)]")
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time)
+    monkeypatch.setattr(runs, "time", clock)
+    found = {each.run for each in find_runs(node, 20.0)}
+    assert "team_train-77" in found
+    assert "new-8" in found
+    assert "endless" not in found
+    left = 11 - len(found)
+    assert capsys.readouterr().err == (
+        f"{left} of 11 directories in {node} could not be read in time, such as {node / 'endless'}: "
+        "`rankwatch ls --seconds N` reads longer than 20 s, and `rankwatch summary DIRECTORY` reads one\n"
+    )

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import select
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rankwatch.processes import python
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_cli.output import show, show_json
-from rankwatch_cli.runs import RunSeen, find_runs, runs_directory
+from rankwatch_cli.runs import READ_SECONDS, RUN_SHARE, RunSeen, find_runs, runs_directory
 
-_VERDICT_SECONDS = 10.0
-"""Time spent on verdicts: users take turns, the newest run of each first. The other runs show none."""
+_START_SECONDS = 30.0
+"""For Python and NumPy on a busy node."""
+_END_SECONDS = 1.0
+_LONGEST_LINE = 4096
 _NONE = "-"
 _HEAD = ("RUN", "OWNER", "NAME", "STATE", "STEP", "LEFT", "AGE", "RANKS", "VERDICT")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -35,11 +42,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="of the black boxes; default $RANKWATCH_DIR"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=READ_SECONDS,
+        metavar="N",
+        help="time for reading the runs, and as much for their verdicts, in which users take turns; what is "
+        f"left out is counted, or has no verdict (default {READ_SECONDS:g})",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     given = parser.parse_args(arguments)
+    if not 0.0 < given.seconds < 1e6:
+        raise UserError(f"--seconds is {given.seconds}, expected a number above 0")
     base = runs_directory(given.directory)
-    runs = find_runs(base)
-    verdicts = _verdicts(runs)
+    runs = find_runs(base, given.seconds)
+    verdicts = _verdicts(runs, given.seconds)
     now = time.time()
     if given.json:
         show_json([_as_json(each, verdicts.get(each.directory), now) for each in runs])
@@ -53,23 +70,88 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _verdicts(runs: Sequence[RunSeen]) -> dict[Path, str]:
-    """Directory of a run -> its verdict in a word, as far as the time and the installed extras reach."""
-    try:
-        from rankwatch_diagnosis.run.engine import diagnose_run
-        from rankwatch_diagnosis.run.verdict import verdict_word
-    except ModuleNotFoundError:
-        return {}
+def _verdicts(runs: Sequence[RunSeen], seconds: float) -> dict[Path, str]:
+    """Directory of a run -> its verdict in a word, as far as the time and the installed extras reach.
+
+    Users take turns, the newest run of each first. The other runs show none.
+    """
     found: dict[Path, str] = {}
+    if not runs:
+        return found
+    with _Judge() as judge:
 
-    def look(run: RunSeen) -> float:
-        began = time.monotonic()
-        with contextlib.suppress(UserError):  # its boxes changed meanwhile
-            found[run.directory] = verdict_word(diagnose_run(run.directory))
-        return time.monotonic() - began
+        def look(run: RunSeen) -> float:
+            began = time.monotonic()
+            word = judge.word(run.directory, RUN_SHARE * seconds)
+            if word:
+                found[run.directory] = word
+            return time.monotonic() - began
 
-    take_turns(runs, owner=lambda run: run.owner, use=look, most=_VERDICT_SECONDS)
+        take_turns(runs if judge.start() else (), owner=lambda run: run.owner, use=look, most=seconds)
     return found
+
+
+class _Judge:
+    """A process that judges one run after the other. One that takes too long costs its own verdict alone."""
+
+    def __enter__(self) -> _Judge:
+        self._process: subprocess.Popen[bytes] | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def start(self) -> bool:
+        """Start the process; False where it cannot run, because an extra is missing."""
+        self._process = subprocess.Popen(
+            python("-m", "rankwatch_diagnosis.run"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        return self._line(_START_SECONDS) is not None
+
+    def word(self, directory: Path, seconds: float) -> str | None:
+        """The verdict about the run in a directory; None where there is none in this time."""
+        if self._process is None and not self.start():
+            return None
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{json.dumps(os.fspath(directory))}\n".encode())
+        except BrokenPipeError:
+            return None
+        return self._line(seconds)
+
+    def _line(self, seconds: float) -> str | None:
+        """The next line of the process. Without one in this time it is ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ends, line = time.monotonic() + seconds, b""
+        readable = select.poll()
+        readable.register(self._process.stdout, select.POLLIN)
+        while not line.endswith(b"\n"):
+            part = b""
+            if readable.poll(1e3 * max(0.0, ends - time.monotonic())):
+                part = self._process.stdout.read(_LONGEST_LINE) or b""
+            if not part:
+                self._end()
+                return None
+            line += part
+        return line.decode().strip()
+
+    def _end(self) -> None:
+        """End the process; one that waits in the kernel is left to itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def _as_json(run: RunSeen, verdict: str | None, now: float) -> dict[str, object]:
