@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from rankwatch.untrusted.outputs import create_output
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
 
@@ -64,7 +65,8 @@ def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
 def write_file(path: Path, text: str) -> None:
     """Write a text in UTF-8. Raises UserError where that fails."""
     try:
-        path.write_text(text, encoding="utf-8")
+        with os.fdopen(create_output(path), "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise UserError(f"could not write {path}: {error.strerror or error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.outputs import create_output
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import note
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
@@ -88,7 +90,8 @@ def write(table: OperationTable, output: Path | None, form: str) -> None:
         write_csv(table, sys.stdout.buffer)
         return
     try:
-        write_table(table, output, form)
+        with os.fdopen(create_output(output), "wb") as file:
+            write_table(table, file, form)
     except OSError as error:
         raise UserError(f"could not write {output}: {error.strerror or error}") from error
 

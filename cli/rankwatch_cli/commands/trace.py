@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
 from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.outputs import create_output
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import as_json, note
 from rankwatch_cli.runs import named_run, runs_directory
@@ -70,10 +73,11 @@ def _write(events: Iterable[dict[str, Any]], target: str) -> None:
     path = Path(target)
     try:
         with ExitStack() as stack:
+            output = stack.enter_context(os.fdopen(create_output(path), "wb"))
             if path.name.endswith(".gz"):
-                file: TextIO = stack.enter_context(gzip.open(path, "wt", compresslevel=3))
+                file: TextIO = stack.enter_context(gzip.open(output, "wt", compresslevel=3))
             else:
-                file = stack.enter_context(path.open("w"))
+                file = stack.enter_context(TextIOWrapper(output))
             _write_to(file, events)
     except OSError as error:
         raise UserError(f"could not write {path}: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -21,12 +22,13 @@ from rankwatch.untrusted.text import printable, spreadsheet_cell
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 
 _BATCH_ROWS = 65_536
+_Target = str | BinaryIO
 
 
-def write_table(table: OperationTable, path: Path, form: str) -> None:
+def write_table(table: OperationTable, target: Path | BinaryIO, form: str) -> None:
     """Write it in one of FORMS; raises OSError, and KeyError for another form."""
     shown = spreadsheet_cell if form.startswith("csv") else printable
-    FORMS[form](_as_arrow(table, shown), path)
+    FORMS[form](_as_arrow(table, shown), str(target) if isinstance(target, Path) else target)
 
 
 def _as_arrow(table: OperationTable, shown: Callable[[str], str]) -> pa.Table:
@@ -75,17 +77,16 @@ def _needs_quotes(names: pa.ChunkedArray) -> bool:
     return any(set(name) & set(',"') for name in names.unique().to_pylist())
 
 
-def _write_csv(table: pa.Table, path: Path) -> None:
-    _write_blocks(_csv_blocks(table), path)
+def _write_csv(table: pa.Table, target: _Target, packing: str | None = None) -> None:
+    _write_blocks(_csv_blocks(table), target, packing)
 
 
-def _write_json_lines(table: pa.Table, path: Path) -> None:
-    _write_blocks(_json_lines(table), path)
+def _write_json_lines(table: pa.Table, target: _Target, packing: str | None = None) -> None:
+    _write_blocks(_json_lines(table), target, packing)
 
 
-def _write_blocks(blocks: Iterator[bytes], path: Path) -> None:
-    """Compressed where the name ends in .gz."""
-    with pa.output_stream(str(path), compression="detect") as stream:
+def _write_blocks(blocks: Iterator[bytes], target: _Target, packing: str | None) -> None:
+    with pa.output_stream(target, compression=packing) as stream:
         for block in blocks:
             stream.write(block)
 
@@ -95,16 +96,16 @@ def _json_lines(table: pa.Table) -> Iterator[bytes]:
         yield b"".join(json.dumps(row).encode() + b"\n" for row in batch.to_pylist())
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    pa_parquet.write_table(table, str(path))
+def _write_parquet(table: pa.Table, target: _Target) -> None:
+    pa_parquet.write_table(table, target)
 
 
-FORMS: Mapping[str, Callable[[pa.Table, Path], None]] = MappingProxyType(
+FORMS: Mapping[str, Callable[[pa.Table, _Target], None]] = MappingProxyType(
     {
         "csv": _write_csv,
-        "csv.gz": _write_csv,
+        "csv.gz": partial(_write_csv, packing="gzip"),
         "jsonl": _write_json_lines,
-        "jsonl.gz": _write_json_lines,
+        "jsonl.gz": partial(_write_json_lines, packing="gzip"),
         "parquet": _write_parquet,
     }
 )
