@@ -8,6 +8,7 @@ bytes until the table is made: a file of Parquet may hold some that are no UTF-8
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,10 @@ _MOST_BYTES = 2 << 30
 """Of text, unpacked: 400 for each of the operations that the diagnosis takes at most."""
 _BATCH_ROWS = 1 << 17
 _PARQUET = b"PAR1"
+_FOOTER_END_BYTES = 8
+"""At the end of the file: how many bytes describe it, and the four bytes it also begins with."""
+_MOST_FOOTER_BYTES = 16 << 20
+"""A table of 60 million operations has some 10 kB."""
 
 _NAMES = pa.dictionary(pa.int32(), pa.binary())
 # pandas writes a column of whole numbers with a gap as 3.0, so they are read as floats.
@@ -216,12 +221,31 @@ def _as_utf8(text: bytes) -> bytes:
 
 
 def _parquet(file: IO[bytes], path: Path) -> Iterator[pa.RecordBatch]:
-    reader = pyarrow.parquet.ParquetFile(file)
-    names = reader.schema_arrow.names
-    _check_names(names, path)
-    wanted = [name for name in COLUMNS if name in names]
-    for batch in reader.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+    """A text that stands in many rows stays one: a small file must not take all memory."""
+    schema = _parquet_schema(file, path)
+    _check_names(schema.names, path)
+    wanted = [schema.field(name) for name in COLUMNS if name in schema.names]
+    nested = [each.name for each in wanted if pa.types.is_nested(each.type)]
+    if nested:
+        raise UserError(f"{path}: column {', '.join(nested)} holds lists or records")
+    texts = [each.name for each in wanted if not _is_number(each.type)]
+    reader = pyarrow.parquet.ParquetFile(file, read_dictionary=texts)
+    for batch in reader.iter_batches(batch_size=_BATCH_ROWS, columns=[each.name for each in wanted]):
         yield from _typed(pa.Table.from_batches([batch])).to_batches()
+
+
+def _parquet_schema(file: IO[bytes], path: Path) -> pa.Schema:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _FOOTER_END_BYTES))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(0)
+    if length > _MOST_FOOTER_BYTES:
+        raise UserError(f"{path} is no table of operations: its description has {length:,} bytes")
+    return pyarrow.parquet.ParquetFile(file).schema_arrow
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind))
 
 
 def _typed(table: pa.Table) -> pa.Table:
@@ -237,26 +261,38 @@ def _cast(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     typed = {
         name: _bytes(column, name).dictionary_encode().cast(_NAMES)
         if COLUMNS[name] == _NAMES
-        else column.cast(COLUMNS[name])
+        else _without_texts(column).cast(COLUMNS[name])
         for name, column in columns.items()
     }
     return pa.table(typed).combine_chunks()
 
 
 def _bytes(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """The text of each cell; raises UserError for a column of lists or of other things without text."""
+    """The text of each cell; raises UserError for a column of lists or of other things without text.
+
+    Where texts have numbers, they keep them.
+    """
     kind = column.type
     try:
         if pa.types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-            kind = column.type
-        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-            column = column.cast(pa.large_binary())
-        elif not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-            column = column.cast(pa.string())
-        return column.cast(pa.binary())
+            chunks = [
+                pa.DictionaryArray.from_arrays(each.indices.cast(pa.int32()), _texts(each.dictionary))
+                for each in column.chunks
+            ]
+            return pa.chunked_array(chunks, _NAMES)
+        return _texts(column)
     except pa.ArrowException as error:
         raise UserError(f"column {name}: {_first_sentence(error)}") from error
+
+
+def _texts(values: Any) -> Any:
+    """An array, or a column, of texts as bytes."""
+    kind = values.type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        values = values.cast(pa.large_binary())
+    elif not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        values = values.cast(pa.string())
+    return values.cast(pa.binary())
 
 
 def _lenient(text: pa.Table) -> pa.Table:
@@ -269,8 +305,24 @@ def _lenient(text: pa.Table) -> pa.Table:
         if COLUMNS[name] == _NAMES:
             columns[name] = column.dictionary_encode().cast(_NAMES)
         else:
-            columns[name] = pa.array(_numbers(column.to_pylist(), name), COLUMNS[name])
+            columns[name] = _as_numbers(column, name)
     return pa.table(columns).combine_chunks()
+
+
+def _without_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of numbers. Raises ArrowException if they are texts with numbers of their own."""
+    if pa.types.is_dictionary(column.type) and not _is_number(column.type.value_type):
+        raise pa.ArrowInvalid("texts")
+    return column
+
+
+def _as_numbers(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        return pa.chunked_array([pa.array(_numbers(column.to_pylist(), name), COLUMNS[name])])
+    column = column.unify_dictionaries()
+    known = [pa.array(_numbers(each.dictionary.to_pylist(), name), COLUMNS[name]) for each in column.chunks]
+    taken = [each.take(chunk.indices) for each, chunk in zip(known, column.chunks, strict=True)]
+    return pa.chunked_array(taken, COLUMNS[name])
 
 
 def _numbers(cells: Sequence[bytes | None], name: str) -> list[float | None]:

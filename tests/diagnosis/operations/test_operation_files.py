@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.hang.worker import bounded_memory
 from rankwatch_diagnosis.operations.reading import Reading, read_operations
 from rankwatch_diagnosis.operations.table import Kind
 from support.fuzzing import NESTED
@@ -271,3 +272,29 @@ def test_row_limit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="more than 50 operations"):
         read_operations(path, most_rows=50)
     assert len(read_operations(path, most_rows=100).table) == 100
+
+
+@pytest.mark.parametrize("column", ["operation", "group", "step"])
+def test_long_text_in_many_rows(tmp_path: Path, column: str) -> None:
+    """Parquet keeps a text once, however many rows it stands in. So does the reader: 3 GB a batch else."""
+    rows, path = 100_000, tmp_path / "t.parquet"
+    cells: dict[str, object] = {name: [value] * rows for name, value in full_rows()[0].items()}
+    text = "7".rjust(30_000, "0")
+    cells[column] = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])
+    pyarrow.parquet.write_table(pa.table(cells), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    with bounded_memory(512 << 20):
+        found = read_operations(path).table
+    assert len(found) == 1  # equal rows count once
+    assert column != "step" or found.step[0] == 7
+
+
+def test_endless_description(tmp_path: Path) -> None:
+    """A sparse file of Parquet cannot have gigabytes of it read."""
+    path = tmp_path / "t.parquet"
+    with path.open("wb") as file:
+        file.write(b"PAR1")
+        file.seek(1 << 33)
+        file.write(b"\xff\xff\xff\x7fPAR1")
+    with pytest.raises(UserError, match="its description has 2,147,483,647 bytes"):
+        read_operations(path)
