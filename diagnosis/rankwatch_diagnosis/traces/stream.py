@@ -128,7 +128,10 @@ class _Blocks:
         return text[-_LONGEST_BETWEEN:] if begins is None else text[begins.end() :]
 
     def _read(self) -> bytes:
-        """The next block; nothing at the end, which is also where a gzip is damaged or cut off."""
+        """The next block; nothing at the end, which is also where a gzip is damaged or cut off.
+
+        A zero byte ends a trace, too: it is in no JSON, and a sparse file may have terabytes of them.
+        """
         parts: list[bytes] = []
         size = 0
         while not self._ended and size < _BLOCK_BYTES:
@@ -136,8 +139,9 @@ class _Blocks:
                 part = self._stream.read1(_BLOCK_BYTES)  # read() would drop what a cut gzip still gave
             except DAMAGED:
                 part = b""
-            self._ended = not part
-            parts.append(part)
+            text, zero, _ = part.partition(b"\0")
+            self._ended = not part or bool(zero)
+            parts.append(text)
             size += len(part)
         return b"".join(parts)
 

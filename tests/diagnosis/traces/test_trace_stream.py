@@ -87,6 +87,17 @@ def test_file_cut_off(trace: Path, tmp_path: Path, *, packed: bool) -> None:
     assert essence(events) == essence(whole)[: len(events)]
 
 
+def test_sparse_file(trace: Path, tmp_path: Path) -> None:
+    """A hole of a file, which may be of any size, ends it; so it is after a node has lost power, too."""
+    path = tmp_path / "t.json"
+    path.write_bytes(trace.read_bytes()[:4_000])
+    with path.open("r+b") as file:
+        file.truncate(64 << 20)
+    events, framing = read(path)
+    assert events
+    assert (framing.cut_off, framing.broken) == (True, 0)
+
+
 def test_damaged_gzip(trace: Path, tmp_path: Path) -> None:
     """The events before the damage count."""
     packed = bytearray(gzip.compress(trace.read_bytes()))
