@@ -146,6 +146,15 @@ def test_owners(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["owner"] for each in json.loads(capsys.readouterr().out)] == [BOB, ALICE]
 
 
+def test_name_like_a_row(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name with the gaps of a table in it is one cell, and no row about a run of somebody else."""
+    name = f"x{' ' * 79}team_train-77  {ALICE}  train  failed"
+    run_as(BOB, node, f"box('short', 0, folder={name!r})")
+    assert main(["ls"]) == 0
+    _, first, _ = capsys.readouterr().out.splitlines()
+    assert [each for each in first.split("  ") if each][1].strip() == str(BOB)
+
+
 def test_time_for_verdicts(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users take turns, so that nobody's many new runs take the verdicts of others away."""
     run_as(BOB, node, "[box(f'new-{number}', 0, age=9.0 - number) for number in range(9)]")

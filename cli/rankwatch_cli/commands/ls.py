@@ -168,9 +168,9 @@ def _as_json(run: RunSeen, verdict: str | None, now: float) -> dict[str, object]
 def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
     target = f"/{run.target_steps}" if run.target_steps else ""
     return (
-        run.run,
+        _one_cell(run.run),
         str(run.owner),
-        run.short_name or _NONE,
+        _one_cell(run.short_name) or _NONE,
         run.state.value,
         _NONE if run.step < 0 else f"{run.step}{target}",
         _NONE if run.seconds_left is None else _age(run.seconds_left),
@@ -178,6 +178,11 @@ def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
         f"{run.living}/{run.ranks}/{run.world_size}",
         verdict or _NONE,
     )
+
+
+def _one_cell(name: str) -> str:
+    """The name, in which nothing looks like the gap between two cells or, further on, like another row."""
+    return name.replace("  ", "??")
 
 
 def _age(seconds: float) -> str:
