@@ -27,7 +27,7 @@ from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.turns import crowding
+from rankwatch_agent.runtime.turns import excess
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +187,9 @@ class EvidenceKeeper:
         self._last[incident.run] = _LastBundle(
             incident.opened, incident.opened + self._wall_offset(), incident.owner
         )
-        while len(self._last) > MAX_RUNS:
-            del self._last[crowding(self._last, owner=lambda run: self._last[run].owner)]
+        owners = {run: each.owner for run, each in self._last.items()}
+        for run in excess(owners, owner=owners.__getitem__, most=MAX_RUNS):
+            del self._last[run]
         self._registry.set_result(incident, EvidenceResult(path, result.root_causes))
         # Both are added later, so each gets its share of what is left.
         free = result.free_bytes if self._dumps is None else result.free_bytes // 2

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.runtime.turns import crowding
+from rankwatch_agent.runtime.turns import excess
 
 MAX_PENDING = 16
 """Incidents that wait for their evidence. Of more, the oldest of the user with most of them are dropped and
@@ -65,8 +65,8 @@ class IncidentRegistry:
         with self._lock:
             self._open = MappingProxyType(dict(open_now))
             self._pending.extend(opened)
-            while len(self._pending) > MAX_PENDING:
-                self._pending.remove(crowding(self._pending, owner=lambda each: each.owner))
+            for each in excess(self._pending, owner=lambda each: each.owner, most=MAX_PENDING):
+                self._pending.remove(each)
                 self._dropped += 1
             kept = {incident.number for incident in (*open_now.values(), *self._pending)}
             self._results = {number: each for number, each in self._results.items() if number in kept}

@@ -13,7 +13,7 @@ import msgspec
 from rankwatch_agent.incidents.bundle import MANIFEST_NAME, write_error
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.turns import crowding
+from rankwatch_agent.runtime.turns import excess
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 _NAME_BYTES = 100
@@ -67,9 +67,7 @@ class BundleStore:
     def make_room(self) -> None:
         """Removes bundles so that one more fits: the oldest of the user with most. Raises CollectError."""
         owners = {name: self._owner(name) for name in self.bundles()}
-        while len(owners) >= self._most_bundles:
-            name = crowding(owners, owner=lambda name: owners[name])
-            del owners[name]
+        for name in excess(owners, owner=owners.__getitem__, most=self._most_bundles - 1):
             shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def begin(self, incident: Incident, wall: float) -> Path:

@@ -55,8 +55,34 @@ def share(
     return picked, others
 
 
-def crowding(items: Iterable[_Item], *, owner: Callable[[_Item], Hashable]) -> _Item:
-    """The first item of the owner that has most: the one that goes where there are too many."""
-    listed = list(items)
-    counts = Counter(map(owner, listed))
-    return max(listed, key=lambda item: counts[owner(item)])
+def excess(
+    items: Iterable[_Item],
+    *,
+    owner: Callable[[_Item], Hashable],
+    most: int,
+    size: Callable[[_Item], int] = lambda _: 1,
+) -> list[_Item]:
+    """The items that go until the others fit in `most`: always the first one of the owner that has most.
+
+    So an owner with few items keeps all of them, however many the others bring.
+
+    size: how much an item takes.
+    """
+    queues: dict[Hashable, deque[tuple[int, _Item, int]]] = {}
+    sums: Counter[Hashable] = Counter()
+    for number, item in enumerate(items):
+        queues.setdefault(owner(item), deque()).append((number, item, size(item)))
+        sums[owner(item)] += queues[owner(item)][-1][2]
+    total = sums.total()
+    largest = [(-sums[each], queue[0][0], each) for each, queue in queues.items()]
+    heapify(largest)
+    found: list[_Item] = []
+    while total > most and largest:
+        _, _, each = heappop(largest)
+        _, item, taken = queues[each].popleft()
+        found.append(item)
+        total -= taken
+        sums[each] -= taken
+        if queues[each]:
+            heappush(largest, (-sums[each], queues[each][0][0], each))
+    return found

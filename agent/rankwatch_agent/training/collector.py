@@ -114,12 +114,13 @@ class RanksCollector:
         self._directory = directory
         self._paths = PathReaders()
         self._exemplars = exemplars or Exemplars()
-        self._attempts = RunAttempts(
+        self.attempts = RunAttempts(
             events=events or NodeEvents(),
             cycles=cycles or RestartCycles(),
             procfs=procfs,
             wall=self._wall_of,
         )
+        """How each attempt of a run began and ended."""
         self._life = LifeCounters(state_directory, wall())
         self.ledgers = ledgers or RunLedgers(None, wall())
         """What the time of each run was spent on."""
@@ -144,10 +145,11 @@ class RanksCollector:
             runs.setdefault(rank.run, []).append(rank)
             rank.totals.recent.take(rank.totals.steps, moment)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
-        self._attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
-        self._life.update(self._attempts.all(), self._wall(), self._wall_of(0.0))
+        self.attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
+        self._life.update(self.attempts.all(), self._wall(), self._wall_of(0.0))
         self._tracked.update((rank for ranks in runs.values() for rank in ranks), moment)
-        self.ledgers.update(runs, moment)
+        followed = {rank.run for rank in discovery.ranks.values()}
+        self.ledgers.update(runs, moment, self._wall(), followed)
         self._compare_ranks(runs)
         series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
@@ -228,7 +230,7 @@ class RanksCollector:
 
     def _life_series(self, run: str, ranks: Sequence[RankFollower]) -> Iterable[Series]:
         headers = [each.header for each in ranks]
-        return life_series(run, self._attempts.of(run), headers, self._wall_of)
+        return life_series(run, self.attempts.of(run), headers, self._wall_of)
 
     def _follow(self, path: Path) -> RankFollower:
         run, _ = run_label(path, look(path).st_uid, self._directory)
@@ -248,7 +250,7 @@ class RanksCollector:
             path,
             totals,
             directory=self._directory,
-            before_new_process=self._attempts.before_new_process,
+            before_new_process=self.attempts.before_new_process,
             find=self._paths.find,
         )
         if rank.run != run:

@@ -21,6 +21,9 @@ from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.goodput import run_ledger, run_ledgers
+from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
+from rankwatch_agent.training.life import attempts
 from support.agent.process import ManualClock
 from support.paths import TESTS
 from support.processes.dead_server import run_beside_dead_server
@@ -329,3 +332,66 @@ done()
         assert pulls["job", "0", "success"] == 1
         writer.integers[Now.CAPTURING] = 1
         assert writer.is_left_alone()
+
+
+def test_clock_of_a_box(node_directory: Path) -> None:
+    """A box that says it was made next month ages no run of somebody else: each keeps its series, and its
+    time over a restart of the agent."""
+    state_directory = node_directory.parent / "state"
+    ahead = "import time as clock; time = types.SimpleNamespace(monotonic=clock.monotonic); \
+time.time = lambda: clock.time() + 30 * 86400; box('zz', 0, capacity=256)"
+    with rank(node_directory, "steps(2)\nready()", before=become(CAROL)):
+        collector = RanksCollector(directory=node_directory, ledgers=RunLedgers(state_directory, 0.0))
+        collector.collect()
+        run_as(ALICE, node_directory, ahead)
+        for _ in range(2):
+            shown = values(collector.collect(), "rankwatch_goodput_seconds_total")
+            assert ("job", "productive") in shown and ("zz", "productive") in shown
+    collector.ledgers.save()
+    assert RunLedgers(state_directory, 0.0).runs.keys() == {"job", "zz"}
+
+
+def test_runs_that_come_and_go(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost somebody else's run nothing of what is known of it, and take no memory for ever."""
+    monkeypatch.setattr(run_ledgers, "_MOST_ENDED", 100)
+    monkeypatch.setattr(attempts, "_MOST_GONE", 10)
+    collector = RanksCollector(directory=node_directory)
+    run_as(CAROL, node_directory, "box('honest', 0, capacity=256)")
+    collector.collect()
+    shutil.rmtree(node_directory / "honest")
+    for n in range(4):
+        run_as(ALICE, node_directory, f"for n in range(6): box(f'fake{n}-{{n}}', 0, capacity=256)")
+        collector.collect()
+        for path in node_directory.iterdir():
+            shutil.rmtree(path)
+    collector.collect()
+    assert "honest" in collector.ledgers.runs
+    assert len(collector.ledgers.runs) == 100 // 9  # a rank with one attempt counts as nine
+    followed = collector.attempts.all()
+    assert ("honest", 0) in followed and len(followed) == 10
+
+
+def test_box_that_cannot_be_followed(node_directory: Path) -> None:
+    """Nothing is kept of a run whose boxes nobody can read."""
+    collector = RanksCollector(directory=node_directory)
+    run_as(ALICE, node_directory, "box('other', 0, folder='named').write_bytes(b'x' * 100_000)")
+    collector.collect()
+    assert collector.ledgers.runs == {}
+
+
+def test_ranks_that_come_and_go(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one living run take no memory for ever either."""
+    monkeypatch.setattr(run_ledger, "MOST_RANKS", 5)
+    monkeypatch.setattr(attempts, "_MOST_RANKS", 5)
+    collector = RanksCollector(directory=node_directory)
+    for n in range(4):
+        run_as(ALICE, node_directory, f"for n in range(3): box('job', 3 * {n} + n, capacity=256)")
+        collector.collect()
+        for path in (node_directory / "job").iterdir():
+            path.unlink()
+    collector.collect()
+    ledger = collector.ledgers.of("job")
+    assert len(ledger.ranks) == 5 and ledger.ranks.keys() > {9, 10, 11}
+    assert [len(role.ranks) for role in ledger.roles.values()] == [5]
+    (attempt,) = collector.attempts.of("job")
+    assert len(attempt.ends) == len(attempt.processes) == 5

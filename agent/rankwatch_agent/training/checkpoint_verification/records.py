@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch_agent.runtime.state_file import StateFile
-from rankwatch_agent.runtime.turns import crowding
+from rankwatch_agent.runtime.turns import excess
 
 _MOST_RUNS = 500
 """Of more, the user with most of them loses the oldest."""
@@ -79,8 +79,9 @@ class VerificationRecords:
         """Take one, and write the file."""
         kept = [each for each in self._runs.pop(run, []) if each.saved != record.saved]
         self._runs[run] = [*kept, record][-_MOST_RECORDS:]
-        while len(self._runs) > _MOST_RUNS:
-            del self._runs[crowding(self._runs, owner=lambda run: self._runs[run][-1].owner)]
+        owners = {each: records[-1].owner for each, records in self._runs.items()}
+        for each in excess(owners, owner=owners.__getitem__, most=_MOST_RUNS):
+            del self._runs[each]
         self._save()
 
     def forget(self, run: str, saved: Saved) -> None:

@@ -127,6 +127,10 @@ class RankLedger:
         self.ended = self.stepped = self._missed = False
         self._sections.clear()
 
+    def forget(self) -> None:
+        """Drop it from what the ranks of its role are compared by."""
+        self._transfers.forget()
+
     def resume(self) -> None:
         """Go on with what was saved of the present attempt."""
         self._present = self.by_attempt.setdefault(self.attempt, {})

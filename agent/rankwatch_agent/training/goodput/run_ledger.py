@@ -10,6 +10,9 @@ from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, AttemptS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger, Seconds
 from rankwatch_agent.training.goodput.transfers import RoleTransfers, Transfers
 
+MOST_RANKS = 1024
+"""Of a run on one node, over all of its attempts. Of more, those that ended first are forgotten."""
+
 
 class RunLedger:
     """The ledgers of the ranks of one run on this node."""
@@ -29,6 +32,11 @@ class RunLedger:
     def replayed_steps(self) -> int:
         """Steps that were done again, on the rank with the most."""
         return max((each.replayed_steps for each in self.ranks.values()), default=0)
+
+    @property
+    def size(self) -> int:
+        """How many attempts of ranks it holds; the rest of a rank takes as much memory as eight."""
+        return sum(8 + len(each.by_attempt) for each in self.ranks.values())
 
     def rank(self, header: Header) -> RankLedger:
         """The ledger of a rank, made where there is none."""
@@ -50,6 +58,12 @@ class RunLedger:
     def charge_ended(self, moment: float, living: Collection[int]) -> None:
         """Attribute the time of ranks that have ended: idle beside others of their attempt, down once the
         next attempt has begun. `moment` is monotonic, `living` the ranks whose processes live."""
+        ended = [each for each in self.ranks if each not in living]
+        for each in ended[: max(0, len(self.ranks) - MOST_RANKS)]:
+            gone = self.ranks.pop(each)
+            gone.forget()
+            if not self.roles[gone.role].ranks:
+                del self.roles[gone.role]
         newest = self.attempts.newest
         busy = {self.ranks[each].attempt for each in living if each in self.ranks}
         for ledger in self.ranks.values():

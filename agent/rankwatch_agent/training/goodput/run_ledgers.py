@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwatch.conventions import ENDED_STATES, metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.goodput.saved import load_run, save_run
@@ -18,13 +19,24 @@ ACCOUNT = "goodput.json"
 FORGET_SECONDS = 86400.0
 """After which a run that was not seen any more is forgotten: the next attempt counts its time as down."""
 SAVE_SECONDS = 10.0
-_MOST_RUNS = 200
+_MOST_ENDED = 1 << 16
+"""Attempts in runs that are not here any more, as `RunLedger.size` counts them: 100 of 512 ranks. Of more,
+the user with most of them loses the run that was seen last the longest ago."""
 _MOST_BYTES = 64 << 20
 """100 attempts of 512 ranks take about 16 MB."""
 _FORMAT = 1
 _SECONDS = metric("rankwatch_goodput_seconds_total")
 _REPLAYED = metric("rankwatch_replayed_steps_total")
 _HIGHEST = metric("rankwatch_run_highest_step")
+
+
+class _Seen(NamedTuple):
+    """When a run was seen last, and whose it is."""
+
+    wall: float
+    """Unix time, by the agent's clock: that of a black box is what its user says."""
+    owner: int | None
+    """User id; None in a file of an agent that did not write it down."""
 
 
 class RunLedgers:
@@ -36,8 +48,8 @@ class RunLedgers:
 
     def __init__(self, directory: Path | None, started: float) -> None:
         self._runs: dict[str, RunLedger] = {}
-        self._seen: dict[str, float] = {}
-        """Run -> Unix time at which it was seen last."""
+        self._seen: dict[str, _Seen] = {}
+        """Those whose boxes have been read."""
         self._started = started
         self._saved = 0.0
         self._processes = (0, 0)
@@ -59,20 +71,28 @@ class RunLedgers:
         """Those of which the collector `ranks` knows; read them from its thread, or take single numbers."""
         return self._runs
 
-    def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float) -> None:
-        """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic.
+    def update(
+        self,
+        runs: Mapping[str, Sequence[RankFollower]],
+        moment: float,
+        wall: float,
+        followed: Container[str] = (),
+    ) -> None:
+        """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic, `wall`
+        the same in Unix time.
 
         Also once a rank has another process: what its box holds is read again after a restart of the agent,
         but that of the process before is gone.
+
+        followed: runs whose boxes may not have been read yet.
         """
-        wall = self._started
         starts = [each.starts for ranks in runs.values() for each in ranks]
         processes = (len(starts), sum(starts))
         for run, ranks in runs.items():
             living = {each.header.identity.rank for each in ranks if each.state not in ENDED_STATES}
             self.of(run).charge_ended(moment, living)
-            wall = self._seen[run] = ranks[0].header.wall(moment)
-        self._forget(wall)
+            self._seen[run] = _Seen(wall, ranks[0].owner)
+        self._forget(runs, followed, wall)
         if processes != self._processes or moment >= self._saved + SAVE_SECONDS:
             self._saved, self._processes = moment, processes
             self.save()
@@ -88,20 +108,31 @@ class RunLedgers:
 
     def save(self) -> None:
         """Write all of them."""
-        runs = {run: [self._seen[run], save_run(self._runs[run])] for run in self._seen}
+        runs = {run: [*seen, save_run(self._runs[run])] for run, seen in self._seen.items()}
         self._file.save({"format": _FORMAT, "runs": runs})
 
-    def _forget(self, wall: float) -> None:
-        oldest_first = sorted(self._seen, key=lambda run: self._seen[run])
-        for run in oldest_first:
-            if self._seen[run] < wall - FORGET_SECONDS or len(self._seen) > _MOST_RUNS:
-                del self._seen[run]
-                self._runs.pop(run, None)
+    def _forget(self, read: Container[str], followed: Container[str], wall: float) -> None:
+        """Forget runs that are not here any more: too old ones, too many of a user, and those of which no box
+        could be read."""
+        gone = [run for run in self._runs if run not in read and run not in followed]
+        ended = sorted((run for run in gone if run in self._seen), key=lambda run: self._seen[run].wall)
+        recent = [run for run in ended if self._seen[run].wall >= wall - FORGET_SECONDS]
+        crowded = excess(
+            recent,
+            owner=lambda run: self._seen[run].owner,
+            most=_MOST_ENDED,
+            size=lambda run: self._runs[run].size,
+        )
+        kept = set(recent) - set(crowded)
+        for run in gone:
+            if run not in kept:
+                del self._runs[run]
+                self._seen.pop(run, None)
 
     def _load(self, document: Any) -> None:
         found = _runs_in(document)
-        runs = {run: load_run(saved, self._started) for run, (_, saved) in found.items()}
-        self._seen = {run: float(seen) for run, (seen, _) in found.items()}
+        runs = {run: load_run(each[-1], self._started) for run, each in found.items()}
+        self._seen = {run: _seen(*each[:-1]) for run, each in found.items()}
         self._runs = runs
 
 
@@ -112,10 +143,14 @@ def saved_ledger(path: Path, run: str) -> RunLedger | None:
     def use(document: Any) -> None:
         saved = _runs_in(document).get(run)
         if saved is not None:
-            found.append(load_run(saved[1], 0.0))
+            found.append(load_run(saved[-1], 0.0))
 
     StateFile(path.parent, path.name, lost="it is left out", most_bytes=_MOST_BYTES).load(use)
     return found[0] if found else None
+
+
+def _seen(wall: Any, owner: Any = None) -> _Seen:
+    return _Seen(float(wall), None if owner is None else int(owner))
 
 
 def _runs_in(document: Any) -> dict[str, Any]:

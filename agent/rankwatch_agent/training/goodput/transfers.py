@@ -65,6 +65,10 @@ class Transfers:
         self.living = False
         self._role.update()
 
+    def forget(self) -> None:
+        """Nobody will ask for this rank again."""
+        self._role.ranks.remove(self)
+
     def _learn(self) -> None:
         self.living, self._since = True, 0
         alone = len(self._role.ranks) == 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
@@ -14,6 +13,7 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
@@ -29,6 +29,11 @@ NOTICE_SECONDS = 600.0
 MOST_ATTEMPTS = 8
 """Of a run that are remembered."""
 _FORGET_SECONDS = 7200.0
+_MOST_GONE = 1024
+"""Ends of ranks in runs that are not here any more. Of more, the user with most of them loses the run that
+came first."""
+_MOST_RANKS = 1024
+"""Of an attempt, of which a node has 256 at a time."""
 _CYCLE_SLACK_SECONDS = 2.0
 """By how much the clock of the node that reports cycles may be ahead."""
 
@@ -73,10 +78,14 @@ class Attempt:
         """All of its ranks are on this node."""
         return len(self.living | self.ends.keys()) == self.world_size
 
-
-class _Key(NamedTuple):
-    run: str
-    attempt: int
+    def make_room(self, rank: int) -> None:
+        """Forget another rank, if this one is new and would be one too many."""
+        if rank in self.living or rank in self.ends or len(self.living) + len(self.ends) < _MOST_RANKS:
+            return
+        gone = next(iter(self.ends or self.living))
+        self.living.discard(gone)
+        for known in (self.ends, self.processes, self.first_steps):
+            known.pop(gone, None)
 
 
 class RunAttempts:
@@ -103,7 +112,8 @@ class RunAttempts:
         self._procfs = procfs
         self._wall = wall
         self._write_note = write_note
-        self._attempts: dict[_Key, Attempt] = {}
+        self._attempts: dict[str, dict[int, Attempt]] = {}
+        """Run -> number -> attempt."""
         self._cgroups: dict[int, str] = {}
         """Of living ranks, by process id."""
         self._killed: dict[Path, float] = {}
@@ -122,11 +132,11 @@ class RunAttempts:
             self._take(rank, moment)
         self._cgroups = cgroups
         self._cycles.wanted = frozenset(each.header.nvrx_job for each in followed) - {""}
-        for key, attempt in list(self._attempts.items()):
-            self._take_cycles(attempt)
-            self._conclude(key, attempt, moment)
-            if attempt.updated < moment - _FORGET_SECONDS:
-                del self._attempts[key]
+        self._forget({each.run for each in followed}, moment)
+        for run, attempts in self._attempts.items():
+            for attempt in attempts.values():
+                self._take_cycles(attempt)
+                self._conclude(run, attempt, moment)
         living = {rank.path for rank in followed}
         self._killed = {path: started for path, started in self._killed.items() if path in living}
 
@@ -136,15 +146,37 @@ class RunAttempts:
 
     def of(self, run: str) -> Sequence[Attempt]:
         """The attempts of a run, in their order."""
-        return [each for key, each in sorted(self._attempts.items()) if key.run == run]
+        return [each for _, each in sorted(self._attempts.get(run, {}).items())]
 
     def all(self) -> Mapping[tuple[str, int], Attempt]:
         """By run and number."""
-        return {(key.run, key.attempt): each for key, each in self._attempts.items()}
+        return {
+            (run, number): each
+            for run, attempts in self._attempts.items()
+            for number, each in attempts.items()
+        }
+
+    def _forget(self, followed: Container[str], moment: float) -> None:
+        """Forget attempts of long ago, and runs that are not here any more where there are too many."""
+        for run, attempts in list(self._attempts.items()):
+            for number, each in list(attempts.items()):
+                if each.updated < moment - _FORGET_SECONDS:
+                    del attempts[number]
+            if not attempts:
+                del self._attempts[run]
+        gone = excess(
+            [run for run in self._attempts if run not in followed],
+            owner=lambda run: next(iter(self._attempts[run].values())).owner,
+            most=_MOST_GONE,
+            size=lambda run: sum(max(1, len(each.ends)) for each in self._attempts[run].values()),
+        )
+        for run in gone:
+            del self._attempts[run]
 
     def _take(self, rank: RankFollower, moment: float, *, over: bool = False) -> None:
         attempt = self._attempt(rank)
         number = rank.header.identity.rank
+        attempt.make_room(number)
         attempt.updated = max(attempt.updated, moment)
         self._note_first_step(attempt, rank)
         attempt.highest_step = max(attempt.highest_step, _last_step(rank))
@@ -160,15 +192,14 @@ class RunAttempts:
     def _attempt(self, rank: RankFollower) -> Attempt:
         header = rank.header
         identity = header.identity
-        key = _Key(rank.run, identity.attempt)
-        found = self._attempts.get(key)
+        attempts = self._attempts.setdefault(rank.run, {})
+        found = attempts.get(identity.attempt)
         if found is None:
-            found = self._attempts[key] = Attempt(
+            found = attempts[identity.attempt] = Attempt(
                 identity.attempt, header.run_class, identity.world_size, header.requeues, header.restarts
             )
-            numbers = sorted(each for each in self._attempts if each.run == key.run)
-            for old in numbers[: max(0, len(numbers) - MOST_ATTEMPTS)]:
-                del self._attempts[old]
+            for old in sorted(attempts)[: max(0, len(attempts) - MOST_ATTEMPTS)]:
+                del attempts[old]
         found.started = min(found.started, _process_start(rank))
         found.nvrx_job, found.owner = header.nvrx_job, rank.owner
         found.restarts = max(found.restarts, header.restarts)
@@ -237,7 +268,7 @@ class RunAttempts:
             if self._log_limit.allows(str(rank.path)):
                 logger.warning("could not keep the kernel's line beside %s: %s", rank.path, error)
 
-    def _conclude(self, key: _Key, attempt: Attempt, moment: float) -> None:
+    def _conclude(self, run: str, attempt: Attempt, moment: float) -> None:
         if attempt.living or not attempt.ends or attempt.end is not None:
             return
         if attempt.found_ended is None:
@@ -250,14 +281,15 @@ class RunAttempts:
             if kill is not None and number in attempt.ends:
                 attempt.ends[number] = attempt.ends[number]._replace(failure=kill, state=process.state)
         attempt.end = judge(list(attempt.ends.values()), self._requests(attempt))
-        logger.info(
-            "attempt %d of run %s ended: %s%s",
-            key.attempt,
-            key.run,
-            attempt.end.outcome,
-            f", {attempt.end.kind}" if attempt.end.kind else "",
-            extra={"event": "attempt"},
-        )
+        if self._log_limit.allows(f"{run} {attempt.number} {attempt.ended}"):
+            logger.info(
+                "attempt %d of run %s ended: %s%s",
+                attempt.number,
+                run,
+                attempt.end.outcome,
+                f", {attempt.end.kind}" if attempt.end.kind else "",
+                extra={"event": "attempt"},
+            )
 
     def _requests(self, attempt: Attempt) -> list[StopRequest]:
         """The notices that fell into the attempt, as long before its end as they may."""

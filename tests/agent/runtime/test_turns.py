@@ -1,0 +1,20 @@
+"""What is scarce is shared between owners."""
+
+from __future__ import annotations
+
+from rankwatch_agent.runtime.turns import excess
+
+
+def test_excess() -> None:
+    """The owner with most loses, the first items first; an owner with few keeps all of them."""
+    items = ["b0", "a0", "a1", "a2", "b1", "c0"]
+    assert excess(items, owner=lambda each: each[0], most=6) == []
+    assert excess(items, owner=lambda each: each[0], most=4) == ["a0", "b0"]
+    assert excess(items, owner=lambda each: each[0], most=0) == ["a0", "b0", "a1", "a2", "b1", "c0"]
+
+
+def test_excess_by_size() -> None:
+    """What counts is how much an owner has, not in how many items."""
+    sizes = {"a0": 10, "b0": 2, "b1": 2, "b2": 2}
+    assert excess(sizes, owner=lambda each: each[0], most=8, size=sizes.__getitem__) == ["a0"]
+    assert excess(sizes, owner=lambda each: each[0], most=5, size=sizes.__getitem__) == ["a0", "b0"]
