@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch.untrusted.text import printable
+from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 MIN_OPEN_SECONDS = 60.0
@@ -20,6 +21,8 @@ scrapes every 15 to 30 s, and the dumps that flight recorders write at the end o
 MAX_LOSS_AGE_SECONDS = 600.0
 """A lost rank with older progress, in a run that is seen for the first time, was lost before the agent
 started. It opens no incident."""
+MAX_GONE = 100
+"""Open incidents of runs that are not here any more. Of more, the user with most of them loses the oldest."""
 _MAX_CLOCK_LEAD_SECONDS = 60.0
 """Progress further in the future is from the clock of an earlier boot: the directory of black boxes
 outlived it."""
@@ -108,9 +111,10 @@ class Episodes:
         return incident
 
     def _forget(self, runs: Mapping[str, RunCondition], moment: float) -> None:
-        for run, incident in list(self.open.items()):
-            if run not in runs and _old_enough(incident, moment):
-                del self.open[run]
+        gone = {run: each for run, each in self.open.items() if run not in runs}
+        over = [run for run, each in gone.items() if _old_enough(each, moment)]
+        for run in {*over, *excess(gone, owner=lambda run: gone[run].owner, most=MAX_GONE)}:
+            del self.open[run]
         for run in self._losses.keys() - runs.keys() - self.open.keys():
             del self._losses[run]
             for kind in IncidentKind:

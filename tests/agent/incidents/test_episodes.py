@@ -7,7 +7,12 @@ import pytest
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.diagnosis import root_causes_of
-from rankwatch_agent.incidents.episodes import MAX_LOSS_AGE_SECONDS, MIN_OPEN_SECONDS, Episodes
+from rankwatch_agent.incidents.episodes import (
+    MAX_GONE,
+    MAX_LOSS_AGE_SECONDS,
+    MIN_OPEN_SECONDS,
+    Episodes,
+)
 from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 
@@ -48,6 +53,16 @@ def test_one_incident_per_episode() -> None:
     assert observe(episodes, 541.0 + MIN_OPEN_SECONDS, condition(0, progress=600.0)) == []
     assert "job" not in episodes.open
     assert episodes.totals == {("job", STALL): 2, ("job", LOST): 0}
+
+
+def test_runs_that_come_and_go() -> None:
+    """Lost ranks of runs that are gone at once hide no open incident of another user."""
+    episodes, lost = Episodes(30.0), RankState.LOST
+    observe(episodes, 101.0, condition(0, state=lost, owner=1), run="honest")
+    for n in range(3 * MAX_GONE):
+        observe(episodes, 102.0, condition(0, state=lost, owner=2), run=f"fake{n}")
+    assert len(episodes.open) == MAX_GONE + 1
+    assert {"honest", f"fake{3 * MAX_GONE - 1}"} < episodes.open.keys()
 
 
 def test_losses_before_a_stall() -> None:
