@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.reread import Reread
-from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.conditions import RunCondition, RunConditions
 from rankwatch_agent.training.cost.allocation import ChargedRank, NodeGpu, allocate
 from rankwatch_agent.training.cost.price_table import Price, PriceTable, load_price_table
 from rankwatch_agent.training.cost.spending import Charged, Money, Spending
@@ -74,9 +74,10 @@ class CostCollector:
     def collect(self) -> Collection:
         """Charge the time since the last run. Raises NotApplicable without runs and without prices."""
         table = PriceTable() if self._table is None else self._table.current()
+        runs = self._conditions.runs  # another thread may replace it meanwhile
         ranks = [
             ChargedRank(run, rank.gpu)
-            for run, condition in self._conditions.runs.items()
+            for run, condition in runs.items()
             for rank in condition.ranks
             if not rank.ended
         ]
@@ -87,13 +88,17 @@ class CostCollector:
         models = sorted({model for charged in allocated.values() for model in charged})
         prices = {model: table.of(model, moment) for model in models}
         self._spending.charge(
-            {run: Charged(_rates(each, prices), self._since(run)) for run, each in allocated.items()}, moment
+            {
+                run: Charged(_rates(each, prices), self._since(runs[run]), runs[run].ranks[0].owner)
+                for run, each in allocated.items()
+            },
+            moment,
         )
         return Collection(
             (
                 *_price_series(prices),
                 *self._peak_series(models),
-                *self._run_series(allocated, prices, table),
+                *self._run_series(runs, allocated, prices, table),
                 self._failed(),
             )
         )
@@ -106,15 +111,15 @@ class CostCollector:
             self._failures += self._loaded  # the first time, the agent does not start
             raise
 
-    def _since(self, run: str) -> float:
+    def _since(self, run: RunCondition) -> float:
         """Unix time at which the oldest living process of the run here started."""
         offset = self._wall() - self._monotonic()
-        ranks = self._conditions.runs[run].ranks
-        started = [each.started for each in ranks if not each.ended and each.started is not None]
+        started = [each.started for each in run.ranks if not each.ended and each.started is not None]
         return min(started, default=self._monotonic()) + offset
 
     def _run_series(
         self,
+        runs: Mapping[str, RunCondition],
         allocated: Mapping[str, Mapping[str, float]],
         prices: Mapping[str, Sequence[Price]],
         table: PriceTable,
@@ -123,7 +128,7 @@ class CostCollector:
             for model, amount in charged.items():
                 yield Series(_ALLOCATED, (run, model), amount)
                 yield Series(_KNOWN, (run, model), float(bool(prices[model])))
-        for run, condition in self._conditions.runs.items():
+        for run, condition in runs.items():
             for (currency, basis), amount in self._spending.of(run):
                 yield Series(_COST, (run, currency, basis), amount)
                 yield Series(_SPENT, (run, currency, basis), amount)

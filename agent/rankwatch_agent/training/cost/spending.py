@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.runtime.turns import excess
 
 _MOST_RUNS = 2000
+"""That are not here any more. Of more, the user with most of them loses the oldest."""
 _KEPT_SECONDS = 90 * 86400.0
 """A run that waits for so long to go on is another one."""
 
@@ -32,6 +34,8 @@ class Charged(NamedTuple):
     """Money for an hour."""
     since: float
     """Unix time at which its oldest living process here started."""
+    owner: int
+    """User id of the run's owner."""
 
 
 class Spending:
@@ -46,6 +50,8 @@ class Spending:
         self._spent: dict[str, dict[Money, float]] = {}
         self._until: dict[str, float] = {}
         """Run -> Unix time up to which it is charged."""
+        self._owners: dict[str, int | None] = {}
+        """Run -> user id; None in a file of an agent that did not write it down."""
         self._rates: Mapping[str, Mapping[Money, float]] = {}
         """What is charged to each run for an hour."""
         self._save_seconds = save_seconds
@@ -57,7 +63,8 @@ class Spending:
 
     def charge(self, charged: Mapping[str, Charged], moment: float) -> None:
         """Add what was spent since the last time, or since the start of processes that began later."""
-        for run, (rates, since) in charged.items():
+        for run, (rates, since, owner) in charged.items():
+            self._owners[run] = owner
             spent = self._spent.setdefault(run, {})
             seconds = max(0.0, moment - max(since, self._until.get(run, since)))
             for money, rate in rates.items():
@@ -74,16 +81,19 @@ class Spending:
         yield from self._spent.get(run, {}).items()
 
     def _forget(self, living: Container[str], moment: float) -> None:
-        ended = sorted((at, run) for run, at in self._until.items() if run not in living)
-        beyond = len(self._until) - _MOST_RUNS
-        for number, (at, run) in enumerate(ended):
-            if number < beyond or at < moment - _KEPT_SECONDS:
-                del self._spent[run], self._until[run]
+        ended = sorted((run for run in self._until if run not in living), key=self._until.__getitem__)
+        old = [run for run in ended if self._until[run] < moment - _KEPT_SECONDS]
+        for run in {*old, *excess(ended, owner=self._owners.get, most=_MOST_RUNS)}:
+            del self._spent[run], self._until[run], self._owners[run]
 
     def _save(self, moment: float) -> None:
         self._saved = moment
         runs = {
-            run: {"until": self._until[run], "spent": [[*money, amount] for money, amount in spent.items()]}
+            run: {
+                "until": self._until[run],
+                "owner": self._owners[run],
+                "spent": [[*money, amount] for money, amount in spent.items()],
+            }
             for run, spent in self._spent.items()
         }
         self._file.save({"runs": runs})
@@ -91,9 +101,11 @@ class Spending:
     def _load(self, document: Any) -> None:
         spent: dict[str, dict[Money, float]] = {}
         until: dict[str, float] = {}
+        owners: dict[str, int | None] = {}
         for run, found in document["runs"].items():
             until[run] = float(found["until"])
+            owners[run] = None if found.get("owner") is None else int(found["owner"])
             spent[run] = {Money(str(one), str(two)): float(amount) for one, two, amount in found["spent"]}
             if not all(map(math.isfinite, (until[run], *spent[run].values()))):
                 raise ValueError("an amount is no number")
-        self._until, self._spent = until, spent
+        self._until, self._spent, self._owners = until, spent, owners

@@ -12,6 +12,7 @@ from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.cost import spending
 from rankwatch_agent.training.cost.allocation import ChargedRank, allocate
 from rankwatch_agent.training.cost.collector import CostCollector
 
@@ -31,7 +32,9 @@ def price(model: str, amount: float, currency: str = "EUR", more: str = "") -> s
     return f"[[price]]\n{fields}\n{more}\n"
 
 
-def rank(number: int, gpu: str = "", *, started: float = 0.0, ended: bool = False) -> RankCondition:
+def rank(
+    number: int, gpu: str = "", *, started: float = 0.0, ended: bool = False, owner: int = 0
+) -> RankCondition:
     return RankCondition(
         rank=number,
         path=Path(f"{number}.blackbox"),
@@ -42,6 +45,7 @@ def rank(number: int, gpu: str = "", *, started: float = 0.0, ended: bool = Fals
         pid=1,
         started=started,
         gpu=gpu,
+        owner=owner,
         short_name="llama",
     )
 
@@ -138,6 +142,18 @@ def test_between_attempts(tmp_path: Path) -> None:
     assert node.at(9000.0, r=[rank(0, started=8100.0)])["run_spent", "r", "EUR", "list"] == pytest.approx(
         1.25
     )
+
+
+def test_runs_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one user cost no other one's run, between two attempts, what it has spent."""
+    monkeypatch.setattr(spending, "_MOST_RUNS", 3)
+    node = Node(tmp_path, price("cpu", 1.0))
+    node.at(3600.0, r=[rank(0, owner=1)])
+    for n in range(6):
+        node.at(3601.0 + n, **{f"fake{n}": [rank(0, owner=2, started=3600.0)]})
+        node.restart()
+    found = node.at(7200.0, r=[rank(0, owner=1, started=7200.0)])
+    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
 
 
 def test_clock_set_back(tmp_path: Path) -> None:
