@@ -7,6 +7,7 @@ class, and nothing is counted before it has been there for a while.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from rankwatch_agent.training.life.attempts import Attempt
 BORN_SECONDS = 60.0
 """Time for which the series of a class are exported before anything is counted: some scrapes."""
 MOST_CLASSES = 32
+"""Of more, the user who has brought most of them loses the newest."""
 OTHER_CLASS = "(more)"
 """Stands for the classes beyond."""
 _MOST_COUNTED = 2000
@@ -35,6 +37,8 @@ class _Counts:
 
     born: float
     """Unix time at which its series were first exported."""
+    owner: int | None = None
+    """User id of who brought the class, or of one with fewer classes who has runs of it."""
     ends: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
@@ -63,14 +67,19 @@ class LifeCounters:
     def update(self, attempts: Mapping[tuple[str, int], Attempt], wall: float, offset: float) -> None:
         """Count what is new. `wall` is Unix time of now, `offset` turns monotonic time into it."""
         changed = False
+        keys = 0
         for (run, number), attempt in attempts.items():
-            name = self._class(attempt.run_class, wall)
+            keys += 2
+            name = self._class(attempt.run_class, attempt.owner, wall)
             counts = self._classes[name]
             if wall < counts.born + BORN_SECONDS:
                 continue
             key = f"{run}/{number}/{attempt.first_rank_started_wall or attempt.started + offset:.0f}"
             changed |= self._count_start(attempt, counts, key)
             changed |= self._count_end(attempt, counts, key, offset)
+        # What is still known must stay: it would be counted again.
+        for what in list(self._counted)[: max(0, len(self._counted) - max(_MOST_COUNTED, keys))]:
+            del self._counted[what]
         if changed:
             self._save()
 
@@ -84,10 +93,24 @@ class LifeCounters:
             for cause in StartCause:
                 yield Series(_STARTS, (name, cause), counts.starts.get(cause, 0))
 
-    def _class(self, run_class: str, wall: float) -> str:
-        name = run_class if run_class in self._classes or len(self._classes) < MOST_CLASSES else OTHER_CLASS
+    def _class(self, run_class: str, owner: int, wall: float) -> str:
+        """The name by which a class of a user is counted; it has counts then."""
+        brought = Counter(each.owner for name, each in self._classes.items() if name != OTHER_CLASS)
+        found = self._classes.get(run_class)
+        if found is not None:
+            if brought[found.owner] > brought[owner] + 1:
+                found.owner = owner
+            return run_class
+        name = run_class
+        if brought.total() >= MOST_CLASSES:
+            most = max(brought, key=brought.__getitem__)
+            if brought[most] > brought[owner] + 1:
+                newest = [each for each, counts in self._classes.items() if counts.owner == most]
+                del self._classes[[each for each in newest if each != OTHER_CLASS][-1]]
+            else:
+                name = OTHER_CLASS
         if name not in self._classes:
-            self._classes[name] = _Counts(wall)
+            self._classes[name] = _Counts(wall, owner)
             self._save()
         return name
 
@@ -114,12 +137,10 @@ class LifeCounters:
         return True
 
     def _is_new(self, what: str) -> bool:
-        if what in self._counted:
-            return False
+        known = what in self._counted
+        self._counted.pop(what, None)
         self._counted[what] = None
-        if len(self._counted) > _MOST_COUNTED:
-            del self._counted[next(iter(self._counted))]
-        return True
+        return not known
 
     def _save(self) -> None:
         classes = {name: asdict(each) for name, each in self._classes.items()}
@@ -127,7 +148,7 @@ class LifeCounters:
 
     def _load(self, found: Any) -> None:
         classes = {str(name): _counts(each) for name, each in found["classes"].items()}
-        counted = dict.fromkeys(str(each) for each in found["counted"][-_MOST_COUNTED:])
+        counted = dict.fromkeys(str(each) for each in found["counted"])
         self._since, self._classes, self._counted = float(found["since"]), classes, counted
 
 
@@ -144,4 +165,5 @@ def _counts(found: dict[str, object]) -> _Counts:
         name: {str(key): max(0, int(value)) for key, value in dict(part).items()}  # type: ignore[call-overload]
         for name, part in parts.items()
     }
-    return _Counts(float(found["born"]), **counts)  # type: ignore[arg-type]
+    owner = found.get("owner")
+    return _Counts(float(found["born"]), None if owner is None else int(owner), **counts)  # type: ignore[arg-type, call-overload]
