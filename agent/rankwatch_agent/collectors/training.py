@@ -13,6 +13,7 @@ from rankwatch_agent.training.spans.records import OpenIncident
 
 
 def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.sources.gpu.users import gpu_users
     from rankwatch_agent.training.collector import RanksCollector
 
     yield RanksCollector(
@@ -33,6 +34,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         plateau_steps=config.plateau_steps,
         step_window_seconds=config.step_window_seconds,
         max_single_ranks=config.max_single_ranks,
+        gpu_users=lambda: gpu_users(shared.inventory.gpus(), config.procfs),
     )
 
 

@@ -63,6 +63,8 @@ class RanksCollector:
     plateau_steps: over which the loss must improve; 0 looks for no plateau.
     step_window_seconds: over which the means of recent steps are taken.
     max_single_ranks: ranks of the largest run of which the means of each rank are exported.
+    gpu_users: UUID of a GPU -> the users whose processes are on it. One that it does not name may be that of
+        any rank.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -89,6 +91,7 @@ class RanksCollector:
         plateau_steps: int = 0,
         step_window_seconds: float = 300.0,
         max_single_ranks: int = 512,
+        gpu_users: Callable[[], Mapping[str, Container[int]]] = dict,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -101,6 +104,7 @@ class RanksCollector:
         self._max_single_ranks = max_single_ranks
         self._outstanding: dict[str, OutstandingRanks] = {}
         """Of large runs."""
+        self._gpu_users = gpu_users
         self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
@@ -144,6 +148,9 @@ class RanksCollector:
         for rank in discovery.read_ranks():
             runs.setdefault(rank.run, []).append(rank)
             rank.totals.recent.take(rank.totals.steps, moment)
+        users = self._gpu_users()
+        for rank in discovery.read_ranks():
+            rank.judge_gpu(users)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
         self.attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._life.update(self.attempts.all(), self._wall(), self._wall_of(0.0))
@@ -336,6 +343,6 @@ def _condition(rank: RankFollower) -> RankCondition:
         steps=rank.totals.steps.local_steps,
         local_seconds=rank.totals.steps.local_seconds,
         role=str(rank.header.identity.coordinates.get("pp", "")),
-        gpu=rank.now.gpu,
+        gpu=rank.gpu,
         short_name=rank.header.identity.short_name,
     )

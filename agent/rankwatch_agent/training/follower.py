@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankwatch.blackbox import kept, layout, tenants
@@ -79,6 +79,8 @@ class RankFollower:
         """Whether a process held the lock of the box when it was read."""
         self.host_pid: int | None = None
         """The process in the agent's PID namespace, also after its end; None where it was never seen."""
+        self.gpu = ""
+        """UUID of its GPU or MIG instance; empty if it names none, or one of others (see `judge_gpu`)."""
         self.ended_at: float | None = None
         """Monotonic time at which the rank was first seen ended."""
         self.now: NowBlock
@@ -164,6 +166,14 @@ class RankFollower:
     def changed_wall(self) -> float:
         """Unix time at which the file was changed last, other than through memory."""
         return self._reader.changed_wall
+
+    def judge_gpu(self, users: Mapping[str, Container[int]]) -> None:
+        """Take the GPU that the box names, unless other users have processes on it and its own has none.
+
+        users: by UUID; any rank may be on a GPU that it lacks.
+        """
+        named = self.now.gpu
+        self.gpu = named if named not in users or self.owner in users[named] else ""
 
     def name(self, number: int) -> str:
         """The name that records of the present process give by this number; empty where there is none."""

@@ -76,7 +76,7 @@ def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 def _living(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
     """What rules ask of the ranks that run now."""
-    yield sample("rankwatch_node_gpus", (run,), sum(bool(each.now.gpu) for each in ranks))
+    yield sample("rankwatch_node_gpus", (run,), sum(bool(each.gpu) for each in ranks))
     values = {
         "target_steps": [each.now.target_steps or each.header.target_steps for each in ranks],
         "restored_step": [each.totals.checkpoints.restored_step for each in ranks],

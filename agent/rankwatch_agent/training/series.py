@@ -143,9 +143,9 @@ class RankSeries:
         )
         yield sample("rankwatch_rank_info", labels, 1)
         started = self._wall(header.started_monotonic)
-        if rank.now.gpu and rank.state not in ENDED_STATES:  # another run may use the GPU by now
-            yield sample("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
-            yield sample("rankwatch_rank_gpu_start_timestamp_seconds", (*key, rank.now.gpu), started)
+        if rank.gpu and rank.state not in ENDED_STATES:  # another run may use the GPU by now
+            yield sample("rankwatch_rank_gpu_info", (*key, rank.gpu), 1)
+            yield sample("rankwatch_rank_gpu_start_timestamp_seconds", (*key, rank.gpu), started)
         yield sample("rankwatch_rank_state", (*key, rank.state), 1)
         yield sample("rankwatch_rank_start_timestamp_seconds", key, started)
         yield sample("rankwatch_rank_starts_total", key, rank.starts)

@@ -19,6 +19,7 @@ from rankwatch.identity import Identity
 from rankwatch_agent.training import collector as ranks_collector
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.conditions import RunConditions
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput import run_ledger, run_ledgers
@@ -395,3 +396,26 @@ def test_ranks_that_come_and_go(node_directory: Path, monkeypatch: pytest.Monkey
     assert [len(role.ranks) for role in ledger.roles.values()] == [5]
     (attempt,) = collector.attempts.of("job")
     assert len(attempt.ends) == len(attempt.processes) == 5
+
+
+def test_gpu_of_another_user(node_directory: Path) -> None:
+    """A rank that names the GPU on which somebody else computes does not have it, and pays for none of it."""
+    conditions = RunConditions()
+    collector = RanksCollector(
+        directory=node_directory,
+        conditions=conditions,
+        gpu_users=lambda: {"GPU-0": {CAROL}, "GPU-1": {ALICE}},
+    )
+    code = "steps(1)\nready()"
+    with (
+        rank(node_directory, code, gpu="GPU-0", before=become(CAROL)),
+        rank(node_directory, code, gpu="GPU-0", run="forged", before=become(ALICE)),
+        rank(node_directory, code, gpu="GPU-1", run="own", before=become(ALICE)),
+        rank(node_directory, code, gpu="GPU-2", run="unknown", before=become(ALICE)),
+    ):
+        collection = collector.collect()
+    shown = {("job", "0", "GPU-0"), ("own", "0", "GPU-1"), ("unknown", "0", "GPU-2")}
+    assert set(values(collection, "rankwatch_rank_gpu_info")) == shown
+    assert set(values(collection, "rankwatch_rank_gpu_start_timestamp_seconds")) == shown
+    charged = {run: each.ranks[0].gpu for run, each in conditions.runs.items()}
+    assert charged == {"job": "GPU-0", "own": "GPU-1", "unknown": "GPU-2", "forged": ""}

@@ -134,7 +134,7 @@ def read_processes(gpu: Device) -> Iterable[Sample]:
         memory[process.pid] = before if used is None else used + (before or 0)
     yield gpu.sample(_PROCESSES, len(memory))
     exported = dict(sorted(memory.items())[:MAX_PROCESSES])
-    gpu.pids = tuple(exported)
+    gpu.pids = tuple(memory)
     for pid, used in exported.items():
         yield from gpu.value(_PROCESS_MEMORY, "process_memory", used, MEMORY_BYTES, str(pid))
 
