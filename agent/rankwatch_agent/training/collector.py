@@ -200,7 +200,12 @@ class RanksCollector:
 
         def add(part: _Part) -> float:
             before = len(series)
-            series.extend(part.make())
+            try:
+                series.extend(part.make())
+            except (ArithmeticError, ValueError) as error:  # of figures that no trainer has
+                path = part.rank.path
+                message = f"could not use the figures of {path}: {error}"
+                self._discovery.faults.note(path, BoxFault.GARBAGE, message)
             return len(series) - before
 
         parts: list[_Part] = []

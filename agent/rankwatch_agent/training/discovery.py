@@ -168,6 +168,10 @@ class Discovery:
             self.faults.note(path, error.reason, str(error))
             self._drop(path)
             self._directories.list_again(path.parent)
+        except (ArithmeticError, ValueError) as error:  # figures that no trainer has
+            self.faults.note(path, BoxFault.GARBAGE, f"could not use the figures in {path}: {error}")
+            self._drop(path)
+            self._refuse(path)
         except OSError as error:  # we may not read its directory any more, or its file system is odd
             self.faults.note(path, BoxFault.UNREADABLE, f"could not follow {path}: {error.strerror}")
             self._drop(path)

@@ -6,7 +6,6 @@ what an ended one left behind says nothing about the run now.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -70,7 +69,7 @@ def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
         if tokens is not None:
             replicas.setdefault(each.replica, []).append(tokens)
     for replica, tokens_of in replicas.items():
-        total = max(tokens_of) if replica else math.fsum(tokens_of)
+        total = max(tokens_of) if replica else sum(tokens_of)
         yield sample("rankwatch_node_tokens_total", (run, replica), total)
 
 

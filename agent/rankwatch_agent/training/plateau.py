@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import fmean, median
+from statistics import median
 
 BLOCKS = 16
 """Parts of the window, of each of which the mean is kept."""
@@ -64,7 +64,11 @@ class Plateau:
 
     def _judge(self) -> float:
         means = list(self._means)
-        before, after = fmean(means[: BLOCKS // 2]), fmean(means[BLOCKS // 2 :])
+        half = BLOCKS // 2
+        before, after = (
+            sum(means[:half]) / half,
+            sum(means[half:]) / half,
+        )  # a loss may be as large as it likes
         bends = (abs(a - 2.0 * b + c) for a, b, c in zip(means, means[1:], means[2:], strict=False))
         sigma = median(bends) / _MEAN_BEND
         # The halves lie half a window apart, so a steady fall is twice as large over all of it.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.columns import Columns
+from rankwatch.blackbox.columns import END_OF_TIME, Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
@@ -31,6 +31,9 @@ _NAMES = (1 << layout.NAME_BITS) - 1
 """The bits of a tag that hold the number of a name."""
 _unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
 _ENDS = frozenset(Lifecycle) - {Lifecycle.STARTED, Lifecycle.RESUMED}
+
+MOST_WORK = 1e30
+"""Of one record, in any unit: sums of such amounts, and their squares, are numbers."""
 
 
 @dataclass
@@ -243,18 +246,18 @@ class RankTotals:
             if unit not in ("", OVERFLOW):
                 self._units[number] = unit
         amount, step = _unpack_work(raw, at)
-        if unit and 0.0 <= amount < math.inf:
+        if unit and 0.0 <= amount < MOST_WORK:
             self.steps.work(step, unit, amount)
             self.learning.work(unit, amount, step)
 
     def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         own, step = layout.DEVICE.unpack_from(raw, at)
-        if 0.0 <= own < math.inf:
+        if 0.0 <= own < END_OF_TIME:
             self.steps.device.phase(self.names.bound("phase", self._name_of(number)), own, step)
 
     def _take_device_wait(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         seconds, step, *_, flags, _ = layout.DEVICE_WAIT.unpack_from(raw, at)
-        if flags & layout.POINT_TO_POINT and 0.0 <= seconds < math.inf:
+        if flags & layout.POINT_TO_POINT and 0.0 <= seconds < END_OF_TIME:
             self.steps.device.message(seconds, step)
 
     def _take_device_step(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:

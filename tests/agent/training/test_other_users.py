@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput import run_ledger, run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life import attempts
+from rankwatch_agent.training.series import RankSeries
 from support.agent.process import ManualClock
 from support.paths import TESTS
 from support.processes.dead_server import run_beside_dead_server
@@ -419,3 +421,39 @@ def test_gpu_of_another_user(node_directory: Path) -> None:
     assert set(values(collection, "rankwatch_rank_gpu_start_timestamp_seconds")) == shown
     charged = {run: each.ranks[0].gpu for run, each in conditions.runs.items()}
     assert charged == {"job": "GPU-0", "own": "GPU-1", "unknown": "GPU-2", "forged": ""}
+
+
+def test_work_beyond_all_numbers(node_directory: Path) -> None:
+    """Two ranks with 1e308 tokens each cost no other run its series: their sum is no number."""
+    code = "steps(1)\nwith run.step(): run.work(tokens=1e308)\nsteps(1)\nready()"
+    with (
+        rank(node_directory, code, run="huge", number=0, world=2, before=become(ALICE)),
+        rank(node_directory, code, run="huge", number=1, world=2, before=become(ALICE)),
+        rank(node_directory, "steps(2)\nready()", before=become(CAROL)),
+    ):
+        tokens = values(RanksCollector(directory=node_directory).collect(), "rankwatch_node_tokens_total")
+    assert tokens == {("huge", ""): 128.0, ("job", ""): 64.0}
+
+
+@pytest.mark.parametrize("broken", ["poll", "_identity"], ids=["reading", "exporting"])
+def test_figures_that_break_something(
+    node_directory: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """An error of arithmetic by one box costs that box, whatever it was, and is counted."""
+    owner = RankFollower if broken == "poll" else RankSeries
+    whole = getattr(owner, broken)
+
+    def break_one(self: object, *given: Any) -> object:
+        rank = self if isinstance(self, RankFollower) else given[0]
+        if rank.run == "bad":
+            raise OverflowError("math range error")
+        return whole(self, *given)
+
+    monkeypatch.setattr(owner, broken, break_one)
+    run_as(ALICE, node_directory, "box('bad', 0, capacity=256)")
+    with rank(node_directory, "steps(2)\nready()", before=become(CAROL)):
+        collector = RanksCollector(directory=node_directory)
+        for _ in range(2):
+            collection = collector.collect()
+            assert ("job", "0", "running") in values(collection, "rankwatch_rank_state")
+    assert faults(collection) == {BoxFault.GARBAGE: 1}
