@@ -86,3 +86,28 @@ def excess(
         if queues[each]:
             heappush(largest, (-sums[each], queues[each][0][0], each))
     return found
+
+
+class Places:
+    """Places for what comes one by one, where nothing that has one is taken away again.
+
+    Once `most` are taken, each owner who has fewer than half of an equal share still gets up to that, until
+    all together have twice as many.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[Hashable] = Counter()
+
+    def take(self, owner: Hashable) -> bool:
+        """Take a place, if there is one for this owner."""
+        taken, total = self._taken, self._taken.total()
+        owners = len(taken) + (owner not in taken)
+        if total >= self._most and (total >= 2 * self._most or taken[owner] >= self._most // (2 * owners)):
+            return False
+        taken[owner] += 1
+        return True
+
+    def free(self) -> None:
+        """All places are free again."""
+        self._taken.clear()

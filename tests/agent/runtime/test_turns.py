@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.runtime.turns import excess
+from rankwatch_agent.runtime.turns import Places, excess
 
 
 def test_excess() -> None:
@@ -18,3 +18,13 @@ def test_excess_by_size() -> None:
     sizes = {"a0": 10, "b0": 2, "b1": 2, "b2": 2}
     assert excess(sizes, owner=lambda each: each[0], most=8, size=sizes.__getitem__) == ["a0"]
     assert excess(sizes, owner=lambda each: each[0], most=5, size=sizes.__getitem__) == ["a0", "b0"]
+
+
+def test_places() -> None:
+    """Whoever comes late finds places, and all together get at most twice as many."""
+    places = Places(100)
+    assert sum(places.take("a") for _ in range(1000)) == 100
+    assert sum(places.take("b") for _ in range(1000)) == 25
+    assert sum(places.take(f"c{n}") for n in range(1000)) <= 75
+    places.free()
+    assert sum(places.take("a") for _ in range(1000)) == 100

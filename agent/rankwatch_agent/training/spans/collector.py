@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rankwatch.conventions import metric
@@ -12,6 +13,7 @@ from rankwatch.conventions.traces import LinkTo, Sampled
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
+from rankwatch_agent.runtime.turns import Places, excess
 from rankwatch_agent.training.exemplars import STEP, Exemplars
 from rankwatch_agent.training.spans.records import (
     Began,
@@ -32,8 +34,9 @@ from rankwatch_agent.training.spans.steps import HeldSteps
 HOLD_SECONDS = 10.0
 """How long steps are held until it is decided which become traces."""
 MAX_SPANS_OF_PASS = 5000
-"""Spans made in one second, over all runs; the others are dropped, of a run with many first."""
-_MAX_RUNS = 200
+"""Spans made in one second, over all runs; the others are dropped, of a user with many first."""
+MAX_RUNS = 200
+"""Runs that are followed at once. Of more, the user with most of them loses the oldest, or gets no place."""
 _FORGET_SECONDS = 7200.0
 _SAVE_SECONDS = 10.0
 """Between two writes of the state while no span goes out and no process comes or goes: each waits for the
@@ -92,6 +95,7 @@ class TracesCollector:
         self._runs: dict[str, RunTrace] = {}
         self._last_note: dict[str, float] = {}
         self._made: list[TraceSpan] = []
+        self._places = Places(MAX_SPANS_OF_PASS)
         self._over = 0
         self._sampled = dict.fromkeys(Sampled, 0)
         self._incidents: dict[str, OpenIncident] = {}
@@ -125,6 +129,7 @@ class TracesCollector:
             run.tick(moment, now)
         self._forget(moment)
         made, self._made = self._made, []
+        self._places.free()
         changed = any(isinstance(each, (Began, Resumed, Ended)) for each in notes)
         if made or changed or at_the_end or moment >= self._saved + _SAVE_SECONDS:
             # Before the spans go out: a span that is lost with the agent is better than one that comes twice.
@@ -134,7 +139,7 @@ class TracesCollector:
 
     def _take(self, note: Note, moment: float) -> None:
         process = note.process
-        run = self._run(process.run, moment)
+        run = self._run(process.run, process.owner, moment)
         if run is None:
             return
         match note:
@@ -164,18 +169,22 @@ class TracesCollector:
             step = StepDone(note.process, number, began, end, True, (), (), {})
             self._steps.add(step, moment, unfinished=True)
 
-    def _run(self, run: str, moment: float) -> RunTrace | None:
+    def _run(self, run: str, owner: int, moment: float) -> RunTrace | None:
         found = self._runs.get(run)
         if found is None:
-            if len(self._runs) >= _MAX_RUNS:
-                self._over += 1
-                return None
+            owners = {each: trace.owner for each, trace in self._runs.items()}
+            for gone in excess([*owners, run], owner=(owners | {run: owner}).get, most=MAX_RUNS):
+                if gone == run or owners[gone] == owner:  # else the runs of one user would take turns
+                    self._over += 1
+                    return None
+                del self._runs[gone], self._last_note[gone]
             state = self._state.runs.setdefault(run, RunState(seen=int(self._wall() * 1e9)))
+            state.owner = owner
             found = self._runs[run] = RunTrace(
                 self._settings.cluster,
                 run,
                 state,
-                send=self._send,
+                send=partial(self._send, owner),
                 heartbeat_seconds=self._settings.heartbeat_seconds,
                 hold_seconds=self._settings.hold_seconds,
             )
@@ -186,7 +195,7 @@ class TracesCollector:
         self._sampled[why] += 1
         spans = list(step_spans(self._settings.cluster, step, why))
         for span in spans:
-            self._send(span)
+            self._send(step.process.owner, span)
         self._note_exemplar(step.process.run, STEP, spans[0])
         run = self._runs.get(step.process.run)
         if run is not None:
@@ -196,7 +205,7 @@ class TracesCollector:
         seconds = (span.end - span.start) / 1e9
         self._exemplars.note(run, operation, Exemplar(span.trace, span.span, seconds, span.end / 1e9))
 
-    def _send(self, span: TraceSpan) -> None:
+    def _send(self, owner: int, span: TraceSpan) -> None:
         """Take a span for the sender, unless an agent before this one has sent it.
 
         Attempts and runs are sent after their end, and have a state of their own.
@@ -205,7 +214,7 @@ class TracesCollector:
             span = span._replace(name=name)
         if span.end <= self._until and not (span.parental and span.name in ("run", "attempt")):
             return
-        if len(self._made) >= MAX_SPANS_OF_PASS and not span.parental:
+        if not self._places.take(owner) and not span.parental:
             self._over += 1
             return
         self._made.append(span)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import RankState
 from rankwatch_agent.runtime.spans import SpanQueue
+from rankwatch_agent.runtime.turns import Places
 from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.split import Collective, Interval
 
@@ -130,15 +131,15 @@ class Notes:
 
     def __init__(self, most: int = MAX_NOTES) -> None:
         self.dropped = 0
-        self._most = most
+        self._places = Places(most)
         self._lock = threading.Lock()
         self._notes: list[Note] = []
 
     def add(self, note: Note) -> None:
-        """Add a note; one that has no place is dropped and counted."""
+        """Add a note; one that has no place is dropped and counted. No user takes all places."""
         with self._lock:
             # The beginning and the end of a process are few, and all else hangs on them.
-            if len(self._notes) < self._most or isinstance(note, Began | Ended):
+            if self._places.take(note.process.owner) or isinstance(note, Began | Ended):
                 self._notes.append(note)
             else:
                 self.dropped += 1
@@ -146,6 +147,7 @@ class Notes:
     def take(self) -> list[Note]:
         """Remove and return all notes, in order."""
         with self._lock:
+            self._places.free()
             taken, self._notes = self._notes, []
             return taken
 

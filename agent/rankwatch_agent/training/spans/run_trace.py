@@ -80,6 +80,11 @@ class RunTrace:
         self._last = 0
 
     @property
+    def owner(self) -> int | None:
+        """User id of its owner."""
+        return self._state.owner
+
+    @property
     def idle(self) -> bool:
         """Whether no rank of it lives here."""
         return self._idle_since < math.inf

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.runtime.turns import excess
 
-_MAX_RUNS = 1000
+_MOST_KEPT = 8000
+"""Runs and their attempts. Of more, the user with most of them loses the run that was seen last the longest
+ago."""
 _MAX_ATTEMPTS = 1000
 _MAX_REPEATED = 100
 
@@ -31,12 +34,19 @@ class RunState:
     """When it was seen last."""
     started: int | None = None
     """Start of rank 0 in attempt 0, if that was here: then this node sends the span of the run."""
+    owner: int | None = None
+    """User id; None in a file of an agent that did not write it down."""
     scheduler: str = ""
     """TRACEPARENT of attempt 0."""
     sent: bool = False
     attempts: dict[int, AttemptState] = field(default_factory=dict)
     repeats: dict[int, int] = field(default_factory=dict)
     """Attempt -> how often the numbers of its steps have begun again."""
+
+    @property
+    def size(self) -> int:
+        """How much of the file it takes."""
+        return 1 + len(self.attempts) + len(self.repeats) // 8
 
     def attempt(self, number: int, started: int) -> AttemptState:
         """The state of an attempt, made where there is none. Of too many the oldest that was sent goes."""
@@ -69,7 +79,12 @@ class TraceState:
 
     def save(self, until: int) -> None:
         """Write the state. Call it before the spans go out."""
-        for run in sorted(self.runs, key=lambda each: self.runs[each].seen)[: len(self.runs) - _MAX_RUNS]:
+        for run in excess(
+            sorted(self.runs, key=lambda run: self.runs[run].seen),
+            owner=lambda run: self.runs[run].owner,
+            most=_MOST_KEPT,
+            size=lambda run: self.runs[run].size,
+        ):
             del self.runs[run]
         self._file.save({"until": until, "runs": {run: asdict(each) for run, each in self.runs.items()}})
 
