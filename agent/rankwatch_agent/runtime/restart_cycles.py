@@ -35,8 +35,8 @@ class RestartCycles:
     """The newest cycles of the jobs of this node. Each mapping is replaced as a whole."""
 
     def __init__(self) -> None:
-        self.wanted: frozenset[str] = frozenset()
-        """Jobs of the ranks of this node. Only the collector `ranks` sets it."""
+        self.wanted: frozenset[tuple[str, int]] = frozenset()
+        """Jobs of the ranks of this node, with the ids of their users. Only the collector `ranks` sets it."""
         self.found: Mapping[str, tuple[RestartCycle, ...]] = _NONE
         """Job -> its cycles, in their order. Only the collector `nvrx` sets it."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Container, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,18 +25,21 @@ from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.turns import take_turns
 
 logger = logging.getLogger(__name__)
 
 _SKIPPED = metric("rankwatch_cycle_files_skipped_total")
 REASONS = ("no_file", "too_large", "half_written", "foreign", "unreadable")
 MOST_CYCLES = 16
-"""Of a job that are read, the newest."""
+"""Of a job and a user that are read, the newest."""
 MOST_ENTRIES = 100_000
 """Of the directory that are looked at in one run."""
 _MOST_BYTES = 1 << 20
 """A list of 100,000 nodes by name takes about that."""
 _MOST_NODES = 1_000_000
+_PASS_SECONDS = 1.0
+"""Time to read files that have changed; users take turns for it."""
 _NAME = re.compile(r"cycle_info\.(.+)\.(\d{1,9})\.(\d{1,9})")
 _ITEM = re.compile(r"(?:[^],[]|\[[\d,-]{1,10000}\])+")
 _RANGES = re.compile(r"\[([\d,-]{1,10000})\]")
@@ -49,6 +52,15 @@ class _FileKey(NamedTuple):
     inode: int
     size: int
     modified_ns: int
+
+
+class _File(NamedTuple):
+    """A file of a job."""
+
+    job: str
+    owner: int
+    """User id."""
+    key: _FileKey
 
 
 class _SkipError(Exception):
@@ -76,56 +88,70 @@ class NvrxCollector:
     def collect(self) -> Collection:
         """Raises NotApplicable where the directory is not there yet, CollectError if it cannot be read."""
         try:
-            names = self._names(self._cycles.wanted)
+            wanted = self._cycles.wanted
+            names = self._names({job for job, _ in wanted})
             directory = self._directory.resolve()
         except FileNotFoundError:
             raise NotApplicable(f"{self._directory} is not there yet: no cycle has begun") from None
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
             raise CollectError(f"could not read {self._directory}: {error}") from error
-        known: dict[_FileKey, RestartCycle | None] = {}
-        self._cycles.found = {
-            job: tuple(self._of_job(directory, job, newest, known)) for job, newest in names.items()
-        }
+        files = [
+            file
+            for job, newest_first in names.items()
+            for file in _files(directory, job, newest_first, {owner for each, owner in wanted if each == job})
+        ]
+        known = {file.key: self._read[file.key] for file in files if file.key in self._read}
+        changed = [file for file in files if file.key not in known]
+
+        def take(file: _File) -> float:
+            began = time.monotonic()
+            known[file.key] = self._of_file(directory / file.key.name, file)
+            return time.monotonic() - began
+
+        take_turns(changed, owner=lambda file: file.owner, use=take, most=_PASS_SECONDS)
         self._read = known
+        cycles = {job: [known.get(file.key) for file in files if file.job == job] for job in names}
+        self._cycles.found = {
+            job: tuple(each for each in found if each is not None) for job, found in cycles.items()
+        }
         return Collection([Series(_SKIPPED, (reason,), count) for reason, count in self._skipped.items()])
 
-    def _names(self, wanted: frozenset[str]) -> dict[str, list[str]]:
-        """Job -> the names of its newest cycles, in their order."""
+    def _names(self, wanted: Container[str]) -> dict[str, list[str]]:
+        """Job -> the names of its cycles, the newest first."""
         found: dict[str, list[tuple[int, int, str]]] = {}
         with os.scandir(self._directory) as entries:
             for _, entry in zip(range(MOST_ENTRIES), entries, strict=False):
                 named = _NAME.fullmatch(entry.name)
                 if named is not None and named[1] in wanted:
                     found.setdefault(named[1], []).append((int(named[2]), int(named[3]), entry.name))
-        return {job: [name for *_, name in sorted(each)[-MOST_CYCLES:]] for job, each in found.items()}
+        return {job: [name for *_, name in sorted(each, reverse=True)] for job, each in found.items()}
 
-    def _of_job(
-        self, directory: Path, job: str, names: list[str], known: dict[_FileKey, RestartCycle | None]
-    ) -> Iterator[RestartCycle]:
-        for name in names:
-            cycle = self._of_file(directory / name, job, known)
-            if cycle is not None:
-                yield cycle
-
-    def _of_file(
-        self, path: Path, job: str, known: dict[_FileKey, RestartCycle | None]
-    ) -> RestartCycle | None:
+    def _of_file(self, path: Path, file: _File) -> RestartCycle | None:
         try:
-            status = path.lstat()
-        except OSError:
-            return None  # it was removed meanwhile
-        key = _FileKey(path.name, status.st_ino, status.st_size, status.st_mtime_ns)
-        if key in self._read:
-            known[key] = self._read[key]
-            return known[key]
-        known[key] = None
-        try:
-            known[key] = _read_cycle(path, job)
+            return _read_cycle(path, file.job)
         except _SkipError as skip:
             self._skipped[skip.reason] += 1
             if self._log_limit.allows(path.name):
                 logger.warning("left out %s: %s", printable(str(path)), skip)
-        return known[key]
+        return None
+
+
+def _files(directory: Path, job: str, newest_first: Iterable[str], owners: Iterable[int]) -> list[_File]:
+    """The newest files of a job of each of these users, in their order."""
+    room = dict.fromkeys(owners, MOST_CYCLES)
+    found: list[_File] = []
+    for name in newest_first:
+        if not any(room.values()):
+            break
+        try:
+            status = (directory / name).lstat()
+        except OSError:
+            continue  # it was removed meanwhile
+        if room.get(status.st_uid):
+            room[status.st_uid] -= 1
+            key = _FileKey(name, status.st_ino, status.st_size, status.st_mtime_ns)
+            found.append(_File(job, status.st_uid, key))
+    return found[::-1]
 
 
 def _read_cycle(path: Path, job: str) -> RestartCycle:
@@ -186,7 +212,12 @@ def _nodes(text: str) -> int:
     """How many nodes a list in SLURM's form names: `node[1-3,7],login` has five."""
     count = 0
     for item in _ITEM.findall(text):
-        count += math.prod(sum(map(_size_of_range, each.split(","))) for each in _RANGES.findall(item))
+        nodes = 1
+        for ranges in _RANGES.findall(item):
+            nodes *= sum(map(_size_of_range, ranges.split(",")))
+            if nodes > _MOST_NODES:  # at once: the product of a million ranges takes seconds
+                raise ValueError("it names too many nodes")
+        count += nodes
         if count > _MOST_NODES:
             raise ValueError("it names too many nodes")
     return count

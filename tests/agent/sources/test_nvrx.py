@@ -12,7 +12,9 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.sources import nvrx
 from rankwatch_agent.sources.nvrx import MOST_CYCLES, REASONS, NvrxCollector
+from support.processes.users import ALICE
 
 START = "2026-11-23T06:00:00.250000Z"
 END = "2026-11-23T06:10:00Z"
@@ -45,7 +47,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.cycles = RestartCycles()
-        self.cycles.wanted = frozenset({"70"})
+        self.cycles.wanted = frozenset({("70", OWNER)})
         self.collector = NvrxCollector(directory=directory, cycles=self.cycles, schedule=Schedule(15.0, 10.0))
 
     def read(self) -> tuple[RestartCycle, ...]:
@@ -189,3 +191,32 @@ def test_link_to_the_directory(tmp_path: Path) -> None:
     report(tmp_path / "real")
     (tmp_path / "link").symlink_to("real")
     assert len(Node(tmp_path / "link").read()) == 1
+
+
+@pytest.mark.skipif(OWNER != 0, reason="only root can make files of other users")
+def test_cycles_of_other_users(node: Node, tmp_path: Path) -> None:
+    """Later cycles of the same job by another user push out none, whether that user has ranks here or not."""
+    report(tmp_path, 3)
+    for number in range(100, 103 + 2 * MOST_CYCLES):
+        os.chown(report(tmp_path, number), ALICE, ALICE)
+    assert [each.number for each in node.read()] == [3]
+    node.cycles.wanted |= {("70", ALICE)}
+    assert len(node.read()) == 1 + MOST_CYCLES
+    assert [each.number for each in (node.cycles.newest("70", OWNER),) if each] == [3]
+
+
+def test_product_of_many_ranges(node: Node, tmp_path: Path) -> None:
+    """A name that stands for more nodes than there are is left out before all of its ranges are multiplied:
+    the whole product would take all day."""
+    report(tmp_path, active_nodes="n" + ("[1-" + "9" * 4200 + "]") * 240)
+    report(tmp_path, 1, active_nodes="n" + "[0-999999]" * 100_000)
+    assert node.read() == ()
+    assert node.skipped() == {"foreign": 2}
+
+
+def test_time_of_users(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is no time to read is read in the next runs."""
+    monkeypatch.setattr(nvrx, "_PASS_SECONDS", 1e-9)
+    for number in range(3):
+        report(tmp_path, number)
+    assert [len(node.read()) for _ in range(3)] == [1, 2, 3]

@@ -131,7 +131,9 @@ class RunAttempts:
                 cgroups[pid] = memory_cgroup(self._procfs, pid) if known is None else known
             self._take(rank, moment)
         self._cgroups = cgroups
-        self._cycles.wanted = frozenset(each.header.nvrx_job for each in followed) - {""}
+        self._cycles.wanted = frozenset(
+            (each.header.nvrx_job, each.owner) for each in followed if each.header.nvrx_job
+        )
         self._forget({each.run for each in followed}, moment)
         for run, attempts in self._attempts.items():
             for attempt in attempts.values():

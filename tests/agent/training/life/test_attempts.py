@@ -276,7 +276,7 @@ def test_cycles_of_the_launcher(agent: Agent, tmp_path: Path) -> None:
     now, owner = time.time(), os.getuid()
     with rank(tmp_path / "boxes", "steps(1)\nready()", before=f"{CLASS}\n{link}"):
         assert not values(agent.after(0.0), "rankwatch_run_cycle")
-        assert agent.cycles.wanted == {"70"}
+        assert agent.cycles.wanted == {("70", os.getuid())}
         agent.cycles.found = {
             "70": (
                 RestartCycle(0, 4, now - 900.0, now - 60.0, 8, 2, owner),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from rankwatch.checkpoint_paths import parse_checkpoints
@@ -104,7 +105,7 @@ def _cycles() -> Document:
 
 def _read_cycles(folder: Path) -> None:
     cycles = RestartCycles()
-    cycles.wanted = frozenset({"70"})
+    cycles.wanted = frozenset({("70", os.getuid())})
     NvrxCollector(directory=folder, cycles=cycles, schedule=_SCHEDULE).collect()
 
 
