@@ -87,6 +87,7 @@ ALLOWED = {
     "agent/rankwatch_agent/runtime/state_file.py": OWN,
     "agent/rankwatch_agent/runtime/writers.py": KERNEL,
     "agent/rankwatch_agent/sources/gpu/reading/node.py": "opens the driver, no path",
+    "agent/rankwatch_agent/sources/gpu/users.py": KERNEL,
     "agent/rankwatch_agent/sources/kernel_files.py": KERNEL,
     "agent/rankwatch_agent/sources/kernel_log/reader.py": KERNEL,
     "agent/rankwatch_agent/sources/nccl_ras/peer.py": KERNEL,
