@@ -85,7 +85,7 @@ def followed(collector: RanksCollector, until: Callable[[list[Attempt]], bool]) 
     deadline = time.monotonic() + 100.0
     while True:
         collector.collect()
-        found = list(collector._attempts.all().values())
+        found = list(collector.attempts.all().values())
         if until(found):
             return found
         assert time.monotonic() < deadline, [shown(each) for each in found]
