@@ -306,7 +306,7 @@ for n in range(16):
     threading.Thread(target=serve, args=(listening, bodies[n % 3]), daemon=True).start()
 def dead(n):
     status = {"init_state": 0, "async_error": 3, "abort_flag": True}
-    counts = {"AllReduce": n}
+    counts = {"AllReduce": n % 32_000}
     return {"rank": n, "host": "h", "pid": 100_000 + n, "status": status, "collective_counts": counts}
 comms = [{"hash": "0xdead", "size": 90_000, "ranks": [dead(n) for n in range(90_000)]}]
 report = json.dumps({"nccl_version": "2.28.9", "communicators": comms}).encode()

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,9 @@ from rankwatch_cli.output import show_text
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.001
+"""After which a thread that computes lets another one in. A scrape asks for the interpreter a hundred times;
+by default it would wait 15 ms each time beside three collectors that compute."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RELEASE_SIGNAL = signal.SIGUSR1
 _RESUME_SIGNAL = signal.SIGUSR2
@@ -40,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(config: AgentConfig) -> int:
     give_back_what_is_free()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     # Blocked before any thread starts, so that only sigwait below receives them: a signal then
     # interrupts nothing half done.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

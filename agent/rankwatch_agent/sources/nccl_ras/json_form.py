@@ -32,6 +32,8 @@ _SUCCESS, _IN_PROGRESS = 0, 7
 """Of ncclResult_t. Every other value is an error."""
 _MAX_COUNTS_BYTES = 4096
 _MAX_COUNT = 1 << 63
+_MOST_DIFFERENT = 1 << 15
+"""Launch counts of ranks that differ: those of a communicator are the same, or two or three kinds."""
 _MAX_KINDS = 64
 """NCCL has fewer than a dozen kinds of collectives."""
 
@@ -42,7 +44,7 @@ _Small = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
-class _Status(msgspec.Struct):
+class _Status(msgspec.Struct, gc=False):
     init_state: _Small
     async_error: _Small = 0
     finalize_called: bool = False
@@ -62,7 +64,7 @@ class _Status(msgspec.Struct):
         return not {self.init_state, self.async_error} <= {_SUCCESS, _IN_PROGRESS}
 
 
-class _Rank(msgspec.Struct):
+class _Rank(msgspec.Struct, gc=False):
     rank: _Small
     host: _Text
     pid: _Small
@@ -71,12 +73,12 @@ class _Rank(msgspec.Struct):
     cuda_dev: _Small = -1
 
 
-class _MissingStatus(msgspec.Struct):
+class _MissingStatus(msgspec.Struct, gc=False):
     unresponsive: bool = False
     considered_dead: bool = False
 
 
-class _Missing(msgspec.Struct):
+class _Missing(msgspec.Struct, gc=False):
     rank: _Small
     host: _Text
     pid: _Small
@@ -161,10 +163,8 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
     states = {rank.status.name for rank in each.ranks}
     absences = frozenset(rank.absence for rank in each.missing_ranks)
     mixed = len(states) > 1 or Absence.LEFT in absences
-    named = tuple(
-        BehindRank(each.ranks[at].rank, launches, _process(each.ranks[at]))
-        for at, launches in behind_others(counts).items()
-    )
+    behind = behind_others(counts)
+    named = behind.items() if len(behind) <= MAX_NAMED_RANKS else ()
     return Communicator(
         name=name,
         size=each.size,
@@ -183,8 +183,10 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
         uneven=mixed or len(set(counts)) > 1,
         spread=spread_of(counts),
         launches=max(map(total, counts), default=None),
-        behind=len(named),
-        named_behind=named if len(named) <= MAX_NAMED_RANKS else (),
+        behind=len(behind),
+        named_behind=tuple(
+            BehindRank(each.ranks[at].rank, launches, _process(each.ranks[at])) for at, launches in named
+        ),
     )
 
 
@@ -223,6 +225,8 @@ class LaunchReader:
         if counts is None:
             if len(text) > _MAX_COUNTS_BYTES:
                 raise ValueError("the launch counts of a rank are too long")
+            if len(self._parsed) == _MOST_DIFFERENT:
+                raise ValueError(f"its ranks have more than {_MOST_DIFFERENT} different launch counts")
             counts = tuple(sorted(_decode_counts(text).items()))
             if any(not 0 <= count < _MAX_COUNT for _, count in counts):
                 raise ValueError("a launch count is out of range")
@@ -266,7 +270,10 @@ def behind_others(ranks: Sequence[Counts]) -> dict[int, int]:
 
 def _extremes(ranks: Sequence[Counts]) -> tuple[dict[str, int], dict[str, int]]:
     """Returns fewest and most launches of each kind. A kind that a rank does not list counts as 0."""
-    patterns = [dict(pattern) for pattern in set(ranks)]
-    kinds = {kind for pattern in patterns for kind in pattern}
-    fewest = {kind: min(pattern.get(kind, 0) for pattern in patterns) for kind in kinds}
-    return fewest, {kind: max(pattern.get(kind, 0) for pattern in patterns) for kind in kinds}
+    patterns = set(ranks)
+    found: dict[str, list[int]] = {}
+    for pattern in patterns:
+        for kind, count in pattern:
+            found.setdefault(kind, []).append(count)
+    fewest = {kind: min(each) if len(each) == len(patterns) else 0 for kind, each in found.items()}
+    return fewest, {kind: max(each) for kind, each in found.items()}

@@ -21,6 +21,7 @@ from rankwatch_agent.training.goodput.transfers import Transfers
 
 FOLLOWING_STEPS = 10
 """The first step of a process is compared with the median of so many that follow it."""
+_STATES = tuple(GoodputState)
 _MOST_SECTIONS = 1024
 _SHORTEST_STALL_SECONDS = 1.0
 _LONGEST_SECONDS = 86400.0 * 366
@@ -97,8 +98,11 @@ class RankLedger:
     @property
     def seconds(self) -> Seconds:
         """Over all attempts."""
-        attempts = self.by_attempt.values()
-        return {state: sum(each.get(state, 0.0) for each in attempts) for state in GoodputState}
+        found = dict.fromkeys(_STATES, 0.0)
+        for attempt in self.by_attempt.values():
+            for state, seconds in attempt.items():
+                found[state] += seconds
+        return found
 
     @property
     def attempt(self) -> int:
