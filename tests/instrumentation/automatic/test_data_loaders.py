@@ -79,6 +79,7 @@ def test_spawned_workers(recorded: Recorded) -> None:
     assert recorded.steps() == [[WAIT, *PLAIN]] * (ROWS // 2)
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_loader(recorded: Recorded, workers: int) -> None:
