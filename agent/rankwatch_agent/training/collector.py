@@ -202,7 +202,7 @@ class RanksCollector:
             before = len(series)
             try:
                 series.extend(part.make())
-            except (ArithmeticError, ValueError) as error:  # of figures that no trainer has
+            except (ArithmeticError, LookupError, ValueError) as error:  # of figures that no trainer has
                 path = part.rank.path
                 message = f"could not use the figures of {path}: {error}"
                 self._discovery.faults.note(path, BoxFault.GARBAGE, message)

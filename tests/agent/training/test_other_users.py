@@ -356,7 +356,7 @@ time.time = lambda: clock.time() + 30 * 86400; box('zz', 0, capacity=256)"
 
 def test_runs_that_come_and_go(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They cost somebody else's run nothing of what is known of it, and take no memory for ever."""
-    monkeypatch.setattr(run_ledgers, "_MOST_ENDED", 100)
+    monkeypatch.setattr(run_ledgers, "_MOST_KEPT", 100)
     monkeypatch.setattr(attempts, "_MOST_GONE", 10)
     collector = RanksCollector(directory=node_directory)
     run_as(CAROL, node_directory, "box('honest', 0, capacity=256)")

@@ -50,7 +50,11 @@ class AttemptSpans:
         self._replay_until.clear()
 
     def note_step(self, number: int, step: int, wall: float) -> bool:
-        """A rank has completed a step; returns whether an earlier attempt had completed it."""
+        """A rank has completed a step; returns whether an earlier attempt had completed it.
+
+        An attempt that was joined is the oldest one that is kept.
+        """
+        number = number if number in self.by_number else min(self.by_number)
         span = self.by_number[number]
         if step > span.highest_step:
             span.highest_step = step

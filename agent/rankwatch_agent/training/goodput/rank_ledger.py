@@ -125,7 +125,7 @@ class RankLedger:
         if self.process is not None:
             self._settle_first_step()
             self._pass_to_next(process.wall(started))
-            self._join_oldest()
+            self._join_oldest(MOST_ATTEMPTS - 1)
         self.process, self.cursor = process, started
         self._present = self.by_attempt.setdefault(process.attempt, {})
         self.ended = self.stepped = self._missed = False
@@ -268,6 +268,8 @@ class RankLedger:
 
     def _states(self, parts: Mapping[str, float], width: float, whole: float) -> Seconds:
         """The states of a step, which sum to `width`: less than all of it where the cursor is in it."""
+        if not math.isfinite(sum(parts.values())):  # no honest clock of a device
+            return {GoodputState.PRODUCTIVE: width}
         found: Seconds = {}
         productive = whole
         for name, seconds in parts.items():
@@ -308,9 +310,14 @@ class RankLedger:
         for state, seconds in first.states.items():
             self._add(state, seconds * left / first.seconds)
 
-    def _join_oldest(self) -> None:
+    def join_attempts(self) -> None:
+        """Keep one of all attempts, with the time of the others."""
+        self._join_oldest(1)
+        self.resume()
+
+    def _join_oldest(self, most: int) -> None:
         """As the spans of attempts are joined."""
-        while len(self.by_attempt) >= MOST_ATTEMPTS:
+        while len(self.by_attempt) > most:
             first, second, *_ = sorted(self.by_attempt)
             kept = self.by_attempt[second]
             for state, seconds in self.by_attempt.pop(first).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import GoodputState
@@ -26,7 +26,11 @@ class RunLedger:
     @property
     def seconds(self) -> Seconds:
         """Rank-seconds by state."""
-        return {state: sum(each.seconds[state] for each in self.ranks.values()) for state in GoodputState}
+        found = dict.fromkeys(GoodputState, 0.0)
+        for each in self.ranks.values():
+            for state, seconds in each.seconds.items():
+                found[state] += seconds
+        return found
 
     @property
     def replayed_steps(self) -> int:
@@ -59,13 +63,12 @@ class RunLedger:
         """Attribute the time of ranks that have ended: idle beside others of their attempt, down once the
         next attempt has begun. `moment` is monotonic, `living` the ranks whose processes live."""
         ended = [each for each in self.ranks if each not in living]
-        for each in ended[: max(0, len(self.ranks) - MOST_RANKS)]:
-            gone = self.ranks.pop(each)
-            gone.forget()
-            if not self.roles[gone.role].ranks:
-                del self.roles[gone.role]
+        self._drop(ended[: max(0, len(self.ranks) - MOST_RANKS)])
         newest = self.attempts.newest
         busy = {self.ranks[each].attempt for each in living if each in self.ranks}
+        last: dict[int, float] = {}
+        for ledger in self.ranks.values():
+            last[ledger.attempt] = max(ledger.cursor, last.get(ledger.attempt, ledger.cursor))
         for ledger in self.ranks.values():
             if not ledger.ended:
                 continue
@@ -74,9 +77,20 @@ class RunLedger:
             elif ledger.attempt in busy:
                 ledger.idle(moment)
             else:  # until the last of them had ended
-                ledger.idle(
-                    max(each.cursor for each in self.ranks.values() if each.attempt == ledger.attempt)
-                )
+                ledger.idle(last[ledger.attempt])
+
+    def shrink(self, here: Container[int]) -> None:
+        """Forget ranks that are not here any more, and join the attempts of each of the others."""
+        self._drop([each for each in self.ranks if each not in here])
+        for ledger in self.ranks.values():
+            ledger.join_attempts()
+
+    def _drop(self, ranks: Iterable[int]) -> None:
+        for each in ranks:
+            gone = self.ranks.pop(each)
+            gone.forget()
+            if not self.roles[gone.role].ranks:
+                del self.roles[gone.role]
 
     def by_attempt(self) -> Iterator[tuple[int, AttemptSpan, Seconds]]:
         """Number, span and rank-seconds by state of each attempt, in their order."""

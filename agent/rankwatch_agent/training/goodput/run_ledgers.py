@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,12 @@ ACCOUNT = "goodput.json"
 FORGET_SECONDS = 86400.0
 """After which a run that was not seen any more is forgotten: the next attempt counts its time as down."""
 SAVE_SECONDS = 10.0
-_MOST_ENDED = 1 << 16
-"""Attempts in runs that are not here any more, as `RunLedger.size` counts them: 100 of 512 ranks. Of more,
-the user with most of them loses the run that was seen last the longest ago."""
+_MOST_KEPT = 1 << 16
+"""Attempts in all runs, as `RunLedger.size` counts them: 100 of 512 ranks. Of more, the user with most of
+them loses the run that was seen last the longest ago. One that is here keeps the sums of its ranks here."""
+_PAUSE = 20.0
+"""After a save that took long, as a multiple of the time it took."""
+_SHORT_SECONDS = 0.05
 _MOST_BYTES = 64 << 20
 """100 attempts of 512 ranks take about 16 MB."""
 _FORMAT = 1
@@ -52,6 +56,8 @@ class RunLedgers:
         """Those whose boxes have been read."""
         self._started = started
         self._saved = 0.0
+        self._pause = 0.0
+        """Least time between two saves."""
         self._processes = (0, 0)
         """Ranks and processes of them at the last save."""
         self._file = StateFile(
@@ -93,9 +99,13 @@ class RunLedgers:
             self.of(run).charge_ended(moment, living)
             self._seen[run] = _Seen(wall, ranks[0].owner)
         self._forget(runs, followed, wall)
-        if processes != self._processes or moment >= self._saved + SAVE_SECONDS:
+        pause = SAVE_SECONDS if processes == self._processes else self._pause
+        if moment >= self._saved + pause:
             self._saved, self._processes = moment, processes
+            began = time.monotonic()
             self.save()
+            took = time.monotonic() - began
+            self._pause = _PAUSE * took if took > _SHORT_SECONDS else 0.0
 
     def series(self, run: str) -> Iterator[Series]:
         """What the time of a run was spent on; every state, from the beginning."""
@@ -111,16 +121,18 @@ class RunLedgers:
         runs = {run: [*seen, save_run(self._runs[run])] for run, seen in self._seen.items()}
         self._file.save({"format": _FORMAT, "runs": runs})
 
-    def _forget(self, read: Container[str], followed: Container[str], wall: float) -> None:
+    def _forget(
+        self, read: Mapping[str, Sequence[RankFollower]], followed: Container[str], wall: float
+    ) -> None:
         """Forget runs that are not here any more: too old ones, too many of a user, and those of which no box
         could be read."""
         gone = [run for run in self._runs if run not in read and run not in followed]
         ended = sorted((run for run in gone if run in self._seen), key=lambda run: self._seen[run].wall)
         recent = [run for run in ended if self._seen[run].wall >= wall - FORGET_SECONDS]
         crowded = excess(
-            recent,
+            [*recent, *read],
             owner=lambda run: self._seen[run].owner,
-            most=_MOST_ENDED,
+            most=_MOST_KEPT,
             size=lambda run: self._runs[run].size,
         )
         kept = set(recent) - set(crowded)
@@ -128,6 +140,9 @@ class RunLedgers:
             if run not in kept:
                 del self._runs[run]
                 self._seen.pop(run, None)
+        for run in crowded:
+            if run in read:
+                self._runs[run].shrink({each.header.identity.rank for each in read[run]})
 
     def _load(self, document: Any) -> None:
         found = _runs_in(document)

@@ -32,6 +32,9 @@ _FORGET_SECONDS = 7200.0
 _MOST_GONE = 1024
 """Ends of ranks in runs that are not here any more. Of more, the user with most of them loses the run that
 came first."""
+_MOST_HERE = 8192
+"""Ends of ranks in runs that are here: eight attempts of 512 ranks have half as many. Of more, the user with
+most of them loses the oldest attempts of a run."""
 _MOST_RANKS = 1024
 """Of an attempt, of which a node has 256 at a time."""
 _CYCLE_SLACK_SECONDS = 2.0
@@ -174,6 +177,14 @@ class RunAttempts:
         )
         for run in gone:
             del self._attempts[run]
+        here = [(run, number) for run in self._attempts if run in followed for number in self._attempts[run]]
+        for run, number in excess(
+            here,
+            owner=lambda at: self._attempts[at[0]][at[1]].owner,
+            most=_MOST_HERE,
+            size=lambda at: len(self._attempts[at[0]][at[1]].ends),
+        ):
+            del self._attempts[run][number]
 
     def _take(self, rank: RankFollower, moment: float, *, over: bool = False) -> None:
         attempt = self._attempt(rank)

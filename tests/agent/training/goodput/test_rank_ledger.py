@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import pytest
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import GoodputState
 from rankwatch.identity import Identity
+from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.goodput.saved import load_run, save_run
@@ -279,3 +281,45 @@ def happen(chance: random.Random, ledger: RankLedger, now: float, step: int) -> 
         ledger.step_failed(start)
     ledger.step(step, start, start + seconds, parts, lambda: 10.0)
     return start + seconds
+
+
+def test_attempt_that_was_joined() -> None:
+    """A rank whose attempt is not kept apart any more goes on: its steps are those of the oldest one kept."""
+    run = RunLedger()
+    first = begun(run, header(0, attempt=0, world=200))
+    for number in range(1, MOST_ATTEMPTS + 1):
+        begun(run, header(number, attempt=number, world=200))
+    steps(first, 0, 2, begin=120.0)
+    assert 0 not in run.attempts.by_number
+    assert run.attempts.highest_step == run.attempts.by_number[1].highest_step == 1
+
+
+def test_parts_that_are_no_numbers() -> None:
+    """A box whose device clock makes them costs no run its account when the agent starts again."""
+    run = RunLedger()
+    ledger = begun(run, header())
+    for number in range(20):
+        parts = {"communication": math.nan, "other": math.inf}
+        ledger.step(number, 120.0 + number, 121.0 + number, parts, no_timeout)
+    assert ledger.seconds[GoodputState.PRODUCTIVE] == 20.0
+    loaded = load_run(json.loads(json.dumps(save_run(run))), 0.0)
+    assert loaded.seconds == run.seconds
+
+
+def test_cost_of_many_ended_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows with their number, and not with its square: hundreds of runs may have as many as they may."""
+    run = RunLedger()
+    for number in range(200):
+        begun(run, header(number, world=200)).end_process(200.0 + number, in_order=True)
+    attempt = RankLedger.attempt
+    asked: list[int] = []
+
+    def count(ledger: RankLedger) -> int:
+        asked.append(1)
+        assert attempt.fget is not None
+        return int(attempt.fget(ledger))
+
+    monkeypatch.setattr(RankLedger, "attempt", property(count))
+    run.charge_ended(1000.0, ())
+    assert len(asked) <= 10 * 200
+    assert {each.cursor for each in run.ranks.values()} == {399.0}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import rankwatch
+from rankwatch.conventions import GoodputState
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 
 
@@ -32,3 +36,18 @@ def test_process_before_a_restart(tmp_path: Path) -> None:
     assert after.ranks[0].process == ledgers.of("job").ranks[0].process
     assert after.attempts.by_number[0].highest_step == 4
     assert after.ranks[0].by_attempt[0] == ledgers.of("job").ranks[0].by_attempt[0]
+
+
+def test_many_attempts_of_a_run_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many, a run keeps the sums of the ranks that are here: neither memory nor the file is full."""
+    monkeypatch.setattr(run_ledgers, "_MOST_KEPT", 20)
+    ledgers = RunLedgers(None, 0.0)
+    agent = RanksCollector(directory=tmp_path, ledgers=ledgers)
+    with rankwatch.start(run="job", directory=tmp_path, rank=0):
+        agent.collect()
+        job = ledgers.of("job")
+        job.rank_of(7, "")
+        job.ranks[0].by_attempt |= {number: {GoodputState.PRODUCTIVE: 1.0} for number in range(1, 31)}
+        agent.collect()
+    assert job.ranks.keys() == {0} and job.size <= 20
+    assert job.seconds[GoodputState.PRODUCTIVE] == 30.0

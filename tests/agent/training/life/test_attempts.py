@@ -14,6 +14,7 @@ from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.node_events import NodeEvents, OomKill, PreemptionNotice
 from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
 from rankwatch_agent.training.life.counters import BORN_SECONDS
 from support.training.ranks import go_on, rank, state, values
@@ -303,3 +304,16 @@ def test_cycles_of_the_launcher(agent: Agent, tmp_path: Path) -> None:
     assert values(collection, "rankwatch_run_cycle_end_timestamp_seconds") == {("job",): now + 90.0}
     assert values(collection, "rankwatch_run_nodes") == {("job", "standby"): 0.0}
     assert counted(collection, "rankwatch_run_starts_total") == {("nightly", "restart"): 1.0}
+
+
+def test_ranks_of_runs_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose ranks come and go takes no memory for ever: of too many ends the oldest attempts go."""
+    monkeypatch.setattr(attempts, "_MOST_HERE", 3)
+    agent = Agent(tmp_path)
+    for number in range(5):
+        monkeypatch.setenv("RANKWATCH_ATTEMPT", f"{number}")
+        with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
+            agent.after(0.0)
+        agent.after(0.0)
+    kept = agent.collector.attempts.of("job")
+    assert [each.number for each in kept] == [2, 3, 4] and all(each.ends for each in kept)
