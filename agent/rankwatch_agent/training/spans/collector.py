@@ -94,6 +94,8 @@ class TracesCollector:
         """When the state was saved last, monotonic."""
         self._runs: dict[str, RunTrace] = {}
         self._last_note: dict[str, float] = {}
+        self._refused: set[str] = set()
+        """Runs that got no place in this pass."""
         self._made: list[TraceSpan] = []
         self._places = Places(MAX_SPANS_OF_PASS)
         self._over = 0
@@ -122,6 +124,7 @@ class TracesCollector:
         moment, now = self._monotonic(), int(self._wall() * 1e9)
         self._update_incidents(moment, now)
         notes = self._notes.take()
+        self._refused.clear()
         for note in notes:
             self._take(note, moment)
         self._steps.decide(moment, all_of_them=at_the_end)
@@ -171,10 +174,14 @@ class TracesCollector:
 
     def _run(self, run: str, owner: int, moment: float) -> RunTrace | None:
         found = self._runs.get(run)
+        if run in self._refused:
+            self._over += 1
+            return None
         if found is None:
             owners = {each: trace.owner for each, trace in self._runs.items()}
             for gone in excess([*owners, run], owner=(owners | {run: owner}).get, most=MAX_RUNS):
                 if gone == run or owners[gone] == owner:  # else the runs of one user would take turns
+                    self._refused.add(run)
                     self._over += 1
                     return None
                 del self._runs[gone], self._last_note[gone]

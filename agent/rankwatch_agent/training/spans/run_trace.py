@@ -28,6 +28,8 @@ _LATER_SECONDS = 3.0
 """How much longer the end of an attempt waits than its last steps, so that it links to them."""
 _MAX_STAGES = 32
 _MAX_RANKS = 512
+_MAX_OPEN = 64
+"""Attempts that have not ended. Of more, the first counts as lost."""
 _RESULTS = {
     RankState.FINISHED: Result.SUCCESS,
     RankState.EXITED: Result.SUCCESS,
@@ -45,6 +47,7 @@ class _Attempt:
     """An attempt whose rank 0 is here."""
 
     process: Process
+    state: AttemptState
     heartbeats: Heartbeats
     ended: Ended | None = None
     ended_seen: float = math.inf
@@ -101,7 +104,10 @@ class RunTrace:
             return
         started = process.wall(process.header.started_monotonic)
         known = self._state.attempt(process.attempt, started)
-        self._attempts[process.attempt] = _Attempt(process, Heartbeats(known.started, self._heartbeat_ns))
+        heartbeats = Heartbeats(known.started, self._heartbeat_ns)
+        self._attempts[process.attempt] = _Attempt(process, known, heartbeats)
+        if len(self._attempts) > _MAX_OPEN:  # boxes that were broken or gone before they ended
+            del self._attempts[next(iter(self._attempts))]
         if process.attempt == 0 and self._state.started is None:
             self._state.started, self._state.scheduler = started, process.header.traceparent
             self._send(self._span(SpanName.RUN_STARTED, 0, self._root, started, started, of_run(process, {})))
@@ -112,7 +118,7 @@ class RunTrace:
         attempt = self._mine(step.process)
         if attempt is not None:
             attempt.heartbeats.step(step.number, step.process.wall(step.end))
-            self._alive(step.process, step.end)
+            self._alive(attempt, step.end)
 
     def sampled(self, step: StepDone, why: Sampled, link: SpanLink) -> None:
         """A step of a rank became a trace."""
@@ -131,14 +137,15 @@ class RunTrace:
 
     def section(self, section: SectionDone) -> None:
         """An evaluation ended."""
-        if self._mine(section.process) is None:
+        attempt = self._mine(section.process)
+        if attempt is None:
             return
         start, end = section.process.wall(section.start), section.process.wall(section.end)
         values: dict[Attribute, Value] = {}
         self._send(
             self._of_attempt(section.process, section.name, start, end, of_rank(section.process, values))
         )
-        self._alive(section.process, section.end)
+        self._alive(attempt, section.end)
 
     def checkpoint(self, done: CheckpointDone) -> TraceSpan | None:
         """A checkpoint operation or a stage of it ended; stages come before their operation.
@@ -155,7 +162,7 @@ class RunTrace:
             fitting = (done.operation, done.step)
             stages = [each for each in attempt.stages if (each.operation, each.step) == fitting]
             attempt.stages = []
-            self._alive(done.process, done.end)
+            self._alive(attempt, done.end)
         return self._send_checkpoint(done, stages) if own or done.failed else None
 
     def ended(self, end: Ended, moment: float) -> None:
@@ -166,7 +173,7 @@ class RunTrace:
         attempt = self._mine(process)
         if attempt is not None and attempt.ended is None:
             attempt.ended, attempt.ended_seen = end, moment
-            self._alive(process, end.moment)
+            self._alive(attempt, end.moment)
         self._last = max(self._last, process.wall(end.moment))
         if all(state is not None for _, state in self._ranks.values()):
             self._idle_since = moment
@@ -192,7 +199,7 @@ class RunTrace:
         moment: monotonic seconds of this agent. now: nanoseconds of Unix time.
         """
         for number, attempt in list(self._attempts.items()):
-            if self._state.attempts[number].sent:
+            if attempt.state.sent:
                 del self._attempts[number]  # by the agent before this one
             elif attempt.ended is None:
                 self._send_heartbeats(attempt, attempt.heartbeats.due(now - int(self._hold * _NS)))
@@ -249,14 +256,14 @@ class RunTrace:
             Attribute.EXCEPTION_TYPE: ended.exception[0],
             Attribute.EXCEPTION_MESSAGE: ended.exception[1],
         }
-        self._finish_attempt(process, end, values)
+        self._finish_attempt(attempt, end, values)
         del self._attempts[number]
 
-    def _finish_attempt(self, process: Process, end: int, values: Mapping[Attribute, Value]) -> None:
+    def _finish_attempt(self, attempt: _Attempt, end: int, values: Mapping[Attribute, Value]) -> None:
+        process, state = attempt.process, attempt.state
         links = _scheduler_links(process.header.traceparent)
         error = None if values.get(Attribute.RESULT) == Result.SUCCESS.value else str(values[Attribute.STATE])
         attributes = of_attempt(process, {**values, **_scheduler_trace(links)})
-        state = self._state.attempts[process.attempt]
         state.last = max(state.started, end)
         self._send_attempt_span(process.attempt, state, attributes, links, error)
 
@@ -360,10 +367,9 @@ class RunTrace:
     def _mine(self, process: Process) -> _Attempt | None:
         return self._attempts.get(process.attempt) if process.rank == 0 else None
 
-    def _alive(self, process: Process, moment: float) -> None:
-        wall = process.wall(moment)
-        state = self._state.attempts[process.attempt]
-        state.last = max(state.last, wall)
+    def _alive(self, attempt: _Attempt, moment: float) -> None:
+        wall = attempt.process.wall(moment)
+        attempt.state.last = max(attempt.state.last, wall)
         self._last = max(self._last, wall)
 
 

@@ -12,6 +12,8 @@ from rankwatch_agent.runtime.turns import excess
 _MOST_KEPT = 8000
 """Runs and their attempts. Of more, the user with most of them loses the run that was seen last the longest
 ago."""
+_MOST_BYTES = 16 << 20
+"""A run takes 1 KB, if its name is made for that."""
 _MAX_ATTEMPTS = 1000
 _MAX_REPEATED = 100
 
@@ -74,7 +76,7 @@ class TraceState:
     def __init__(self, directory: Path | None, started: int) -> None:
         self.until = started
         self.runs: dict[str, RunState] = {}
-        self._file = StateFile(directory, "traces.json", lost="traces may have gaps")
+        self._file = StateFile(directory, "traces.json", lost="traces may have gaps", most_bytes=_MOST_BYTES)
         self._file.load(self._load)
 
     def save(self, until: int) -> None:

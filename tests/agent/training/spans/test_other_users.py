@@ -9,9 +9,11 @@ import pytest
 
 from rankwatch.blackbox.records import Header
 from rankwatch.identity import Identity
+from rankwatch_agent.runtime.spans import TraceSpan
 from rankwatch_agent.training.spans import collector as traces
 from rankwatch_agent.training.spans import state
-from rankwatch_agent.training.spans.records import Notes, Process, Resumed
+from rankwatch_agent.training.spans.records import Notes, Process, Resumed, StepDone
+from rankwatch_agent.training.spans.run_trace import RunTrace
 from rankwatch_agent.training.spans.state import AttemptState, RunState, TraceState
 from support.processes.users import ALICE, CAROL, become, node_directory, run_as
 from support.training.ranks import go_on, rank
@@ -38,21 +40,33 @@ def test_places_for_runs(node_directory: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "job" in runs and len(runs) <= 5
 
 
+def process_of(owner: int, attempt: int = 0) -> Process:
+    identity = Identity(run="job", rank=0, world_size=1, local_rank=0, host="h", attempt=attempt)
+    header = Header(
+        identity=identity, pid=1, started_monotonic=0.0, started_wall=0.0, target_steps=None, capacity=1024
+    )
+    return Process("job", header, owner)
+
+
+def test_attempts_without_an_end() -> None:
+    """Boxes that break before their ranks end cost no other run its traces: few of them stay open."""
+    sent: list[TraceSpan] = []
+    trace = RunTrace(
+        "c", "job", RunState(seen=0), send=sent.append, heartbeat_seconds=600.0, hold_seconds=1.0
+    )
+    for attempt in range(1100):
+        trace.began(process_of(ALICE, attempt))
+        trace.step(StepDone(process_of(ALICE, attempt), 1, 1.0, 2.0, False, (), (), {}))
+        trace.tick(float(attempt), 0)
+    assert sum(span.name == "attempt" for span in sent) == 1100 - 64
+
+
 def test_places_for_notes() -> None:
     """A user whose ranks make more notes than fit leaves some to others."""
     notes = Notes(20)
     for owner in (ALICE, CAROL):
-        identity = Identity(run="job", rank=0, world_size=1, local_rank=0, host="h")
-        header = Header(
-            identity=identity,
-            pid=1,
-            started_monotonic=0.0,
-            started_wall=0.0,
-            target_steps=None,
-            capacity=1024,
-        )
         for _ in range(100):
-            notes.add(Resumed(Process("job", header, owner)))
+            notes.add(Resumed(process_of(owner)))
     assert Counter(each.process.owner for each in notes.take()) == {ALICE: 20, CAROL: 5}
     assert notes.dropped == 175
 
@@ -68,3 +82,12 @@ def test_state_of_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     kept.save(1)
     found = TraceState(tmp_path, 0).runs
     assert "honest" in found and sum(each.size for each in found.values()) <= 20
+
+
+def test_state_of_names_made_to_be_long(tmp_path: Path) -> None:
+    """As many runs as are kept can be read again, whatever their names."""
+    kept = TraceState(tmp_path, 0)
+    for n in range(state._MOST_KEPT):
+        kept.runs[f"{n:04}" + 124 * "\1"] = RunState(seen=n, owner=1)
+    kept.save(1)
+    assert len(TraceState(tmp_path, 0).runs) == state._MOST_KEPT
