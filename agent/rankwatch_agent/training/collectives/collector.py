@@ -196,6 +196,9 @@ class CollectivesCollector:
             by_black_box = frozenset() if condition is None else condition.counted
             counted.setdefault(self._ranks[path].run, set()).update(by_black_box)
 
+        for run in self._rendezvous.keys() - counted.keys():
+            del self._rendezvous[run]
+
         def add(path: Path) -> float:
             before, condition = len(series), conditions[path]
             by_black_box = frozenset() if condition is None else condition.counted
@@ -205,13 +208,13 @@ class CollectivesCollector:
             if path in doubtful and not ended:
                 series.extend(rank.places(key, now, by_black_box))
             series.extend(rank.series(key, by_black_box))
+            if rank.run in waiting:
+                transfers = waiting.pop(rank.run).series(rank.run)
+                series.extend(each for each in transfers if each.labels[1:4] not in counted[rank.run])
             return len(series) - before
 
+        waiting = dict(self._rendezvous)
         take_turns(conditions, owner=lambda path: self._ranks[path].owner, use=add, most=_MAX_SERIES)
-        for run in self._rendezvous.keys() - counted.keys():
-            del self._rendezvous[run]
-        for run, rendezvous in self._rendezvous.items():
-            series.extend(each for each in rendezvous.series(run) if each.labels[1:4] not in counted[run])
         return series
 
     def _new(self, path: Path, run: str, owner: int) -> RecordedRank:

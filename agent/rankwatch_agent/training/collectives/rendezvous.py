@@ -32,7 +32,7 @@ SMALL, MEDIUM, LARGE = "small", "medium", "large"
 MEDIUM_BYTES = 64 << 10
 LARGE_BYTES = 1 << 20
 """A collective below 64 KiB costs latency rather than bandwidth; NCCL changes its protocol in between."""
-_MOST_SERIES = 2048
+_MOST_SERIES = 512
 """Combinations of group, operation and size class per run; far beyond what a job has."""
 _MOST_KINDS = 4096
 _SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)

@@ -15,6 +15,8 @@ from rankwatch_agent.training.steps import StepAssembler
 
 OVERFLOW = "(more)"
 """Stands for every name beyond the bound."""
+MOST_TOTALS = 256
+"""Combinations of group and operation of a rank; beyond, those of a group are one operation, `(more)`."""
 MOST_PENDING = 1024
 """Collectives of a group kept for comparison; a rank that is further ahead of its peers drops some."""
 MOST_PENDING_OF_RANK = 8192
@@ -231,11 +233,7 @@ class RankCollectives:
     def _new_kind(self, operation: int, group: int) -> tuple[CollectiveTotals, GroupCollectives]:
         pending = self._groups.get(group) or self._add_group(group, self._groups_now())
         name = self._names.bound("operation", self._name_of(operation))
-        key = (*pending.key, name)
-        totals = self.totals.get(key)
-        if totals is None:
-            totals = self.totals[key] = CollectiveTotals(name)
-        return totals, pending
+        return totals_of(self.totals, pending.key, name), pending
 
     def _add_group(self, number: int, groups: Sequence[GroupNow]) -> GroupCollectives:
         name = self._name_of(number)
@@ -248,6 +246,18 @@ class RankCollectives:
             key = GroupKey(name, members)
         pending = self._groups[number] = GroupCollectives(key, size)
         return pending
+
+
+def totals_of(
+    known: dict[tuple[str, str, str], CollectiveTotals], group: GroupKey, operation: str
+) -> CollectiveTotals:
+    """The totals of an operation in a group, made where there are none."""
+    if len(known) >= MOST_TOTALS and (*group, operation) not in known:
+        operation = OVERFLOW
+    found = known.get((*group, operation))
+    if found is None:
+        found = known[*group, operation] = CollectiveTotals(operation)
+    return found
 
 
 def totals_series(

@@ -15,6 +15,7 @@ from rankwatch_agent.training.collectives.totals import (
     GroupCollectives,
     GroupKey,
     Position,
+    totals_of,
 )
 from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, closes
 from rankwatch_agent.training.flight_recorder.operations import (
@@ -177,10 +178,7 @@ class MergedRecorder:
         operation = self._names.bound("operation", operation_of(entry))
         if self._names.bound("group", " ".join(key)) == OVERFLOW:
             return
-        at = (*key, operation)
-        totals = self.totals.get(at)
-        if totals is None:
-            totals = self.totals[at] = CollectiveTotals(operation)
+        totals = totals_of(self.totals, key, operation)
         size = input_bytes(entry, parts)
         seconds = (duration or 0.0) / 1e3
         if not 0.0 <= seconds < 1e10:

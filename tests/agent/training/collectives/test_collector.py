@@ -303,3 +303,23 @@ def _silent_socket(path: Path) -> Iterator[None]:
 
 def _rank(run: Path, state: RankState) -> RankCondition:
     return RankCondition(0, run / "0.blackbox", state, 990.0, None, None, 1)
+
+
+def test_series_of_a_rank_are_bounded(node: Node) -> None:
+    """A rank with thousands of operations leaves room to the ranks of other users, also for transfers."""
+    entries = [
+        completed(
+            number,
+            1.0,
+            pg_id=number % 64,
+            process_group=[str(number % 64), f"group{number % 64}"],
+            profiling_name=f"nccl:operation{number // 64}",
+        )
+        for number in range(64 * 64)
+    ]
+    groups = {str(group): {"name": str(group), "desc": "", "ranks": "[0]"} for group in range(64)}
+    node.recorders[0][NCCL] = {**reply(*entries), "pg_config": groups}
+    series = node.collect().series
+    assert len(series) < 4000
+    shown = values(node.collect(), "rankwatch_collectives_total")
+    assert sum(shown[labels] for labels in shown if labels[1] == "0") == len(entries)
