@@ -18,7 +18,8 @@ from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.sweep import remove_rank
 from rankwatch.untrusted.folders import Folder, look
-from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.turns import excess, share, take_turns
 from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.run_directories import RunDirectories, RunDirectory
@@ -27,13 +28,18 @@ MAX_BOXES = 512
 """Black boxes followed at once: 64 runs of 8 ranks. Each may take 150 KiB of the agent's memory."""
 POLL_SECONDS = 0.5
 """Time to read boxes in one pass. What does not fit is read first in the next pass of its owner."""
+_MOST_REMEMBERED = 4096
+"""Boxes of ended ranks that are not followed, of each kind. Of more, the user with most of them loses the
+first: it is followed again once it has a place."""
 _log = logging.getLogger(__name__)
 
 
 class _Ended(NamedTuple):
-    """A box of an ended rank that gave up its place."""
+    """A box of an ended rank that gave up its place, or could not be removed."""
 
     inode: int
+    owner: int
+    """User id."""
     ended_at: float
     """Monotonic."""
 
@@ -68,8 +74,9 @@ class Discovery:
         self._monotonic = monotonic
         self._pass = 0
         self._polled: dict[Path, int] = {}  # path -> number of the pass that read it last
+        self._log_limit = LogLimit(monotonic)
         self._ended: dict[Path, _Ended] = {}
-        self._forgotten: dict[Path, int] = {}  # path -> inode that could not be removed
+        self._forgotten: dict[Path, _Ended] = {}  # boxes that could not be removed
 
     def read_ranks(self) -> list[RankFollower]:
         """The ranks whose boxes have been read."""
@@ -132,7 +139,7 @@ class Discovery:
             self.faults.note(path, BoxFault.NAME, f"{path} is not named after a rank")
             return False
         try:
-            if path in self._forgotten and look(path).st_ino == self._forgotten[path]:
+            if path in self._forgotten and look(path).st_ino == self._forgotten[path].inode:
                 return False
             rank = self._follow(path)
         except PermissionError as error:
@@ -168,7 +175,7 @@ class Discovery:
             self.faults.note(path, error.reason, str(error))
             self._drop(path)
             self._directories.list_again(path.parent)
-        except (ArithmeticError, ValueError) as error:  # figures that no trainer has
+        except (ArithmeticError, LookupError, ValueError) as error:  # figures that no trainer has
             self.faults.note(path, BoxFault.GARBAGE, f"could not use the figures in {path}: {error}")
             self._drop(path)
             self._refuse(path)
@@ -189,16 +196,18 @@ class Discovery:
         for path, rank in list(self.ranks.items()):
             if rank.ended_at is None or rank.ended_at > limit:
                 continue
-            in_its_path, inode = rank.in_its_path(), rank.inode
+            in_its_path, ended = rank.in_its_path(), _Ended(rank.inode, rank.owner, rank.ended_at)
             self._drop(path)
             if in_its_path:  # else it is the box of a new process, or a link was put in its way
-                self._remove(path, inode)
+                self._remove(path, ended)
             self._directories.list_again(path.parent)
         for path, ended in list(self._ended.items()):
             if ended.ended_at <= limit or path.parent not in self._directories.runs:
                 del self._ended[path]
                 if path.parent in self._directories.runs:
-                    self._remove(path, ended.inode)
+                    self._remove(path, ended)
+        _bound(self._ended)
+        _bound(self._forgotten)
 
     def _drop_deleted(self) -> None:
         """Forget ended ranks whose files somebody has removed: they free their places at once."""
@@ -210,23 +219,30 @@ class Discovery:
         """Give up a box that others displace; one of an ended rank is still removed in time."""
         rank = self.ranks[path]
         if rank.ended_at is not None:
-            self._ended[path] = _Ended(rank.inode, rank.ended_at)
+            self._ended[path] = _Ended(rank.inode, rank.owner, rank.ended_at)
         self._drop(path)
 
     def _drop(self, path: Path) -> None:
         self.ranks.pop(path).close()
         self._polled.pop(path, None)
 
-    def _remove(self, path: Path, inode: int) -> None:
+    def _remove(self, path: Path, ended: _Ended) -> None:
         run = path.parent
         try:
             with Folder.open(run.parent, follow=True) as boxes, boxes.folder(run.name) as folder:
-                remove_rank(boxes, folder, path.stem, inode)
+                remove_rank(boxes, folder, path.stem, ended.inode)
         except FileNotFoundError:
             return  # somebody else removed it
         except OSError as error:
-            self._forgotten[path] = inode
-            _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
+            self._forgotten[path] = ended
+            if self._log_limit.allows(str(path)):
+                _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
+
+
+def _bound(boxes: dict[Path, _Ended]) -> None:
+    if len(boxes) > _MOST_REMEMBERED:
+        for path in excess(boxes, owner=lambda path: boxes[path].owner, most=_MOST_REMEMBERED):
+            del boxes[path]
 
 
 def most_boxes() -> int:

@@ -13,9 +13,10 @@ import pytest
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
+from rankwatch_agent.training import discovery
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.follower import RankFollower
-from support.processes.users import node_directory
+from support.processes.users import ALICE, BOB, node_directory, run_as
 from support.training.ranks import faults, rank, state, values
 
 __all__ = ["node_directory"]
@@ -248,3 +249,20 @@ def test_closed_run(node_directory: Path, closed: str) -> None:
         os.utime(node_directory / "job")
         with as_nobody():
             assert values(collector.collect(), "rankwatch_blackboxes") == {(): 1}
+
+
+def test_boxes_that_cannot_be_removed(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent without the right to remove them remembers a bounded number, of each user some."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(discovery, "remove_rank", refuse)
+    monkeypatch.setattr(discovery, "_MOST_REMEMBERED", 4)
+    run_as(BOB, node_directory, "box('other', 0, capacity=256, age=10.0)")
+    run_as(ALICE, node_directory, "for n in range(9): box(f'fake{n}', 0, capacity=256, age=10.0)")
+    collector = RanksCollector(directory=node_directory, retention_seconds=5.0)
+    for _ in range(3):
+        collector.collect()
+    kept = [path.parent.name for path in collector._discovery._forgotten]
+    assert len(kept) == 4 and "other" in kept
