@@ -22,14 +22,18 @@ from rankwatch_agent.sources.xid.meanings import CRITICAL, SEVERITY_IN_LOG, WARN
 FALLEN_OFF_THE_BUS = 79
 
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+# Names of processes and of files, which users choose, stand in the middle of lines: these begin with theirs.
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})[^)]{{0,40}}\): ([0-9]{{1,5}})\b(.*)")
 _FALLEN = re.compile(rf"NVRM: .{{0,20}}GPU (?:at )?(?:PCI:)?({_ADDRESS}).{{0,120}}fallen off the bus")
 _IDENTITY = re.compile(rf"NVRM: GPU at PCI:({_ADDRESS}): (GPU-[0-9a-fA-F-]{{36}})")
 _SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
-_SXID = re.compile(rf"SXid \((?:PCI:)?({_ADDRESS})\): ([0-9]{{1,6}}), (Non-)?[Ff]atal\b")
+_SXID = re.compile(
+    rf"nvidia-nvswitch\d{{0,4}}: SXid \((?:PCI:)?({_ADDRESS})\): ([0-9]{{1,6}}), (Non-)?[Ff]atal\b"
+)
 _REGISTER = r"(0x[0-9a-fA-F]{1,8})"
 _NVLINK5 = re.compile(
-    r"\): (14[4-9]|150),(?:.{0,200}?[, ])?([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
+    r"NVRM: Xid [^)]{1,60}\): (14[4-9]|150),(?:.{0,200}?[, ])?"
+    r"([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
     rf"XC ?\d{{1,3}} +i ?\d{{1,3}} +Link +(-?\d{{1,3}}) *[(\[]{_REGISTER}(?: +{_REGISTER})?"
 )
 
@@ -66,21 +70,21 @@ KNOWN_FAULTS = (
     _fault("mlx5_device_unhealthy", "mlx5_core", r"mlx5_core .{0,80}device's health compromised"),
     _fault("transmit_timeout", "transmit queue", r"NETDEV WATCHDOG: .{0,80}transmit queue \d+ timed out"),
     # Memory, processors, buses
-    _fault("oom_kill", "Out of memory: Killed process"),
-    _fault("cgroup_oom_kill", "Memory cgroup out of memory: Killed process"),
+    _fault("oom_kill", "Out of memory: Killed process", "^Out of memory: Killed process"),
+    _fault("cgroup_oom_kill", "Memory cgroup out", "^Memory cgroup out of memory: Killed process"),
     _fault("machine_check", "[Hardware Error]", r"mce: .{0,40}\[Hardware Error\]: Machine [Cc]heck"),
     _fault("firmware_error", "Hardware error from APEI"),
-    _fault("memory_error_corrected", "EDAC", r"EDAC .{0,20}\b\d+ CE\b"),
-    _fault("memory_error_uncorrected", "EDAC", r"EDAC .{0,20}\b\d+ UE\b"),
+    _fault("memory_error_corrected", "EDAC", r"^EDAC .{0,20}\b\d+ CE\b"),
+    _fault("memory_error_uncorrected", "EDAC", r"^EDAC .{0,20}\b\d+ UE\b"),
     _fault("pcie_error_corrected", "PCIe Bus Error", r"PCIe Bus Error: severity=Correct(?:ed|able)"),
     _fault("pcie_error_uncorrected", "PCIe Bus Error", r"PCIe Bus Error: severity=Uncorrect"),
-    _fault("hung_task", "blocked for more than", r"INFO: task .{1,80} blocked for more than \d+ seconds"),
+    _fault("hung_task", "blocked for more than", r"^INFO: task .{1,80} blocked for more than \d+ seconds"),
     _fault("soft_lockup", "BUG: soft lockup"),
     _fault("rcu_stall", "rcu", r"rcu.{0,60}detected (?:expedited )?stalls?\b|rcu.{0,60}self-detected stall"),
-    _fault("kernel_oops", "Oops", r"\bOops(?::| - )"),
+    _fault("kernel_oops", "Oops", r"^(?:Internal error: )?Oops(?::| - )"),
     # Where data and checkpoints live
-    _fault("file_system_error", "error", r"(?:EXT4-fs|BTRFS)\b.{0,80}\berror\b"),
-    _fault("xfs_corruption", "XFS", r"XFS .{0,80}(?:Corruption|metadata I/O error)"),
+    _fault("file_system_error", "error", r"^(?:EXT4-fs|BTRFS)\b.{0,80}\berror\b"),
+    _fault("xfs_corruption", "XFS", r"^XFS .{0,80}(?:Corruption|metadata I/O error)"),
     _fault("nfs_not_responding", "nfs: server", r"nfs: server .{1,200} not responding"),
     _fault("nvme_timeout", "nvme", r"nvme\S* .{0,80}(?:timeout, (?:aborting|reset)|controller is down)"),
 )
@@ -89,10 +93,22 @@ EVENTS = tuple(fault.event for fault in KNOWN_FAULTS)
 """Every event. Each has a series from the start."""
 
 
+_OF_PROCESS = re.compile(
+    r"(?:traps: )?.{1,60}?\[\d{1,10}\](?::| )|.{1,60}? invoked oom-killer: |oom-kill:|\[ *\d{1,10}\] "
+    r"|oom_reaper: |(?:Memory cgroup out|Out) of memory: Killed process |CPU: \d{1,5} .{0,40}Comm: "
+    r"|INFO: task |process '"
+)
+"""Lines about a process of a user: its name may be chosen to look like a fault, and so may that of a file
+that it has mapped, with which the line of a crash ends."""
+_EVENTS_OF_PROCESSES = frozenset(("nccl_segfault", "oom_kill", "cgroup_oom_kill", "hung_task"))
+
+
 def events_in(text: str) -> Iterator[str]:
     """Yields the events that a line reports: mostly none."""
     for event, substring, pattern in KNOWN_FAULTS:
-        if substring in text and pattern.search(text):
+        if substring not in text or not pattern.search(text):
+            continue
+        if event in _EVENTS_OF_PROCESSES or not _OF_PROCESS.match(text):
             yield event
 
 
@@ -112,11 +128,11 @@ def parse_xid(text: str) -> XidLine | None:
     """Returns the XID error in a line, or None."""
     if "NVRM" not in text:
         return None
-    found = _XID.search(text)
+    found = _XID.match(text)
     if found is not None:
         xid = int(found[2])
         return XidLine(normalise_bus_id(found[1]), xid, _severity(xid, found[3]), False) if xid else None
-    fallen = _FALLEN.search(text)
+    fallen = _FALLEN.match(text)
     if fallen is not None:
         return XidLine(normalise_bus_id(fallen[1]), FALLEN_OFF_THE_BUS, None, True)
     return None
@@ -124,7 +140,7 @@ def parse_xid(text: str) -> XidLine | None:
 
 def parse_identity(text: str) -> tuple[str, str] | None:
     """Returns PCI address and UUID of a GPU, which the driver logs once before its first error."""
-    found = _IDENTITY.search(text) if "NVRM" in text else None
+    found = _IDENTITY.match(text) if "NVRM" in text else None
     return (normalise_bus_id(found[1]), found[2]) if found else None
 
 
@@ -153,13 +169,13 @@ def parse_sxid(text: str) -> SxidLine | None:
 
     The driver logs several lines for one error. Only the first states whether it is fatal.
     """
-    found = _SXID.search(text) if "SXid" in text else None
+    found = _SXID.match(text) if "SXid" in text else None
     return SxidLine(normalise_bus_id(found[1]), int(found[2]), not found[3]) if found else None
 
 
 def parse_nvlink5(text: str) -> Nvlink5Error | None:
     """Returns the NVLink 5 error in a line, or None where there is none or its registers are missing."""
-    found = _NVLINK5.search(text) if "NVRM: Xid" in text else None
+    found = _NVLINK5.match(text) if "NVRM: Xid" in text else None
     if found is None:
         return None
     status = int(found[5], 16) if found[5] else None

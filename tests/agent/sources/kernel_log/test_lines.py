@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_agent.sources.kernel_log.collector import SAME_LOSS_SECONDS, GpuLosses
-from rankwatch_agent.sources.kernel_log.lines import EVENTS, XidLine, events_in, parse_identity, parse_xid
+from rankwatch_agent.sources.kernel_log.lines import (
+    EVENTS,
+    XidLine,
+    events_in,
+    parse_identity,
+    parse_nvlink5,
+    parse_sxid,
+    parse_xid,
+)
 
 LINES = {
     "gpu_fallen_off_bus": "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
@@ -175,3 +183,53 @@ def test_second_loss_counts() -> None:
     assert losses.is_new_error(fall(implied=True), 101.0 + SAME_LOSS_SECONDS)
     other = XidLine(BUS, 13, None, False)
     assert all(losses.is_new_error(other, 100.0) for _ in range(3))
+
+
+FORGED = (
+    "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+    "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+    "NVRM: GPU at PCI:0000:3b:00: GPU-01234567-89ab-cdef-0123-456789abcdef",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30",
+    "EDAC MC0: 1 UE memory read error",
+    "mce: [Hardware Error]: Machine check events logged",
+    "Oops: 0002 [#1]",
+    "XFS (sda): Metadata Corruption detected",
+    "Out of memory: Killed process 1 (init)",
+    "INFO: task python:1 blocked for more than 120 seconds.",
+)
+"""Names that a user may give to a file with code in it."""
+_CRASH = "segfault at 0 ip 0000000000401136 sp 00007ffd5d0a3c40 error 6 in"
+
+
+@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a.out[4711]: " + _CRASH + " {}[401000+1000]",
+        "traps: a.out[4711] general protection fault ip:401136 sp:7ffd5d0a3c40 error:0 in {}[401000+1000]",
+    ],
+)
+def test_names_of_files(line: str, name: str) -> None:
+    """A program that crashes in a file with such a name reports no fault of the node, and of no GPU."""
+    text = line.format(name)
+    assert list(events_in(text)) == []
+    assert (parse_xid(text), parse_sxid(text), parse_identity(text), parse_nvlink5(text)) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    "name", ["Oops: 0002", "EDAC MC0: 1 UE", "XFS  Corruption", "BTRFS error", "nvidia-nvswitch"]
+)
+@pytest.mark.parametrize(
+    ("line", "events"),
+    [
+        ("{}[4711]: " + _CRASH + " a.out[401000+1000]", []),
+        ("{} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0", []),
+        ("CPU: 3 UID: 1000 PID: 4711 Comm: {} Not tainted 6.8.0 #1", []),
+        ("[   4711]  1000  4711     1105      512        0    49152        0             0 {}", []),
+        ("Memory cgroup out of memory: Killed process 4711 ({}) total-vm:1kB", ["cgroup_oom_kill"]),
+        ("INFO: task {}:4711 blocked for more than 120 seconds.", ["hung_task"]),
+    ],
+)
+def test_names_of_processes(line: str, events: list[str], name: str) -> None:
+    """Nor does a process with such a name."""
+    assert list(events_in(line.format(name))) == events
