@@ -342,3 +342,19 @@ def test_users_share_the_records(tmp_path: Path) -> None:
         assert kept.of_run("of bob") != []
         assert kept.of_run("0") == []
         assert kept.of_run("599") != []
+
+
+def test_users_share_the_file(tmp_path: Path) -> None:
+    """Nor does one with paths that are made to be long, which would be too much to read again."""
+    records = VerificationRecords(tmp_path)
+    records.add("of bob", VerificationRecord("/data/7", 7, 1.0, "good", 2.0, 1.0, owner=BOB))
+    for number in range(60):
+        path = "/" + 1023 * "\u2603"
+        for step in range(31):
+            records._runs.setdefault(f"{number}", []).append(
+                VerificationRecord(path, step, 1.0, "gone", 2.0, 1.0, owner=ALICE)
+            )
+        records.add(f"{number}", VerificationRecord(path, 31, 1.0, "gone", 2.0, 1.0, owner=ALICE))
+    assert (tmp_path / "verifications.json").stat().st_size < 10 << 20
+    kept = VerificationRecords(tmp_path)
+    assert kept.of_run("of bob") != [] and kept.of_run("0") == [] and kept.of_run("59") != []

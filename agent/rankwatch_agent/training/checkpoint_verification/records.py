@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ _MOST_RUNS = 500
 """Of more, the user with most of them loses the oldest."""
 _MOST_RECORDS = 32
 """Of one run; a note holds 16 checkpoints."""
+_MOST_KEPT_BYTES = 8 << 20
+"""Of the file, which is written anew for each verification. Of more, likewise."""
 _MOST_BYTES = 32 << 20
 _BAD = ("damaged", "incomplete")
 
@@ -55,6 +59,11 @@ class VerificationRecord:
         """A resume must not take it."""
         return self.outcome in _BAD
 
+    @cached_property
+    def size(self) -> int:
+        """Bytes that it takes in the file."""
+        return len(json.dumps(asdict(self)))
+
     @property
     def saved(self) -> Saved:
         """The save that was verified."""
@@ -79,9 +88,8 @@ class VerificationRecords:
         """Take one, and write the file."""
         kept = [each for each in self._runs.pop(run, []) if each.saved != record.saved]
         self._runs[run] = [*kept, record][-_MOST_RECORDS:]
-        owners = {each: records[-1].owner for each, records in self._runs.items()}
-        for each in excess(owners, owner=owners.__getitem__, most=_MOST_RUNS):
-            del self._runs[each]
+        self._forget(_MOST_RUNS, lambda _: 1)
+        self._forget(_MOST_KEPT_BYTES, lambda run: sum(each.size for each in self._runs[run]))
         self._save()
 
     def forget(self, run: str, saved: Saved) -> None:
@@ -94,6 +102,11 @@ class VerificationRecords:
     def unfinished(self) -> list[tuple[str, VerificationRecord]]:
         """Those that run, or ran when the agent ended, with their runs."""
         return [(run, each) for run, found in self._runs.items() for each in found if not each.finished]
+
+    def _forget(self, most: int, size: Callable[[str], int]) -> None:
+        owners = {each: records[-1].owner for each, records in self._runs.items()}
+        for each in excess(owners, owner=owners.__getitem__, most=most, size=size):
+            del self._runs[each]
 
     def _save(self) -> None:
         self._file.save({run: [asdict(each) for each in found] for run, found in self._runs.items()})
