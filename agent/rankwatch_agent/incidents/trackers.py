@@ -155,7 +155,7 @@ def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
     steps = now.steps - (before.steps if before else 0)
     seconds = now.seconds - (before.seconds if before else 0.0)
     passed = now.moment - before.moment if before else now.running_seconds
-    if steps <= 0 or seconds <= 0.0 or passed <= 0.0:
+    if steps <= 0 or seconds <= 0.0 or passed <= 0.0 or now.running_seconds <= 0.0:
         return {}
     data_wait = now.data_wait_seconds - (before.data_wait_seconds if before else 0.0)
     communication = now.communication_seconds - (before.communication_seconds if before else 0.0)

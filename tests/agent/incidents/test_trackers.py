@@ -210,3 +210,6 @@ def test_metrics_without_steps() -> None:
     assert metrics_since(figures(10.0, 50), figures(70.0, 5)) == {}, (
         "counted anew after a restart of the agent"
     )
+    assert metrics_since(figures(10.0, 5), figures(70.0, 50)._replace(running_seconds=0.0)) == {}, (
+        "a box that begins tomorrow"
+    )
