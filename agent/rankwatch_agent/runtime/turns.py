@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
@@ -53,6 +54,19 @@ def share(
 
     others = take_turns(items, owner=owner, use=pick, most=most)
     return picked, others
+
+
+def in_turns(streams: Iterable[Iterator[_Item]], *, most: int, at_once: int = 64) -> list[_Item]:
+    """At most about `most` items: a few at a time of each stream, which is all that one owner has."""
+    found: list[_Item] = []
+    waiting = deque(streams)
+    while waiting and len(found) < most:
+        stream = waiting.popleft()
+        part = list(islice(stream, at_once))
+        found += part
+        if len(part) == at_once:
+            waiting.append(stream)
+    return found
 
 
 def excess(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.runtime.turns import Places, excess
+from rankwatch_agent.runtime.turns import Places, excess, in_turns
 
 
 def test_excess() -> None:
@@ -28,3 +28,11 @@ def test_places() -> None:
     assert sum(places.take(f"c{n}") for n in range(1000)) <= 75
     places.free()
     assert sum(places.take("a") for _ in range(1000)) == 100
+
+
+def test_in_turns() -> None:
+    """Owners with much leave room to those with little, however many there are of them."""
+    much = [iter(["much"] * 1000) for _ in range(5)]
+    found = in_turns([*much, iter(["little"] * 50)], most=1000, at_once=10)
+    assert len(found) == 1000 and found.count("little") == 50
+    assert in_turns([iter("ab"), iter("c")], most=10) == ["a", "b", "c"]

@@ -14,6 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 
 from rankwatch.blackbox.records import GroupNow
@@ -22,7 +23,7 @@ from rankwatch.flight_recorder import SUFFIX
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.runtime.turns import in_turns, share
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import (
     FLIGHT_RECORDER,
@@ -190,32 +191,33 @@ class CollectivesCollector:
     def _series(
         self, conditions: dict[Path, RankCondition | None], doubtful: Set[Path], now: float
     ) -> list[Series]:
-        series: list[Series] = []
         counted: dict[str, set[tuple[str, ...]]] = {}
         for path, condition in conditions.items():
             by_black_box = frozenset() if condition is None else condition.counted
             counted.setdefault(self._ranks[path].run, set()).update(by_black_box)
-
         for run in self._rendezvous.keys() - counted.keys():
             del self._rendezvous[run]
 
-        def add(path: Path) -> float:
-            before, condition = len(series), conditions[path]
+        def of_rank(path: Path) -> Iterator[Series]:
+            rank, condition = self._ranks[path], conditions[path]
             by_black_box = frozenset() if condition is None else condition.counted
             ended = condition is not None and condition.ended
-            rank = self._ranks[path]
             key = (rank.run, path.stem)
             if path in doubtful and not ended:
-                series.extend(rank.places(key, now, by_black_box))
-            series.extend(rank.series(key, by_black_box))
-            if rank.run in waiting:
-                transfers = waiting.pop(rank.run).series(rank.run)
-                series.extend(each for each in transfers if each.labels[1:4] not in counted[rank.run])
-            return len(series) - before
+                yield from rank.places(key, now, by_black_box)
+            yield from rank.series(key, by_black_box)
 
-        waiting = dict(self._rendezvous)
-        take_turns(conditions, owner=lambda path: self._ranks[path].owner, use=add, most=_MAX_SERIES)
-        return series
+        def of_run(run: str) -> Iterator[Series]:
+            transfers = self._rendezvous[run].series(run)
+            return (each for each in transfers if each.labels[1:4] not in counted[run])
+
+        of_owner: dict[int, list[Iterator[Series]]] = {}
+        for path in conditions:
+            of_owner.setdefault(self._ranks[path].owner, []).append(of_rank(path))
+        for run, owner in {rank.run: rank.owner for rank in self._ranks.values()}.items():
+            if run in self._rendezvous:
+                of_owner[owner].append(of_run(run))
+        return in_turns(map(chain.from_iterable, of_owner.values()), most=_MAX_SERIES)
 
     def _new(self, path: Path, run: str, owner: int) -> RecordedRank:
         client = FlightRecorderClient(path, owner, timeout_seconds=self._timeout_seconds)
