@@ -73,15 +73,16 @@ def remove_old_requests(boxes: Folder, names: Iterable[str]) -> None:
 
 
 def traces_beside(box: Path) -> list[Path]:
-    """The traces of a rank, by step. Names only: another user may have put anything there."""
+    """The traces of a rank, by step. Names only: another user may have put anything there, also what is no
+    text."""
     traces = box.with_suffix(SUFFIX)
     try:
         with Folder.open(box.parent) as run, run.folder(traces.name) as folder:
             names = [*islice(folder.names(), _MOST_ENTRIES)]
     except OSError:
         return []
-    found = [each for each in names if each.endswith(TRACE_SUFFIX) and not each.startswith(".")]
-    return [traces / each for each in sorted(found)]
+    shown = (each for each in names if each.isprintable() and not each.startswith("."))
+    return [traces / each for each in sorted(shown) if each.endswith(TRACE_SUFFIX)]
 
 
 class _Recorded(NamedTuple):

@@ -107,3 +107,20 @@ def test_traces_that_are_there(tmp_path: Path) -> None:
     bundle = Bundle(watched.incident, BundleFolder(watched.bundle, max_bytes=1 << 20))
     add_profiles(bundle)
     assert watched.found() == {"rank0_step7.json.gz": "an old one"}
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """They are left out: the manifest of the bundle could not be written with them, and no other one then."""
+    watched = Watched(tmp_path, named=[0])
+    watched.trace(0, 120, "slow")
+    folder = os.fsencode(watched.boxes[0].with_suffix(profiling.SUFFIX))
+    for name in (b"rank0_step\xff.json.gz", b"rank0_step\x1b.json.gz"):
+        Path(os.fsdecode(folder + b"/" + name)).write_text("forged")
+    assert (watched.look(), watched.found()) == ([], {"rank0_step120.json.gz": "slow"})
+    bundle = Bundle(watched.incident, BundleFolder(tmp_path / "other", max_bytes=1 << 20))
+    (tmp_path / "other").mkdir()
+    add_profiles(bundle)
+    assert sorted(each.path for each in bundle.folder.files) == [
+        "profiles/rank0_step120.json.gz",
+        "profiles/rank0_step7.json.gz",
+    ]
