@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 
 from rankwatch_agent.runtime.collector import Exemplar
+from rankwatch_agent.runtime.turns import excess
 
 BOUNDS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
@@ -16,6 +17,7 @@ BOUNDS_SECONDS = (
 STEP = ""
 """In place of a checkpoint operation, for steps."""
 _MAX_HISTOGRAMS = 400
+"""Of more, the user with most of them loses the oldest."""
 
 
 class Durations:
@@ -46,14 +48,21 @@ class Exemplars:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, str], dict[int, Exemplar]] = {}
+        self._owners: dict[str, int] = {}
 
-    def note(self, run: str, operation: str, exemplar: Exemplar) -> None:
-        """A step (`STEP`), or a checkpoint operation, is in a trace."""
+    def note(self, run: str, operation: str, exemplar: Exemplar, owner: int) -> None:
+        """A step (`STEP`), or a checkpoint operation, is in a trace. owner: user id of the run's owner."""
         with self._lock:
-            key = (run, operation)
-            if key not in self._found and len(self._found) >= _MAX_HISTOGRAMS:
-                del self._found[next(iter(self._found))]
-            self._found.setdefault(key, {})[bisect_left(BOUNDS_SECONDS, exemplar.value)] = exemplar
+            self._owners[run] = owner
+            found = self._found.setdefault((run, operation), {})
+            found[bisect_left(BOUNDS_SECONDS, exemplar.value)] = exemplar
+            if len(self._found) > _MAX_HISTOGRAMS:
+                self._forget()
+
+    def _forget(self) -> None:
+        for key in excess(self._found, owner=lambda key: self._owners[key[0]], most=_MAX_HISTOGRAMS):
+            del self._found[key]
+        self._owners = {run: self._owners[run] for run, _ in self._found}
 
     def of(self, run: str, operation: str) -> Mapping[int, Exemplar]:
         """By number of the bucket."""

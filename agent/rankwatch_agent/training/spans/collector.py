@@ -22,6 +22,7 @@ from rankwatch_agent.training.spans.records import (
     Note,
     Notes,
     OpenIncident,
+    Process,
     Resumed,
     SectionDone,
     StepDone,
@@ -160,7 +161,7 @@ class TracesCollector:
             case CheckpointDone():
                 span = run.checkpoint(note)
                 if span is not None:
-                    self._note_exemplar(process.run, note.operation, span)
+                    self._note_exemplar(process, note.operation, span)
             case Ended():
                 self._end(note, run, moment)
 
@@ -203,14 +204,14 @@ class TracesCollector:
         spans = list(step_spans(self._settings.cluster, step, why))
         for span in spans:
             self._send(step.process.owner, span)
-        self._note_exemplar(step.process.run, STEP, spans[0])
+        self._note_exemplar(step.process, STEP, spans[0])
         run = self._runs.get(step.process.run)
         if run is not None:
             run.sampled(step, why, SpanLink(spans[0].trace, spans[0].span, LinkTo.STEP))
 
-    def _note_exemplar(self, run: str, operation: str, span: TraceSpan) -> None:
-        seconds = (span.end - span.start) / 1e9
-        self._exemplars.note(run, operation, Exemplar(span.trace, span.span, seconds, span.end / 1e9))
+    def _note_exemplar(self, process: Process, operation: str, span: TraceSpan) -> None:
+        found = Exemplar(span.trace, span.span, (span.end - span.start) / 1e9, span.end / 1e9)
+        self._exemplars.note(process.run, operation, found, process.owner)
 
     def _send(self, owner: int, span: TraceSpan) -> None:
         """Take a span for the sender, unless an agent before this one has sent it.

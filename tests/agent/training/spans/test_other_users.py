@@ -9,7 +9,9 @@ import pytest
 
 from rankwatch.blackbox.records import Header
 from rankwatch.identity import Identity
+from rankwatch_agent.runtime.collector import Exemplar
 from rankwatch_agent.runtime.spans import TraceSpan
+from rankwatch_agent.training.exemplars import STEP, Exemplars
 from rankwatch_agent.training.spans import collector as traces
 from rankwatch_agent.training.spans import state
 from rankwatch_agent.training.spans.records import Notes, Process, Resumed, StepDone
@@ -91,3 +93,13 @@ def test_state_of_names_made_to_be_long(tmp_path: Path) -> None:
         kept.runs[f"{n:04}" + 124 * "\1"] = RunState(seen=n, owner=1)
     kept.save(1)
     assert len(TraceState(tmp_path, 0).runs) == state._MOST_KEPT
+
+
+def test_exemplars_of_many_runs() -> None:
+    """Runs of one user push no other one's run out of the exemplars of its histograms."""
+    exemplars = Exemplars()
+    exemplars.note("honest", STEP, Exemplar(1, 1, 1.0, 1.0), CAROL)
+    for n in range(1000):
+        exemplars.note(f"fake{n}", STEP, Exemplar(1, 1, 1.0, 1.0), ALICE)
+    assert exemplars.of("honest", STEP) and exemplars.of("fake999", STEP)
+    assert not exemplars.of("fake0", STEP)
