@@ -45,7 +45,8 @@ def metric_batches(
 ) -> Iterator[list[Metric]]:
     """Every point once, at most `max_points` in a batch. A batch is built when it is asked for.
 
-    Of two samples of a metric with the same labels, the first is kept, as in the exposition.
+    Of two samples of a metric with the same labels, once these are fit to be shown, the first is kept, as in
+    the exposition: a receiver that finds the second in another batch refuses all of that one.
     """
     batch: list[Metric] = []
     room = max_points
@@ -69,7 +70,7 @@ def _groups(collections: Iterable[Collection]) -> Iterable[_Group]:
     for collection in collections:
         samples: tuple[_Sample, ...] = (*collection.series, *collection.histograms)
         for sample in samples:
-            identity = (sample.metric.name, sample.labels)
+            identity = (sample.metric.name, tuple(map(fit_label_value, sample.labels)))
             if identity not in seen:
                 seen.add(identity)
                 terms = otel_metric(sample.metric, sample.labels)

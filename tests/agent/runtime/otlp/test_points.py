@@ -92,6 +92,16 @@ def test_duplicate_series() -> None:
     assert [point.value for point in found.data.data_points if hasattr(point, "value")] == [1.0]
 
 
+def test_series_that_look_alike() -> None:
+    """Nor is one sent twice whose labels differ in what is not shown: a receiver would refuse its batch, with
+    the points of others in it."""
+    series = [Series(STATE, ("job" + hidden, "0", "running"), 1) for hidden in ("\u200b", "\u200c", "\1", "")]
+    long = [Series(STATE, (end * 300, "0", "running"), 1) for end in "ab"]
+    points = metrics(*series, *long)["rankwatch.rank.state"].data.data_points
+    assert [attributes(each)["rankwatch.run"] for each in points[:2]] == ["job?", "job"]
+    assert len(points) == 4
+
+
 def test_odd_labels_and_numbers() -> None:
     """Bytes that are not text, empty labels, numbers too large for 64 bits, and NaN."""
     mig = metric("rankwatch_gpu_slurm_info")
