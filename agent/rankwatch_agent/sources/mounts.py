@@ -44,6 +44,8 @@ MAX_MOUNTS = 16
 """File systems of one run that get series."""
 MAX_ASKED = 64
 """File systems asked, and so threads that a node full of dead file servers can cost."""
+MAX_ASKED_OF_USER = 16
+"""Of these, for the runs of one user: those that never answer keep their places."""
 MAX_NFS = 32
 _MOST_CHARACTERS = 512 << 10
 """Of a mount table, some 4,000 mounts. In a namespace of their own, users can make as many as they like."""
@@ -101,6 +103,15 @@ class Mount(NamedTuple):
     source: str
 
 
+class Place(NamedTuple):
+    """Where a file system is, and who has named it."""
+
+    paths: tuple[str, ...]
+    """That may lead to it, the best first."""
+    owner: int
+    """User id."""
+
+
 class MountsCollector:
     """Asks the file systems of the ranks' processes. `rootfs` finds them where those may not be entered."""
 
@@ -134,14 +145,14 @@ class MountsCollector:
 
     def _runs(self, ranks: Iterable[RankProcess]) -> Iterator[Series]:
         found: list[tuple[str, Mount]] = []
-        places: dict[str, tuple[str, ...]] = {}
-        for run, _, pid, _ in ranks:  # in the order of turns, so that all users have some asked
+        places: dict[str, Place] = {}
+        for run, _, pid, owner in ranks:  # in the order of turns, so that all users have some asked
             process = self._procfs / str(pid)
             mounts = parse_mountinfo(text_or_empty(process / "mountinfo")[:_MOST_CHARACTERS])
             for mount in data_mounts(mounts, working_directory(process)):
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
-                places.setdefault(mount.device, (inside, outside))
+                places.setdefault(mount.device, Place((inside, outside), owner))
         answers = self._asker.ask(places)
         for run, mount in found:
             yield from _mount_series(run, mount, answers.get(mount.device))
@@ -229,16 +240,19 @@ class Asker:
         self._answer_seconds = answer_seconds
         self._asked: dict[str, _Question] = {}
 
-    def ask(self, places: Mapping[str, tuple[str, ...]]) -> dict[str, Answer]:
-        """Device -> its answer. places: device -> paths that may lead to it, the best first.
+    def ask(self, places: Mapping[str, Place]) -> dict[str, Answer]:
+        """Device -> its answer. places: by device.
 
         One that still owes an older answer is not asked again. It counts as dead.
         """
         waiting = {device: each for device, each in self._asked.items() if each.is_alive()}
         self._asked = waiting
-        for device, paths in places.items():
-            if device not in waiting and len(self._asked) < MAX_ASKED:
-                self._asked[device] = _Question(device, paths, self._statvfs)
+        asked = Counter(each.place.owner for each in waiting.values())
+        for device, place in places.items():
+            room = len(self._asked) < MAX_ASKED and asked[place.owner] < MAX_ASKED_OF_USER
+            if device not in waiting and room:
+                asked[place.owner] += 1
+                self._asked[device] = _Question(device, place, self._statvfs)
                 self._asked[device].start()
         end = time.monotonic() + self._answer_seconds
         for question in self._asked.values():
@@ -252,18 +266,16 @@ class Asker:
 class _Question(threading.Thread):
     """Asks one file system, and may never end."""
 
-    def __init__(
-        self, device: str, paths: tuple[str, ...], statvfs: Callable[[str], os.statvfs_result]
-    ) -> None:
+    def __init__(self, device: str, place: Place, statvfs: Callable[[str], os.statvfs_result]) -> None:
         super().__init__(name=f"statvfs-{device}", daemon=True)
         self.answer = Answer(None, None)
         self._device = device
-        self._paths = paths
+        self.place = place
         self._statvfs = statvfs
 
     def run(self) -> None:
         """Takes the first path that leads to the file system."""
-        for path in self._paths:
+        for path in self.place.paths:
             try:
                 number = os.stat(path).st_dev  # noqa: PTH116 - the path may hold a name that is no text
                 if f"{os.major(number)}:{os.minor(number)}" == self._device:

@@ -16,6 +16,7 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.writers import RankProcess
+from rankwatch_agent.sources import mounts
 from rankwatch_agent.sources.mounts import (
     MAX_MOUNTS,
     MountsCollector,
@@ -262,3 +263,24 @@ def test_agent_of_another_user(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "rankwatch_run_mount_size_bytes" in done.stdout
+
+
+def test_file_systems_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one user leave places in which that of another one is asked."""
+    release = threading.Event()
+
+    def run(question: mounts._Question) -> None:
+        if question.place.owner == 1:
+            release.wait()
+        question.answer = mounts.Answer(True, None)
+
+    monkeypatch.setattr(mounts._Question, "run", run)
+    asker = mounts.Asker(os.statvfs, 0.1)
+    dead = {f"9:{each}": mounts.Place((), 1) for each in range(100)}
+    try:
+        assert len(asker.ask(dead)) == mounts.MAX_ASKED_OF_USER
+        answers = asker.ask(dead | {"8:1": mounts.Place((), 2)})
+        assert answers["8:1"].responding
+        assert len(answers) == mounts.MAX_ASKED_OF_USER + 1
+    finally:
+        release.set()
