@@ -27,7 +27,7 @@ from rankwatch_agent.training.goodput import run_ledger, run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.series import RankSeries
-from support.agent.process import ManualClock
+from support.agent.process import ManualClock, until
 from support.paths import TESTS
 from support.processes.dead_server import run_beside_dead_server
 from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
@@ -431,8 +431,11 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
         rank(node_directory, code, run="huge", number=1, world=2, before=become(ALICE)),
         rank(node_directory, "steps(2)\nready()", before=become(CAROL)),
     ):
-        tokens = values(RanksCollector(directory=node_directory).collect(), "rankwatch_node_tokens_total")
-    assert tokens == {("huge", ""): 128.0, ("job", ""): 64.0}
+        collector = RanksCollector(directory=node_directory)
+        wanted = {("huge", ""): 128.0, ("job", ""): 64.0}
+        until(  # the last step of each is complete a moment later
+            lambda: values(collector.collect(), "rankwatch_node_tokens_total") == wanted, "both count"
+        )
 
 
 @pytest.mark.parametrize("broken", ["poll", "_identity"], ids=["reading", "exporting"])
