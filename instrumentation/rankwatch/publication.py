@@ -32,14 +32,22 @@ Identify = Callable[[bool, bool], Identity | None]
 class Publication:
     """The publication of one box.
 
+    publish: gives the box its place, and returns the identity that it has there. It is called once, and may
+        look at the boxes beside it: as soon as its own is among them, opening and closing it would drop its
+        lock.
     published: called once with the identity, and True if the run ends at this moment.
     """
 
     def __init__(
-        self, writer: Writer, identify: Identify, published: Callable[[Identity, bool], None]
+        self,
+        writer: Writer,
+        identify: Identify,
+        publish: Callable[[Identity], Identity],
+        published: Callable[[Identity, bool], None],
     ) -> None:
         self._writer = writer
         self._identify = identify
+        self._publish = publish
         self._published = published
         self._decided = threading.Event()
         self._deciding = threading.Lock()
@@ -120,7 +128,7 @@ class Publication:
             return True  # another thread decides at this moment
         try:
             if not self._decided.is_set():
-                found = self._writer.publish(identity)
+                found = self._publish(identity)
                 if found.run != identity.run:
                     warn(
                         "rankwatch records run %r as %r: in %s, the directory of that name is another user's",

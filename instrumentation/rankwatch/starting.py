@@ -37,7 +37,6 @@ from rankwatch.run import Run
 from rankwatch.stated import as_amount
 from rankwatch.sweep import sweep
 from rankwatch.torch_world import has_store, place_in_torch
-from rankwatch.untrusted.folders import Folder
 
 
 def start(
@@ -217,7 +216,8 @@ def _start(
         run = Run(Identity(run=given.run or script_name()), writer, names, on_gpu=has_cuda())
         publication = Publication(
             writer,
-            lambda last, ask: _identify(counted, writer.boxes, last=last, ask=ask),
+            lambda last, ask: identify(counted, os.environ, last=last, ask=ask),
+            partial(_publish, writer),
             partial(install_beside_box, run, writer, recorder),
         )
         known = publication.begin()
@@ -233,12 +233,10 @@ def _start(
     return run
 
 
-def _identify(given: Given, boxes: Folder, *, last: bool, ask: bool) -> Identity | None:
-    identity = identify(given, os.environ, last=last, ask=ask)
-    if identity is None:
-        return None
-    with own_run(boxes, identity.run) as run:
-        return replace(identity, attempt=next_attempt(run, identity.attempt))
+def _publish(writer: Writer, identity: Identity) -> Identity:
+    with own_run(writer.boxes, identity.run) as run:
+        attempt = next_attempt(run, identity.attempt)
+    return writer.publish(replace(identity, attempt=attempt))
 
 
 def _prepare(directory: Path, capacity: int) -> Room:

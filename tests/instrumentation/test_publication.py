@@ -24,7 +24,10 @@ class Job:
         self.at_last: Identity | IdentityError = Identity(run="alone")
         self.published: list[tuple[str, bool]] = []
         self.publication = Publication(
-            self.writer, self.identify, lambda found, ending: self.published.append((found.run, ending))
+            self.writer,
+            self.identify,
+            self.writer.publish,
+            lambda found, ending: self.published.append((found.run, ending)),
         )
 
     def identify(self, last: bool, ask: bool) -> Identity | None:
@@ -116,7 +119,7 @@ def test_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             answer.wait()
         return job.at_last if last and not ask else None  # type: ignore[return-value]
 
-    publication = Publication(job.writer, identify, lambda found, ending: None)
+    publication = Publication(job.writer, identify, job.writer.publish, lambda found, ending: None)
     publication.expect(wait=False)
     publication.conclude(discard=False)
     answer.set()

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,28 @@ def _declared(directory: Path) -> tuple[str, str, float | None]:
         return reader.header.run_class, reader.header.contact, reader.header.checkpoint_interval_seconds
     finally:
         reader.close()
+
+
+def test_identified_by_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training thread may publish the box while the thread that looks finds out the same. That one opens
+    no box of the run any more: closing its own would drop the lock, and the rank would be lost."""
+    published = threading.Event()
+
+    def identify(given: object, env: object, *, last: bool, ask: bool) -> Identity | None:
+        if ask:
+            published.wait()
+        return Identity(run="r") if last or ask else None
+
+    monkeypatch.setattr("rankwatch.starting.identify", identify)
+    with rankwatch.start(directory=tmp_path) as run, run.step():
+        (looking,) = (each for each in threading.enumerate() if each.name == "rankwatch-start")
+        published.set()
+        looking.join()
+        code = "import pathlib, sys; from rankwatch.blackbox.reader import Reader as R\n"
+        code += "print(R(pathlib.Path(sys.argv[1])).writer_alive())"
+        box = tmp_path / "r" / "0.blackbox"
+        command = [sys.executable, "-c", code, str(box)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
