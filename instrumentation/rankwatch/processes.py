@@ -15,6 +15,7 @@ from typing import Any
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process", "billiard.process")
 """The standard library's, that of Hugging Face's data sets, and Celery's. joblib builds on the first."""
 _LONGEST_WORD = 40
+_LAST_STANDARD_STREAM = 2
 
 
 def is_helper() -> bool:
@@ -103,6 +104,18 @@ def umask() -> int:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
     return 0o777
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null in the place of standard streams that are closed, for the life of this process.
+
+    Else files of ours would take their numbers: what libraries of C write as errors would go into a box, and
+    closing it would close the file that the program has put there since.
+    """
+    with contextlib.suppress(OSError):  # no /dev/null, or no descriptor
+        while (file := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD_STREAM:
+            pass
+        os.close(file)
 
 
 def _ticks(pid: int) -> int:

@@ -30,7 +30,7 @@ from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_contact, as_run_class
 from rankwatch.launchers import is_first_here, ranks_here
 from rankwatch.messages import warn
-from rankwatch.processes import is_helper, script_name
+from rankwatch.processes import fill_standard_streams, is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
 from rankwatch.run import Run
@@ -125,6 +125,7 @@ def start(
     hooks = partial(install_hooks, collectives=collectives, recorder=recorder, gpu=gpu)
     try:
         _end_previous()
+        fill_standard_streams()
         base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
         room = _prepare(base, capacity)
         writer = Writer(

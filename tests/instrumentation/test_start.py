@@ -205,6 +205,30 @@ def test_identified_by_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
+CLOSED_STREAMS = """
+import contextlib, os, sys
+import rankwatch
+run = rankwatch.start(run="r", directory=sys.argv[1])
+with run.step(), contextlib.suppress(OSError):
+    os.write(2, b"a warning of a library")
+log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+os.dup2(log, 1)
+run.finish()
+os.write(1, b"the training goes on")
+"""
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    """No file of ours takes their numbers: what is written there is not in the box, and the end of the run
+    does not close what the script has put there."""
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED_STREAMS]
+    subprocess.run([*command, str(tmp_path), str(tmp_path / "log")], check=True)
+    assert (tmp_path / "log").read_text() == "the training goes on"
+    reader = Reader(tmp_path / "r" / "0.blackbox")
+    assert reader.now().ended_by == "finished"
+    reader.close()
+
+
 def test_what_a_run_declares(tmp_path: Path) -> None:
     """The header holds the class of the run, its contact and the checkpoint interval, for the alerts."""
     done = loop(
