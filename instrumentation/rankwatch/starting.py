@@ -237,7 +237,8 @@ def _start(
 def _publish(writer: Writer, identity: Identity) -> Identity:
     with own_run(writer.boxes, identity.run) as run:
         attempt = next_attempt(run, identity.attempt)
-    return writer.publish(replace(identity, attempt=attempt))
+        identity = replace(identity, run=run.path.name, attempt=attempt)
+    return writer.publish(identity)
 
 
 def _prepare(directory: Path, capacity: int) -> Room:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,7 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
-from rankwatch.errors import BlackBoxError
-from rankwatch.identity import Identity
+from rankwatch.identity import Identity, safe_run
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.processes.mounts import run_with_tmpfs
 from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
@@ -214,13 +214,23 @@ def test_name_that_is_no_safe_directory(tmp_path: Path, kind: str) -> None:
     assert stdout.split() == ["Run", f"job-uid{os.geteuid()}"]
 
 
-def test_all_names_taken(tmp_path: Path) -> None:
-    """Then the run is not recorded; it never shares a directory with another user."""
-    for name in ("r", *(f"r-uid{os.geteuid()}{end}" for end in ("", *(f"-{n}" for n in range(2, 8))))):
-        (tmp_path / name).write_text("")
-    with pytest.raises(BlackBoxError, match="other users own all of its names"):
-        Writer(tmp_path, Identity(run="r"), phases=())
-    assert not list(tmp_path.glob(".*"))
+@needs_root
+def test_names_that_can_be_guessed(tmp_path: Path) -> None:
+    """Whoever takes them keeps nobody from being recorded. All ranks find the folder that the first has made,
+    whatever others make then, and what has the name of a run of this user but not their id is left alone."""
+    own = f"r-uid{os.geteuid()}"
+    for name in ("r", own, f"{own}-2"):
+        (tmp_path / name).symlink_to(tmp_path)
+        os.chown(tmp_path / name, NOBODY, NOBODY, follow_symlinks=False)
+    first, second = (
+        Writer(tmp_path, Identity(run="r", rank=each, world_size=2), phases=()) for each in (0, 1)
+    )
+    assert first.path.parent == second.path.parent
+    assert re.fullmatch(rf"{own}-\d{{9,13}}", first.path.parent.name)
+    (tmp_path / f"{own}-10").mkdir()
+    (tmp_path / f"{own}-9").mkdir()
+    assert Writer(tmp_path, Identity(run="r"), phases=()).path.parent.name == f"{own}-9"
+    assert len(f"{safe_run('r' * 200)}-uid{2**32 - 2}-{10**13 - 1}") <= 128, "the header holds so many"
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])

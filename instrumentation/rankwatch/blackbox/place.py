@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from rankwatch.blackbox import kept, layout
@@ -30,8 +31,13 @@ _TRIES = 8
 each."""
 _NOT_LOCKED_YET_SECONDS = 60.0
 """Age from which a hidden box without a lock is nobody's: its writer locks it at once."""
-_NAMES = 8
-"""Names that are tried for the directory of a run."""
+_MOMENT_NS = 100_000
+_MOMENTS = 10**13
+"""31 years: the longest name of a run leaves room for so many digits."""
+_SETTLE_SECONDS = 0.05
+"""Time for ranks that make a folder at the same moment to see each other's."""
+_LOOK_SECONDS = 1.0
+"""A user can make millions of names."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _TURN_SECONDS = 0.5
 """Longest wait for others that replace a box of the same run, which takes a millisecond."""
@@ -209,18 +215,43 @@ def own_run(boxes: Folder, run: str) -> Folder:
     Only this user can write into it. All ranks of a node find the same name, because they see the same
     folders. Raises BlackBoxError if there is none, and OSError.
     """
-    for name in _names_of(run, os.geteuid()):
+    for name in (run, f"{run}-uid{os.geteuid()}"):
+        found = _if_ours(boxes, name)
+        if found is not None:
+            return found
+    for name in _names_by_time(boxes, f"{run}-uid{os.geteuid()}-"):
         found = _if_ours(boxes, name)
         if found is not None:
             return found
     raise BlackBoxError(f"could not create black box {boxes.path / run}: other users own all of its names")
 
 
-def _names_of(run: str, uid: int) -> Iterator[str]:
-    yield run
-    yield f"{run}-uid{uid}"
-    for number in range(2, _NAMES):
-        yield f"{run}-uid{uid}-{number}"
+def _names_by_time(boxes: Folder, beginning: str) -> list[str]:
+    """Names that end in the moment at which this user has made them, the first of them first.
+
+    Others may take all names that can be guessed. So the first rank makes a folder with the present moment,
+    and the others find it.
+    """
+    found = _own_names(boxes, beginning)
+    if found:
+        return found
+    made = f"{beginning}{time.time_ns() // _MOMENT_NS % _MOMENTS}"
+    boxes.make(made).close()
+    time.sleep(_SETTLE_SECONDS)
+    return _own_names(boxes, beginning) or [made]
+
+
+def _own_names(boxes: Folder, beginning: str) -> list[str]:
+    """Names of this user's folders with this beginning and a number, in the order of the numbers."""
+    end = time.monotonic() + _LOOK_SECONDS
+    found = []
+    for name in takewhile(lambda _: time.monotonic() < end, boxes.names()):
+        number = name.removeprefix(beginning)
+        if number != name and number.isascii() and number.isdecimal():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if boxes.status_of(name).st_uid == os.geteuid():
+                    found.append((int(number), name))
+    return [name for _, name in sorted(found)]
 
 
 def _if_ours(boxes: Folder, name: str) -> Folder | None:
