@@ -36,6 +36,8 @@ MOST_BYTES_IN_ALL = 128 << 20
 VALID_SECONDS = 600.0
 """Age from which a request is too old to be served."""
 _MOST_ENTRIES = 1000
+_MOST_NAMES = 1 << 16
+"""In the directory of the black boxes that are looked at for each request. A user can make millions."""
 _REQUEST_SUFFIX = ".profile-request"
 _LOOK_SECONDS = 10.0
 _COARSE_SECONDS = 1.0
@@ -55,7 +57,7 @@ def request(directory: Path, run: str, rank: int) -> Path:
     """Ask a rank for traces of its slowest next steps; returns the request. Raises OSError."""
     path = request_path(directory, run, rank, os.geteuid())
     with Folder.open(directory, follow=True) as boxes:
-        remove_old_requests(boxes, boxes.names())
+        remove_old_requests(boxes, islice(boxes.names(), _MOST_NAMES))
         boxes.remove(path.name)
         os.close(boxes.create(path.name))
     return path

@@ -105,6 +105,14 @@ def test_untrusted_user(profiled: rankwatch.Run, tmp_path: Path) -> None:
     assert traces_beside(box(tmp_path)) == []
 
 
+def test_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks looks at a bounded number of names, however many others have put there."""
+    names = iter(range(1 << 17))
+    monkeypatch.setattr(profiling.Folder, "names", lambda folder: map(str, names))
+    assert profiling.request(tmp_path, "job", 0).exists()
+    assert next(names) == 1 << 16
+
+
 def test_end_of_the_run(profiled: rankwatch.Run, tmp_path: Path) -> None:
     """A run that ends in the window keeps what it has."""
     profiling.request(tmp_path, "job", 0)
