@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader as BoxReader
@@ -31,6 +34,8 @@ from rankwatch_agent.training.failures import (
     torchrun_paths,
 )
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
+from rankwatch_cli.commands import ls
+from rankwatch_diagnosis.run.__main__ import print_words
 from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC, write_job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
@@ -289,6 +294,16 @@ def _command_on_run(*arguments: str) -> Callable[[Path], object]:
     return run
 
 
+def _list_runs(folder: Path) -> None:
+    """What both processes of `rankwatch ls` do, without a new process for each input."""
+    with mock.patch.object(ls, "_verdicts", lambda *_: {}):
+        command("ls", "--directory", "{}")(folder)
+    names = [json.dumps(str(each)) for each in sorted(folder.iterdir())]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        print_words(names)
+    assert len(printed.getvalue().splitlines()) == 1 + len(names)
+
+
 READERS = (
     Reader(name="box", documents=_boxes, read=_read_box, refuses=(BlackBoxError,), share=12),
     Reader(name="boxes by the agent", documents=_runs_only, read=_agent, share=6),
@@ -301,13 +316,7 @@ READERS = (
         share=4,
     ),
     Reader(name="left by a dead rank", documents=_left, read=_read_left, share=6),
-    Reader(
-        name="ls",
-        documents=_runs_only,
-        read=command("ls", "--directory", "{}"),
-        refuses=COMMAND_REFUSES,
-        share=2,
-    ),
+    Reader(name="ls", documents=_runs_only, read=_list_runs, refuses=COMMAND_REFUSES, share=2),
     _of_run("summary", 2, "summary", "RUN"),
     _of_run("blackbox", 2, "blackbox", "RUN", documents=_runs_only),
     _of_run("logs", 2, "logs", "RUN", documents=_with_lines),
