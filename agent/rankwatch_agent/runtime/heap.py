@@ -13,8 +13,8 @@ _MOST_HEAPS = 2
 
 
 def give_back_what_is_free() -> None:
-    """Call it before threads start. Without it the flight recorders of a user who fills them leave the agent
-    90 MiB larger (32 ranks, their values in one entry).
+    """Call it before threads start. Without it flight recorders that a user has filled leave the agent larger
+    for good.
 
     Another C library than glibc is left as it is.
     """

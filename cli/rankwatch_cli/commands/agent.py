@@ -24,8 +24,8 @@ from rankwatch_cli.output import show_text
 logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.001
-"""After which a thread that computes lets another one in. A scrape asks for the interpreter a hundred times;
-by default it would wait 15 ms each time beside three collectors that compute."""
+"""After which a thread that computes lets another one in. By default it is 5 ms, and a scrape
+that needs the interpreter again and again waits as long for each collector that computes."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RELEASE_SIGNAL = signal.SIGUSR1
 _RESUME_SIGNAL = signal.SIGUSR2
