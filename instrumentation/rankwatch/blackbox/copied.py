@@ -19,7 +19,8 @@ from rankwatch.blackbox import layout
 _PAUSE_SECONDS = 0.1
 """What a process writes in the last tenth of a second before it is killed is lost."""
 _ALL_EACH = 10
-"""Each so many times all of the ring is compared, else only what follows its newest part."""
+"""Each so many times all of the file is read and compared, else only what this has written of the ring's newest
+parts: a file that is cut while a copy writes behind the cut has its old size again, and zeros before it."""
 
 
 class CopiedFile:
@@ -69,19 +70,21 @@ class CopiedFile:
 
     def _copy_parts(self, *, everything: bool) -> None:
         for at in self._fixed:
-            self._copy_part(at)
+            self._copy_part(at, read_back=everything)
         newest = 0
         for number, at in enumerate(self._ring):
-            if self._copy_part(at):
+            if self._copy_part(at, read_back=everything):
                 newest = number
             elif number > 1 and not everything:
                 break  # the newest part was full, so the next one was looked at, too
         if newest > 1:
             self._ring.rotate(1 - newest)
 
-    def _copy_part(self, at: int) -> bool:
-        """Copy a part if it has changed; True if it had."""
+    def _copy_part(self, at: int, *, read_back: bool) -> bool:
+        """Copy a part if it is not what the file holds; True if it was not."""
         part = self.memory[at : at + self._part_bytes]
+        if read_back:
+            self._held[at] = os.pread(self._file, len(part), at)
         if part == self._held.get(at):
             return False
         if os.pwrite(self._file, part, at) == len(part):  # else the file system is full

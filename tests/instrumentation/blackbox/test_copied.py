@@ -129,6 +129,30 @@ def test_cut(writer: Writer) -> None:
     assert values(writer.path) == list(range(20))
 
 
+@pytest.mark.parametrize("copies", [copied._ALL_EACH, 0])
+def test_cut_during_a_copy(writer: Writer, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written behind the cut gives the file its old size again, so the size does not tell. It is whole
+    after a second, and when the run ends."""
+    copy(writer)
+    write_to = os.pwrite
+
+    def cut_before(file: int, part: bytes, at: int) -> int:
+        monkeypatch.undo()
+        os.truncate(writer.path, 0)
+        return write_to(file, part, at)
+
+    writer.path.chmod(0o644)
+    monkeypatch.setattr("os.pwrite", cut_before)
+    write(writer, 1000)
+    copy(writer)
+    assert not Path(writer.path).read_bytes().startswith(layout.MAGIC)
+    for _ in range(copies):
+        copy(writer)
+    if not copies:
+        writer.unlock()
+    assert writer.path.read_bytes() == bytes(writer.target)
+
+
 def test_capture(writer: Writer) -> None:
     """A capture is announced in the file before anybody can ask: the thread would be too late."""
     writer.integers[Now.CAPTURING] = 1
