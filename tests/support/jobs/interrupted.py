@@ -68,7 +68,8 @@ def load(run: rankwatch.Run, saved: Path) -> int:
 
 
 def train(run: rankwatch.Run, step: int, compute: float) -> list[float]:
-    """One step; its moments: the beginning, the batch, before and after the collective. Unix time."""
+    """One step; its moments: the beginning, the batch, before and after the collective. Unix time. What the
+    collective is given is made before it, like a gradient: on a slow machine it takes as long as the call."""
     moments = [time.time()]
     with run.step(step):
         with run.phase("data_wait"):
@@ -76,10 +77,11 @@ def train(run: rankwatch.Run, step: int, compute: float) -> list[float]:
         moments.append(time.time())
         with run.phase("forward"):
             time.sleep(compute)
-        moments.append(time.time())
         with run.phase("backward"):
-            dist.all_reduce(torch.ones(8))
-        moments.append(time.time())
+            gradient = torch.ones(8)
+            moments.append(time.time())
+            dist.all_reduce(gradient)
+            moments.append(time.time())
     return moments
 
 
