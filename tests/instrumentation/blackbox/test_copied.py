@@ -131,7 +131,7 @@ def test_cut(writer: Writer) -> None:
 
 @pytest.mark.parametrize("copies", [copied._ALL_EACH, 0])
 def test_cut_during_a_copy(writer: Writer, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written behind the cut gives the file its old size again, so the size does not tell. It is whole
+    """A write behind the cut gives the file its old size again, so the size tells nothing. It is whole
     after a second, and when the run ends."""
     copy(writer)
     write_to = os.pwrite
