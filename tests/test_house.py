@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from support.paths import ROOT
 
 FOLDERS = {

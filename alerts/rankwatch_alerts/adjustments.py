@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import Label
+from rankwatch.conventions.metrics import Label
 from rankwatch.settings import FieldError, expect
 from rankwatch_alerts.label_names import RESERVED
 from rankwatch_alerts.rules import Severity, reason_of

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import METRICS, Kind
-from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.metrics import METRICS, OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS, Kind
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.promql import (
     COUNTERS_OF_PROMETHEUS,

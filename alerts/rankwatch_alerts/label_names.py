@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rankwatch.conventions import Label
+from rankwatch.conventions.metrics import Label
 
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*)

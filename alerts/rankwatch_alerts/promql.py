@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-from rankwatch.conventions import METRICS, Kind, Label
+from rankwatch.conventions.metrics import METRICS, Kind, Label
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rule_files import recording_rules
 from rankwatch_alerts.rules import RecordingRule

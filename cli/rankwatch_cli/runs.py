@@ -14,7 +14,8 @@ from pathlib import Path
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.tenants import is_tenant, run_label
-from rankwatch.conventions import ENDED_STATES, RankState, environment
+from rankwatch.conventions import environment
+from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError

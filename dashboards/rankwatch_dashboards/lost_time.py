@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.goodput import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_dashboards.links import Link

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.catalogue import Sli, slis
 from rankwatch_alerts.objectives import DEFAULT_CLASS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rankwatch.conventions import Cause, SlowPhase
-from rankwatch.conventions.goodput import GoodputState
+from rankwatch.conventions.states import Cause, GoodputState, SlowPhase
 from rankwatch_alerts import Alert
 
 Words = Mapping[str, str]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from rankwatch.conventions.cost import FLOPS_PER_TOKEN
+from rankwatch.conventions.vocabulary import FLOPS_PER_TOKEN
 from rankwatch.failures import Failures
 from rankwatch.stated import StatedValues
 

@@ -20,7 +20,7 @@ from rankwatch.blackbox.place import distrust, open_directory, own_run
 from rankwatch.blackbox.room import REMEDY, Room, room_in
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
-from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN
+from rankwatch.conventions.vocabulary import BASELINE, FLOPS_PER_TOKEN
 from rankwatch.device.cuda import has_cuda
 from rankwatch.disabled import DisabledRun
 from rankwatch.endings import error_text

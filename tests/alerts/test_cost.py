@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 
-from rankwatch.conventions import Label, SlowPhase
+from rankwatch.conventions.metrics import Label
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.promql import labels_of, parse
 from rankwatch_alerts.rules import AlertRule, RecordingRule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from support.alerts.rule_test import check
 from support.paths import ROOT
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import check_alert, check_expression, check_group, check_record, violations
 from rankwatch_alerts.promql import parse, result_labels

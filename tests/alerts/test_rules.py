@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts import RuleConfig, alert_rules
 from rankwatch_alerts.rules import Alert, AlertRule, duration, reason_of
 from support.alerts.reasons import ALERTS

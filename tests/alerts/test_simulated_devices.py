@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import Cause
-from rankwatch.conventions.node_sums import OF_RUNNING_RANKS
+from rankwatch.conventions.metrics import OF_RUNNING_RANKS
+from rankwatch.conventions.states import Cause
 from support.device.held import Exported, Judged, complaints_about_rules, judged
 from support.device.jobs import PHASES, Fault, Job, Slow
 from support.device.programs import PROGRAMS

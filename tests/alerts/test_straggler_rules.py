@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_alerts import RuleConfig
 from support.alerts.steady_run import Labels, SteadyRank, recorded_by
 

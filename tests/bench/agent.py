@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 

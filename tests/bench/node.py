@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
 from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node, running

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as u
 
 import yaml
 
-from rankwatch.conventions import METRICS, Kind
+from rankwatch.conventions.metrics import METRICS, Kind
 from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.generation import rule_file
 from support.alerts.rule_test import Sample, ask

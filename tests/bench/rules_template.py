@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import METRICS, Cause, Kind, metric
+from rankwatch.conventions.metrics import METRICS, Kind, metric
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.collector import RecordedRank
 from rankwatch_agent.training.collector import RanksCollector

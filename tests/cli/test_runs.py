@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_cli.runs import find_runs, named_run

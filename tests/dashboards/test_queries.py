@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-from rankwatch.conventions import METRICS, Kind, Label, Metric, SlowPhase
-from rankwatch.conventions.goodput import GoodputState
-from rankwatch.conventions.recent import RECENT
+from rankwatch.conventions.metrics import METRICS, Kind, Label, Metric, section
+from rankwatch.conventions.states import GoodputState, SlowPhase
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import filled_in, targets
@@ -73,7 +72,7 @@ def _label_sets(metric: Metric, rank: int) -> Iterator[dict[str, str]]:
         values = _of_rank(rank).get(label) or _VALUES.get(label, ("x",))
         if label is Label.STATE:
             values = _STATES.get(metric.name, values)
-        if label is Label.PHASE and metric in RECENT:
+        if label is Label.PHASE and metric in section("recent"):
             values = tuple(SlowPhase)
         sets = [{**each, str(label): value} for each in sets for value in values]
     yield from sets
@@ -96,7 +95,7 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
         return float(labels["node"][1:])
     if metric.name.startswith("rankwatch_rank_fingerprint") and metric.kind is Kind.GAUGE:
         return 1.0  # replicas are equal
-    if metric in RECENT:
+    if metric in section("recent"):
         return _of_recent_steps(metric.name, slow=labels.get("rank") == str(SLOW_RANK))
     if metric.kind is not Kind.COUNTER:
         return 1.0 + 0.1 * int(labels.get("rank", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import RuleConfig, recording_rules
 from rankwatch_alerts.catalogue import Sli, slis
 from rankwatch_alerts.checks import check_expression

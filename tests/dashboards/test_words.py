@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from rankwatch.conventions import METRICS, SlowPhase
+from rankwatch.conventions.metrics import METRICS
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_alerts import Alert, RuleConfig, alert_groups
 from rankwatch_dashboards import all_panels, dashboards
 from rankwatch_dashboards.words import REASONS, SUSPICIONS, in_words, words_of

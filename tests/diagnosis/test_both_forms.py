@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape

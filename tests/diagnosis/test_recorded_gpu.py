@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.hang.verdict import State

@@ -10,7 +10,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import environment
-from rankwatch.conventions.cost import FLOPS_PER_TOKEN
+from rankwatch.conventions.vocabulary import FLOPS_PER_TOKEN
 from rankwatch.errors import UsageError
 from rankwatch.stated import REPEAT_STEPS
 from support.training.blackbox import of_kind

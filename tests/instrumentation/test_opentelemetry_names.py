@@ -18,7 +18,7 @@ from opentelemetry.semconv._incubating.attributes import (
 )
 from opentelemetry.semconv._incubating.metrics import hw_metrics, system_metrics
 
-from rankwatch.conventions import METRICS, Kind, Label, Metric, metric
+from rankwatch.conventions.metrics import METRICS, Kind, Label, Metric, metric
 from rankwatch.conventions.opentelemetry import STANDARD, Instrument, OtelMetric, otel_metric, own_metric
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import find
 from rankwatch.trackers.note import parse_note

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import Tracker, find, without_credentials
 from rankwatch.trackers.mlflow import MlflowServer, credentials

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from support.agent.process import AgentProcess, fetch
 
 

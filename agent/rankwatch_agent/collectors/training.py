@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.collectors.shared import Shared
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rankwatch import __version__
-from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.conventions.states import EvidenceFault, IncidentKind
 from rankwatch.untrusted.text import shown_json
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError

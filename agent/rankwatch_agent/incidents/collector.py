@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from rankwatch.conventions import metric
-from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
 from rankwatch_agent.incidents.rank_state import stopped_ranks

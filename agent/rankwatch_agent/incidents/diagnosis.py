@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
 from rankwatch.untrusted.children import Limits, confined
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.episodes import Incident

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.untrusted_copy import copy_file

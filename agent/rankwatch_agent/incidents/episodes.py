@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.conventions.states import IncidentKind
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.conditions import RankCondition, RunCondition

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import metric
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.dumps import DumpWatcher
 from rankwatch_agent.incidents.episodes import Incident

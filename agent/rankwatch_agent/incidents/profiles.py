@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch import profiling, variables
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import Bundle, BundleFolder, EvidenceError
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.registry import RootCause

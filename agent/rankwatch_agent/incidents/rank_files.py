@@ -12,7 +12,7 @@ import msgspec
 
 from rankwatch import checkpoint_paths
 from rankwatch.blackbox import layout
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import CRASHED_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.children import Limits
 from rankwatch.untrusted.text import printable

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rankwatch.conventions import metric
-from rankwatch.conventions.trackers import TrackerKind, TrackerMetric, TrackerTag
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric, TrackerTag
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.mlflow import MlflowServer
 from rankwatch.trackers.watching import dashboard_url

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch.untrusted.folders import open_regular
 from rankwatch_agent.incidents.bundle import CHUNK_BYTES, BundleFolder, EvidenceError
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch.untrusted.children import Limits
 from rankwatch_agent.incidents.bundle import (
     CHUNK_BYTES,

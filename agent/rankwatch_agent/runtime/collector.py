@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from rankwatch.conventions import Metric, metric
+from rankwatch.conventions.metrics import Metric, metric
 
 
 class Schedule(NamedTuple):

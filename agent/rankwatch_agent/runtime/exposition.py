@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from rankwatch.conventions import Kind, Label, Metric
+from rankwatch.conventions.metrics import Kind, Label, Metric
 from rankwatch.trace_ids import span_text, trace_text
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Histogram

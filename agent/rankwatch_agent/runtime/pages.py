@@ -9,7 +9,7 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.reread import Reread

@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import CollectorState
+from rankwatch.conventions.states import CollectorState
 from rankwatch_agent.runtime.collector import Collection, Collector
 from rankwatch_agent.runtime.errors import AgentError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit

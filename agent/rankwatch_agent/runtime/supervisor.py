@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankwatch.conventions import CollectorState, metric
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import CollectorState
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.runner import Clocks, CollectorHealth, CollectorRunner
 

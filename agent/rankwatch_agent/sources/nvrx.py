@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import NotRegularError, open_regular
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series

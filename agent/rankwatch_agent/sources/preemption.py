@@ -15,7 +15,7 @@ from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.connect import NoRedirects

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from rankwatch.conventions import Capability, Unseen, metric
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Series
 
 

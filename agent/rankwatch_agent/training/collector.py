@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import ENDED_STATES, BoxFault, metric
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import ENDED_STATES, BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series

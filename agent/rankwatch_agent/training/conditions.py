@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_agent.runtime.writers import RankProcess, writer_of
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 

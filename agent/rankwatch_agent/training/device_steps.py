@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankwatch.conventions import COMMUNICATION, OTHER
-from rankwatch.conventions.vocabulary import NOT_COMPUTE
+from rankwatch.conventions.states import NOT_COMPUTE
 
 _MOST_STEPS = 64
 """Steps kept until they are counted; beyond, the oldest are dropped."""

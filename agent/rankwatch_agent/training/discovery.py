@@ -14,7 +14,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
-from rankwatch.conventions import BoxFault
+from rankwatch.conventions.states import BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.sweep import remove_rank
 from rankwatch.untrusted.folders import Folder, look

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import FailureKind
+from rankwatch.conventions.states import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX
 from rankwatch.untrusted.chosen_paths import Answer, Wanted, read
 from rankwatch.untrusted.folders import open_regular, read_owned

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rankwatch.conventions import BoxFault
+from rankwatch.conventions.states import BoxFault
 from rankwatch_agent.runtime.logs import LogLimit
 
 _MAX_REMEMBERED = 10_000

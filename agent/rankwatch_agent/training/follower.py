@@ -16,7 +16,8 @@ from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
-from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
+from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.states import ENDED_STATES, BoxFault, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.chosen_paths import Wanted
 from rankwatch.untrusted.folders import Folder

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rankwatch.conventions import metric
+from rankwatch.conventions import LOSS
+from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.vocabulary import (
     DATASET,
     GRADIENT_NORM,
     LEARNING_RATE,
-    LOSS,
     LOSS_SCALE,
     UPDATE_NORM,
     UPDATE_SKIPPED,

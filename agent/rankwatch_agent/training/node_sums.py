@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rankwatch.conventions import ENDED_STATES, TOKENS
+from rankwatch.conventions import TOKENS
+from rankwatch.conventions.states import ENDED_STATES
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
 from rankwatch_agent.training.follower import RankFollower

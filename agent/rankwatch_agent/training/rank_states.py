@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from rankwatch.conventions import Lifecycle, RankState
+from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.states import RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch.untrusted.folders import look
 

@@ -14,8 +14,8 @@ from itertools import starmap
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import TOKENS, SlowPhase
-from rankwatch.conventions.vocabulary import STEP_PHASES
+from rankwatch.conventions import TOKENS
+from rankwatch.conventions.states import STEP_PHASES, SlowPhase
 from rankwatch_agent.training.steps import StepAssembler
 
 _LOOKS = 30

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from rankwatch.conventions import metric
-from rankwatch.conventions.recent import TOGETHER
+from rankwatch.conventions.metrics import TOGETHER, metric
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.outstanding import halves
 from rankwatch_agent.training.recent import RecentMeans

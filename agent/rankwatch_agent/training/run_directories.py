@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.tenants import is_tenant
-from rankwatch.conventions import BoxFault
+from rankwatch.conventions.states import BoxFault
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.faults import BoxFaults

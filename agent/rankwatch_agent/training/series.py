@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 
-from rankwatch.conventions import ENDED_STATES, Capability, Kind, RankState, Unseen, metric
-from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
-from rankwatch.conventions.recent import OUTSTANDING
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS, OUTSTANDING, Kind, metric
+from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from rankwatch.conventions import COMMUNICATION, OTHER, TOKENS
-from rankwatch.conventions.vocabulary import NOT_COMPUTE
+from rankwatch.conventions.states import NOT_COMPUTE
 from rankwatch_agent.training.device_steps import DeviceSteps, HostedStep
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step

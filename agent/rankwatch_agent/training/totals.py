@@ -10,7 +10,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import END_OF_TIME, Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
+from rankwatch.conventions import EVALUATION, LOSS, Lifecycle
+from rankwatch.conventions.states import FailureKind
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch.untrusted.text import printable, redacted

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch.settings import SentenceParser, field_help, flag_name
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
 from rankwatch_cli.output import show_text

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError

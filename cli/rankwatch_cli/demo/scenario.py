@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_alerts import Alert as AlertName
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import kept
-from rankwatch.conventions import ENDED_STATES, GoodputState, RankState
+from rankwatch.conventions.states import ENDED_STATES, GoodputState, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput, Saves
 from rankwatch_diagnosis.prometheus_api import LATEST, PrometheusApi, Sample, quoted, whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 
 
 @dataclass(frozen=True, kw_only=True)

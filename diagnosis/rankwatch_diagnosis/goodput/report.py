@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.goodput.what_if import IntervalAdvice, WhatIf, interval_advice, what_ifs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import RunGoodput, Saves
 
 LEAST_INTERRUPTIONS = 2

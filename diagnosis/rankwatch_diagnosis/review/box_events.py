@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.loss_curve import anomaly_words

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.loss_curve import anomaly_words
 from rankwatch_diagnosis.review.model import Judgement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.goodput.report import duration, moment, price_head, share
 from rankwatch_diagnosis.review.model import CheckpointSeen, Event, RunReview

@@ -14,7 +14,7 @@ from pathlib import Path
 from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
-from rankwatch.conventions import ENDED_STATES, FailureKind, RankState
+from rankwatch.conventions.states import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError

@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox import kept
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.training.failures import KILLED
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, judge

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.training.checkpoint_verification.records import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes

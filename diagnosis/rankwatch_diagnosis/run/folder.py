@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.blackbox.layout import SUFFIX
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch.lifecycle import CRASHED_SUFFIX
 from rankwatch.sweep import SUFFIXES_BESIDE
 from rankwatch.untrusted.folders import Folder, read_regular

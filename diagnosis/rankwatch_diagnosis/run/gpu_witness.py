@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.conventions import SlowPhase
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.gpus import GpuFigures, SeenGpus
 from rankwatch_diagnosis.run.pace import RECENT_STEPS

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import read_regular
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable

@@ -17,10 +17,14 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import Capability, Unseen
-from rankwatch.conventions.replicas import OTHER_NORM, SAME_NORM
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.visibility import Capabilities
+
+SAME_NORM = 1e-5
+"""Part by which equal gradient norms may differ: by the order of additions in float32, where GPUs differ."""
+OTHER_NORM = 0.01
+"""Part from which gradient norms differ: neighbouring numbers of bfloat16 do by up to 0.8 %."""
 
 _LEAST_FOR_MAJORITY = 3
 _MOST_SHOWN = 1_024

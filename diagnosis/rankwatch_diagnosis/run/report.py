@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rankwatch.conventions import Capability, Cause
+from rankwatch.conventions import Capability
+from rankwatch.conventions.states import Cause
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State

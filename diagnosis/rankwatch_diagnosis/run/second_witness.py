@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.hang.job import Group, build_job
 from rankwatch_diagnosis.hang.snapshot import GroupView, HangSnapshot
 from rankwatch_diagnosis.run.boxes import Boxes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 from rankwatch_diagnosis.run.boxes import ENDED_BY_SIGNAL, Box, Boxes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from rankwatch.conventions import Cause, RankState
+from rankwatch.conventions.states import Cause, RankState
 from rankwatch_agent.training.failures import KILLED
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.difficulty import Difficulty, separate
 from rankwatch_diagnosis.straggler.graph.chains import chain, in_order

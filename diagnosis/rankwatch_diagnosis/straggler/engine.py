@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.all_fixed import judge_all_fixed
 from rankwatch_diagnosis.straggler.case import Candidate, Case

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.group_by import Bools

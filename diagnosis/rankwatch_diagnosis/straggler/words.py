@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict

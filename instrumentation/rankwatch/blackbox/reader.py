@@ -26,7 +26,7 @@ from rankwatch.blackbox.columns import (
 from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
-from rankwatch.conventions.capabilities import Capability, Unseen
+from rankwatch.conventions import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder, NotRegularError, look, open_regular
 from rankwatch.untrusted.peers import lock_holder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rankwatch.conventions.capabilities import Capability, Unseen
+from rankwatch.conventions import Capability, Unseen
 from rankwatch.identity import Identity
 
 

@@ -14,8 +14,7 @@ from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
 
-from rankwatch.conventions.declaration import Kind, Metric
-from rankwatch.conventions.labels import Label
+from rankwatch.conventions.metrics import Kind, Label, Metric
 
 
 class Instrument(StrEnum):

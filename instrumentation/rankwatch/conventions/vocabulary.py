@@ -1,10 +1,11 @@
-"""The closed vocabularies: causes, phases of a step, lifecycle events, states, operations."""
+"""What a training process writes: phases, scalars, events, checkpoint stages, capabilities, trackers.
+
+A black box holds the position of a capability in its enumeration: new members go to the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 
 DATA_WAIT = "data_wait"
 COMMUNICATION = "communication"
@@ -23,7 +24,6 @@ UPDATE_SKIPPED = "update_skipped"
 """1 on a step whose update the gradient scaler skipped."""
 TOKENS = "tokens"
 """The unit of work that a step's time is compared with."""
-
 PHASES: tuple[str, ...] = (
     DATA_WAIT,
     "forward",
@@ -35,10 +35,6 @@ PHASES: tuple[str, ...] = (
 )
 """Phases a training loop may open. `communication` also receives the exposed part of collectives
 (time the training thread is blocked in them); what no phase claims is `other`."""
-
-NOT_COMPUTE: tuple[str, ...] = (DATA_WAIT, CHECKPOINT, EVALUATION)
-"""Phases that the partition of the model does not decide: short in most steps, and long in some."""
-
 CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load", "upload")
 """`upload` copies a saved checkpoint to where it outlives the node, apart from the save itself."""
 
@@ -83,51 +79,6 @@ class CheckpointStage(StrEnum):
     """Writing the metadata that make it complete, on the coordinator: `finish_checkpoint`."""
 
 
-class Cause(StrEnum):
-    """What slows a run down: one word each for alerts, the diagnosis, commands and docs."""
-
-    SLOW_RANK = "slow_rank"
-    """A rank takes longer for its own work than its peers; `SlowPhase` says for which part of it."""
-    SLOW_STAGE = "slow_stage"
-    """Every rank of a pipeline stage takes longer than the other stages."""
-    UNEQUAL_BATCHES = "unequal_batches"
-    """Batches hold unequal work, so the ranks wait for each other in turn."""
-    DATA_LOADING = "data_loading"
-    """Most ranks wait for their batches."""
-    NETWORK = "network"
-    """Transfers are slow although nobody is waited for."""
-    JITTER = "jitter"
-    """Ranks are late in turn, none of them for long."""
-    NONE = "none"
-    """Nothing slows the run down."""
-    INCONCLUSIVE = "inconclusive"
-    """Something is slow, but the measurements cannot separate causes or ranks."""
-
-
-class SlowPhase(StrEnum):
-    """The part of a slow rank's own work that grew against its peers."""
-
-    COMPUTE = "compute"
-    """Forward, backward, optimizer."""
-    DATA_LOADING = "data_loading"
-    """Waiting for the next batch."""
-    CHECKPOINT = "checkpoint"
-    """Saving, verifying or loading a checkpoint inside the step."""
-    OTHER = "other"
-    """Everything else: evaluation, other work of the host, time that no phase claims."""
-
-
-STEP_PHASES: Mapping[SlowPhase, tuple[str, ...]] = MappingProxyType(
-    {
-        SlowPhase.COMPUTE: ("forward", "backward", "optimizer"),
-        SlowPhase.DATA_LOADING: (DATA_WAIT,),
-        SlowPhase.CHECKPOINT: (CHECKPOINT,),
-        SlowPhase.OTHER: (EVALUATION, OTHER),
-    }
-)
-"""Phases of a step by the phase of a slow rank. `communication` is waiting for others and names nobody."""
-
-
 class Lifecycle(StrEnum):
     """Events in the life of a rank, written to its black box."""
 
@@ -142,123 +93,127 @@ class Lifecycle(StrEnum):
     """The interpreter ended in order, but the run did not report `finished`."""
 
 
-class RankState(StrEnum):
-    """State of a rank as the agent exports it."""
-
-    STARTING = "starting"
-    """The black box exists; no step has been completed yet."""
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
-    FAILED = "failed"
-    """An exception ended it; its type is exported."""
-    INTERRUPTED = "interrupted"
-    """Ctrl-C, or SIGINT, ended it."""
-    EXITED = "exited"
-    TERMINATED = "terminated"
-    """SIGTERM ended it, for example from torchrun after another rank had died."""
-    LOST = "lost"
-    """The process is gone without having reported an end: SIGKILL, OOM killer, segmentation fault."""
+FLOPS_PER_TOKEN = "flops_per_token"
+"""Name of the scalar by which a run states the FLOPs of its model for a token, forward and backward."""
+BASELINE = "baseline_tokens_per_second"
+"""Name of the scalar by which a run states how many tokens per second one rank alone makes."""
+STEPS_PER_EPOCH = "steps_per_epoch"
+"""Name of the scalar by which a run states how many steps an epoch has."""
 
 
-ENDED_STATES: frozenset[RankState] = frozenset(RankState) - {RankState.STARTING, RankState.RUNNING}
+class Capability(StrEnum):
+    """Something about a training loop that can be recorded."""
+
+    STEPS = "steps"
+    DATA_WAIT = "data_wait"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    LOSS = "loss"
+    GRADIENT_NORM = "gradient_norm"
+    LEARNING_RATE = "learning_rate"
+    LOSS_SCALE = "loss_scale"
+    CHECKPOINTS = "checkpoints"
+    EVALUATION = "evaluation"
+    WORK = "work"
+    """Samples or tokens of each batch."""
+    EXIT_CAUSE = "exit_cause"
+    """The exception, the signal or the exit code that ends the process."""
+    REPLICAS = "replicas"
+    """Parameters that must be the same on several ranks, by their fingerprints."""
+    WAITS = "waits"
+    """Waits for other ranks on a GPU, without which a rank's own time is not known."""
 
 
-class FailureKind(StrEnum):
-    """What kind of failure ended a rank."""
+class Unseen(StrEnum):
+    """Why a capability is not visible. `sentence` says it to a person."""
 
-    EXCEPTION = "exception"
-    GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
-    HOST_OUT_OF_MEMORY = "host_out_of_memory"
-    NON_FINITE = "non_finite"
-    """A check found NaN or infinity, or the trainer gave up after its loss had become so."""
-    EXIT_STATUS = "exit_status"
-    """`sys.exit` with another status than 0."""
-    CRASH = "crash"
-    """A signal of an error, such as SIGSEGV, or SIGABRT of a library that gave up."""
-    WATCHDOG_ABORT = "watchdog_abort"
-    """PyTorch's watchdog of NCCL ended the process, because a collective or the watchdog itself hung."""
+    TOO_OLD = "too_old"
+    REPLACED = "replaced"
+    HOOK_FAILED = "hook_failed"
+    NOT_CALLED = "not_called"
     COLLECTIVE = "collective"
-    """A collective failed, mostly because another rank was gone: that one is the root cause."""
-    LOST = "lost"
-    """The process is gone without a reason: SIGKILL, or the end of its container or node."""
+    DEVICE = "device"
+    COMPILED = "compiled"
+    OTHER_THREAD = "other_thread"
+    CUSTOM_LOOP = "custom_loop"
+    SEVERAL_LOSSES = "several_losses"
+    UNKNOWN_SCALE = "unknown_scale"
+    UNKNOWN_FORMAT = "unknown_format"
+    EXPLICIT = "explicit"
+    SEVERAL_ELEMENTS = "several_elements"
+    IN_BACKWARD = "in_backward"
+    OFF = "off"
+    SHARDED = "sharded"
+    ONE_REPLICA = "one_replica"
+    LOCAL_UPDATES = "local_updates"
+    CUDA_GRAPH = "cuda_graph"
+
+    @property
+    def sentence(self) -> str:
+        """The reason as the end of a sentence: `loss: not visible, because ...`."""
+        return _SENTENCES[self]
 
 
-class Outcome(StrEnum):
-    """How an attempt of a run, which is one start of all ranks, ended: as the ranks of one node show it."""
-
-    FINISHED = "finished"
-    """Every rank reported that it had finished."""
-    FAILED = "failed"
-    """A rank failed; a `FailureKind` says how."""
-    PREEMPTED = "preempted"
-    """The trainer, the scheduler or the cloud said so before anything failed."""
-    INTERRUPTED = "interrupted"
-    """Ctrl-C, or SIGINT."""
-    TERMINATED = "terminated"
-    """SIGTERM from outside, and no rank of this node failed first: the job was cancelled, its time was up, or
-    a rank of another node failed."""
-    LOST = "lost"
-    """A process is gone without a reason, and nothing failed before."""
-    EXITED = "exited"
-    """The interpreters ended in order, but not every rank reported `finished`."""
-
-
-class StartCause(StrEnum):
-    """Why an attempt began."""
-
-    FIRST = "first"
-    RESTART = "restart"
-    """The launcher started the ranks again, within the same job: torchrun's `--max-restarts`."""
-    REQUEUE = "requeue"
-    """The scheduler started the job again."""
+_SENTENCES = {
+    Unseen.TOO_OLD: "the installed library lacks the function that shows it",
+    Unseen.REPLACED: "another library has replaced the function that shows it",
+    Unseen.HOOK_FAILED: "rankwatch's hook failed several times and was removed",
+    Unseen.NOT_CALLED: "the training loop has not called the function that shows it",
+    Unseen.COLLECTIVE: "its parts lie on several ranks, and only a collective would put them together",
+    Unseen.DEVICE: "reading it would wait for the device",
+    Unseen.COMPILED: "it happens inside a compiled graph",
+    Unseen.OTHER_THREAD: "it happens in another thread than the training loop",
+    Unseen.CUSTOM_LOOP: "the training loop overrides the function that shows it",
+    Unseen.SEVERAL_LOSSES: "the step has several losses, and none of them is the loss",
+    Unseen.UNKNOWN_SCALE: "it is scaled by a factor that is not known",
+    Unseen.UNKNOWN_FORMAT: "its structure is not one that rankwatch knows",
+    Unseen.EXPLICIT: "the script calls rankwatch.start and does not record it",
+    Unseen.SEVERAL_ELEMENTS: "it is a tensor with more than one element",
+    Unseen.IN_BACKWARD: "the optimizers step inside the backward pass",
+    Unseen.OFF: "a setting turns it off",
+    Unseen.SHARDED: "it does not apply: the parameters are sharded, so no other rank holds the same ones",
+    Unseen.ONE_REPLICA: "it does not apply: no other rank holds a replica",
+    Unseen.LOCAL_UPDATES: "it does not apply: the ranks update their parameters separately between averages",
+    Unseen.CUDA_GRAPH: "it happens inside a CUDA graph with collectives",
+}
 
 
-class BoxFault(StrEnum):
-    """What is wrong with a black box or the directory of a run."""
+class TrackerKind(StrEnum):
+    """An experiment tracker that is found in a training process."""
 
-    NAME = "name"
-    """It is not named after a rank."""
-    NOT_A_FILE = "not_a_file"
-    SYMLINK = "symlink"
-    UNREADABLE = "unreadable"
-    """The agent may not open it."""
-    GARBAGE = "garbage"
-    TRUNCATED = "truncated"
-    OVERSIZED = "oversized"
-    VERSION = "version"
-    MISMATCH = "mismatch"
-    """It claims another run or rank than its path."""
-    FOREIGN_OWNER = "foreign_owner"
-    """It belongs to another user than its directory. It is followed as a run of its own."""
-    DUPLICATE = "duplicate"
-    """Its rank has a box already."""
-    TOO_MANY_RUNS = "too_many_runs"
-    TOO_MANY_RANKS = "too_many_ranks"
-    TOO_MANY_BOXES = "too_many_boxes"
-    TOO_MANY_SERIES = "too_many_series"
-    """It is followed, but its series are left out."""
-    UNSAFE_DIRECTORY = "unsafe_directory"
-    """Ordinary users could exchange what others have in the directory: its owner or its mode is wrong."""
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    TENSORBOARD = "tensorboard"
 
 
-class CollectorState(StrEnum):
-    """Outcome of a collector's last run; missing hardware differs from failure."""
+class TrackerTag(StrEnum):
+    """Tags of a tracker's run."""
 
-    OK = "ok"
-    FAILED = "failed"
-    NOT_APPLICABLE = "not_applicable"
+    RUN = "rankwatch.run"
+    """Run id of rankwatch."""
+    DASHBOARD_URL = "rankwatch.dashboard_url"
+    LAST_INCIDENT = "rankwatch.last_incident"
+    """Kind, time and the ranks that the evidence names."""
+    GOODPUT = "rankwatch.goodput"
+    """Part of the time of rank 0 since its start that was spent in completed steps."""
 
 
-class DriverState(StrEnum):
-    """The NVIDIA driver as the agent sees it."""
+class TrackerMetric(StrEnum):
+    """Metrics of a tracker's run, over its steps."""
 
-    STARTING = "starting"
-    """Not asked yet."""
-    IN_USE = "in_use"
-    UNRESPONSIVE = "unresponsive"
-    """A call did not return in time."""
-    UNAVAILABLE = "unavailable"
-    """It is not loaded, fails, or shows no GPU."""
-    RELEASED = "released"
-    """The agent let go of it on request, so that it can be unloaded."""
+    GOODPUT = "rankwatch/goodput"
+    STEP_SECONDS = "rankwatch/step_seconds"
+    """Mean duration of rank 0's steps."""
+    STEPS_PER_SECOND = "rankwatch/steps_per_second"
+    """Over wall time, with everything between steps."""
+    DATA_WAIT_SHARE = "rankwatch/data_wait_share"
+    """Part of the time of steps in which rank 0 waited for a batch."""
+    COMMUNICATION_SHARE = "rankwatch/communication_share"
+    LATE_STEPS = "rankwatch/late_steps"
+    """Steps of rank 0 that took far longer than its usual ones."""
+
+
+DASHBOARD_PATH = "/d/rankwatch-run-debug?var-run={run}"
+"""Of the dashboard of one run, below the address of Grafana."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.untrusted.text import redacted_page, redacted_place
 
 _WRITERS = (("torch.utils.tensorboard.writer", "SummaryWriter"), ("tensorboardX.writer", "SummaryWriter"))

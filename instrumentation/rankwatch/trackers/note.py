@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.notes import note_entries
 from rankwatch.trackers.finding import Tracker
 from rankwatch.untrusted.folders import Folder

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import environment
-from rankwatch.conventions.trackers import TrackerMetric, TrackerTag
+from rankwatch.conventions.vocabulary import TrackerMetric, TrackerTag
 from rankwatch.run import Run
 from rankwatch.trackers.note import SUFFIX
 from rankwatch.trackers.watching import Facts, TrackerWatch, dashboard_url

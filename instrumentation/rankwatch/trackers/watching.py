@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from rankwatch.conventions.trackers import DASHBOARD_PATH, TrackerKind
+from rankwatch.conventions.vocabulary import DASHBOARD_PATH, TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import Found, Tracker, current_trackio_run, find, tensorboard_writers
 from rankwatch.trackers.note import write_note

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from support.agent.process import ManualClock
 from support.incidents.incidents import small_disk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.dumps import MAX_DUMPS, DumpWatcher
 from rankwatch_agent.incidents.episodes import Incident
 from support.agent.process import ManualClock

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.conventions.states import IncidentKind, RankState
 from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import (
     MAX_GONE,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
 from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.evidence import MAX_WAIT_SECONDS, EvidenceKeeper

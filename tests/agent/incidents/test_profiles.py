@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import profiling
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault, RankState
 from rankwatch_agent.incidents.bundle import Bundle, BundleFolder
 from rankwatch_agent.incidents.profiles import ProfileWatcher, add_profiles
 from rankwatch_agent.incidents.registry import RootCause

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import profiling
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.incidents.collector import IncidentsCollector
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.incidents.slow_ranks import PAUSE_SECONDS, WINDOW_SECONDS, SlowRanks

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions.incidents import IncidentKind
-from rankwatch.conventions.trackers import TrackerKind, TrackerMetric
+from rankwatch.conventions.states import IncidentKind
+from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.incidents import trackers
 from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry, RootCause

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file
 

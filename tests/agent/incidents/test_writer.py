@@ -17,9 +17,8 @@ import pytest
 
 from rankwatch.blackbox.reader import Reader
 from rankwatch.checkpoint_paths import read_checkpoints
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.logs.lines import FILE_BYTES
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import parse_note, write_note

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.exposition import MAX_BYTES, Exposition, constant_labels, fit_label_value
 from rankwatch_agent.runtime.supervisor import Snapshot

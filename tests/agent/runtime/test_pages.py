@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.runner import Clocks, next_start, stale_after

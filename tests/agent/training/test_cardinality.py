@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import LOSS, METRICS, Capability, Label, SlowPhase, Unseen
-from rankwatch.conventions.recent import RECENT, TOGETHER
+from rankwatch.conventions import LOSS, Capability, Unseen
+from rankwatch.conventions.metrics import METRICS, TOGETHER, Label, section
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collector import RanksCollector
@@ -63,7 +64,7 @@ def test_recent_steps_of_a_node() -> None:
 
 
 def _labels_of_recent(label: Label) -> list[tuple[Label, ...]]:
-    return [each.labels for each in RECENT if label in each.labels]
+    return [each.labels for each in section("recent") if label in each.labels]
 
 
 def test_collectives_and_groups() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rankwatch.checkpoint_files import ManifestWriter
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Limits, confined
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Collection, Schedule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 

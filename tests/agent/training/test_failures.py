@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import FailureKind
+from rankwatch.conventions.states import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX
 from rankwatch_agent.training import failures
 from rankwatch_agent.training.failures import (

@@ -15,7 +15,7 @@ import pytest
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import BoxFault
+from rankwatch.conventions.states import BoxFault
 from rankwatch.identity import Identity
 from rankwatch_agent.training import collector as ranks_collector
 from rankwatch_agent.training.collectives.collector import CollectivesCollector

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from support.training.ranks import faults, go_on, rank, state, values

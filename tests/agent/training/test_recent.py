@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankwatch.conventions import SlowPhase
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_agent.training.recent import RecentMeans, RecentSteps
 from rankwatch_agent.training.recent_series import node_series, rank_series, step_series, token_series
 from rankwatch_agent.training.steps import StepAssembler

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.tenants import in_tenant, run_label, tenants_of
-from rankwatch.conventions import BoxFault
+from rankwatch.conventions.states import BoxFault
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_cli.commands import ls
 from rankwatch_cli.runs import named_run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import write_note
 from rankwatch.untrusted.folders import Folder

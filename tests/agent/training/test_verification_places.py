@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Owner
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.checkpoint_verification.collector import (

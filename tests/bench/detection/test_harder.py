@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.detection.harder import SCENARIOS, SHORT_STEPS, Answer, attempt_harder, harder_rows
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 
 
 def test_scenarios() -> None:

@@ -13,7 +13,7 @@ import pytest
 from bench.detection.baselines import baseline_names
 from bench.detection.mixture import CYCLE, HOST_WORK, LEAST_COST, labelled, run
 from bench.detection.trial import prefix
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape

@@ -16,7 +16,7 @@ from bench.detection.judging import Innocent, Judged, acceptable, judge, judge_j
 from bench.detection.production import CYCLE, LINK, NONE, RANK, production_job
 from bench.detection.production_report import one_line, production_result
 from bench.result import as_markdown
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.levels import Level, at_level

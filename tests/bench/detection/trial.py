@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankwatch.conventions import SlowPhase
+from rankwatch.conventions.states import SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.chrome_trace.events import Run
 from rankwatch_diagnosis.chrome_trace.slices import MOST_LANES, Slice, in_lanes

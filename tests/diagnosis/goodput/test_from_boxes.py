@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT, RunLedgers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.goodput.page.html import goodput_page
 from rankwatch_diagnosis.goodput.report import lines

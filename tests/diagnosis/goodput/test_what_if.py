@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
 from rankwatch_diagnosis.goodput.what_if import (
     IntervalAdvice,

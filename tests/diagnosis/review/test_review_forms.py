@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.loss_curve import MOST_POINTS, thinned

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
 from rankwatch_diagnosis.run.engine import examine_run
 from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, with_gpu_witness, witness_lines

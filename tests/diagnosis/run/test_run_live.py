@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import hang, run
 from rankwatch_diagnosis.run.engine import diagnose_run

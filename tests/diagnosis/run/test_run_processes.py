@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import Now
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Capability, Cause, Unseen
-from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.states import Cause
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import write_note
 from rankwatch.untrusted.folders import Folder

@@ -8,7 +8,8 @@ import pytest
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES, Cause, SlowPhase
+from rankwatch.conventions import PHASES
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State

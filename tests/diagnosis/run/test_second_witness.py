@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.run.engine import diagnose_run, examine_run
 from rankwatch_diagnosis.run.report import lines
 from rankwatch_diagnosis.run.second_witness import EVIDENCE, with_second_witness

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.hang.dump_files import read_source

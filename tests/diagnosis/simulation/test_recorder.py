@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.table import Kind, OperationTable

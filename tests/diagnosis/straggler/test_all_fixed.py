@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.diagnosis.operations import SmallJob

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow, look_by_rank
 from rankwatch_diagnosis.straggler.engine import examine
 from rankwatch_diagnosis.straggler.verdict import Verdict

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.straggler.engine import diagnose

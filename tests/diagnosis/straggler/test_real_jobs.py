@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.retimer.cases import Case, all_cases
 from support.retimer.judge import judge

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.traces.collectives import Described

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch.device import sampling
 from support.device.jobs import Fault, Job, Result, Slow, complaints
 from support.device.programs import PROGRAMS

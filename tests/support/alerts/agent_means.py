@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
-from rankwatch.conventions.vocabulary import STEP_PHASES
+from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.states import STEP_PHASES
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.rules import duration
 

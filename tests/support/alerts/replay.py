@@ -11,7 +11,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from rankwatch.conventions import METRICS
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import Alert, RuleConfig
 from support.alerts.agent_means import agent_group
 from support.alerts.rule_test import CASES, cases_in

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import METRICS, Kind
+from rankwatch.conventions.metrics import METRICS, Kind
 from rankwatch_alerts import Alert
 from rankwatch_alerts.rules import reason_of
 from support.alerts.rule_test import CASES, cases_in

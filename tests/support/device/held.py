@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from unittest.mock import patch
 
-from rankwatch.conventions import Cause, Kind
+from rankwatch.conventions.metrics import Kind
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collector import RanksCollector
 from support.alerts.rule_test import Sample, ask

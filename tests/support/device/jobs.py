@@ -13,7 +13,7 @@ from statistics import median
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch.identity import Identity
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.totals import RankTotals

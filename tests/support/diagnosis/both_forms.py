@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.rules import Alert
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import IncidentKind
+from rankwatch.conventions.states import IncidentKind, RankState
 from rankwatch.untrusted.children import Limits
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.metrics_history import MetricsHistory

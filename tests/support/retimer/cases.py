@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.table import OperationTable
 
 from .faults import (

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.reading import read_operations
 from support.paths import RECORDED
 

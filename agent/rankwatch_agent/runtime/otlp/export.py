@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.logs import LogLimit

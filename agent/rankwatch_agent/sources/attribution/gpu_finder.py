@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuIdentity
 
 _MIG_INFO = metric("rankwatch_gpu_mig_info").name

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import Metric, metric
+from rankwatch.conventions.metrics import Metric, metric
 
 _MEBIBYTE = 1 << 20
 _MEGAHERTZ = 1e6

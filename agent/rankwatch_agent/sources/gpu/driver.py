@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwatch.conventions import DriverState
+from rankwatch.conventions.states import DriverState
 from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Reading, Request

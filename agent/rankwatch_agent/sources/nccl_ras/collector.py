@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.tenants import is_tenant, run_label, tenants_of
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import Metric, metric
+from rankwatch.conventions.metrics import Metric, metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.sources.kernel_files import names_or_empty
 from rankwatch_agent.sources.rdma.sysfs import SysfsFiles, parse_counter

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch.checkpoint_paths import SUFFIX
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.chosen_paths import Wanted
 from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample

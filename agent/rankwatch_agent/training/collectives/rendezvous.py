@@ -17,7 +17,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.totals import (
     MOST_PENDING,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.split import MESSAGE
 from rankwatch_agent.training.steps import StepAssembler

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from rankwatch.conventions.cost import CPU_MODEL
+CPU_MODEL = "cpu"
+"""Stands for the model of a GPU where a rank has none: its price is that of a rank."""
 
 
 class ChargedRank(NamedTuple):

@@ -18,7 +18,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from rankwatch.conventions.cost import PriceBasis
+from rankwatch.conventions.states import PriceBasis
 from rankwatch_agent.runtime.errors import UserError
 
 _MAX_BYTES = 1 << 20

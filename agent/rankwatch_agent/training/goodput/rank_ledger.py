@@ -15,7 +15,8 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION, GoodputState
+from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
+from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS, AttemptSpans
 from rankwatch_agent.training.goodput.transfers import Transfers
 

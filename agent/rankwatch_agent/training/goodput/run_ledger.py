@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, AttemptSpans
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger, Seconds
 from rankwatch_agent.training.goodput.transfers import RoleTransfers, Transfers

@@ -7,7 +7,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.conventions import ENDED_STATES, metric
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import ENDED_STATES
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess

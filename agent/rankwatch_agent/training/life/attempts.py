@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit

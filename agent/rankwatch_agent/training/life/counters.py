@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankwatch.conventions import FailureKind, Outcome, StartCause, metric
+from rankwatch.conventions.metrics import metric
+from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.life.attempts import Attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rankwatch.conventions import FailureKind, Outcome, RankState
+from rankwatch.conventions.states import FailureKind, Outcome, RankState
 from rankwatch_agent.training.failures import Failure
 
 _SAME_MOMENT_SECONDS = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import FailureKind, RankState
+from rankwatch.conventions.states import FailureKind, RankState
 from rankwatch.lifecycle import KILLED_SUFFIX
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.node_events import OomKill

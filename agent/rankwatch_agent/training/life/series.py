@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import Outcome
+from rankwatch.conventions.states import Outcome
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.restart_cycles import RestartCycle
 from rankwatch_agent.training.life.attempts import Attempt

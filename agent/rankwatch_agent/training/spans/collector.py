@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.traces import LinkTo, Sampled
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series

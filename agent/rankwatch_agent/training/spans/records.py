@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.runtime.turns import Places
 from rankwatch_agent.training.exemplars import Exemplars

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch import trace_ids
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
 from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
 from rankwatch_agent.training.rank_states import worst_state

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.group_by import Floats, Groups, grid, group_sum

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.causes.slow_replicas import WHY as _WHOLE_REPLICA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.group_by import Floats, Groups, group_size, group_sum

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, QUIET_SECONDS, QuietFilter, build_resource

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from opentelemetry.sdk.metrics.export import Gauge, Metric, Sum
 from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.otlp.points import TimeRange, metric_batches
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import DriverState
+from rankwatch.conventions.states import DriverState
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.driver import FIRST_PAUSE_SECONDS, Driver, worker_command
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until

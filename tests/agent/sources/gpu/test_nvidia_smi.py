@@ -16,8 +16,7 @@ import pytest
 pytest.importorskip("pynvml", reason="pynvml (nvidia-ml-py) is not installed")
 pytest.importorskip("msgspec", reason="msgspec is not installed")
 
-from rankwatch.conventions import METRICS
-from rankwatch.conventions.gpus import GPUS
+from rankwatch.conventions.metrics import METRICS, section
 from support.agent.process import until
 from support.gpu.nvidia_smi import NUMBERS, STATES, UNCHECKED, Key, Look, compare, differences, link_sums
 from support.gpu.reading import Values, node_values, values_of
@@ -92,7 +91,7 @@ def test_every_metric_is_compared_or_excused() -> None:
     """A new metric of a GPU needs a line in one of the tables."""
     of_the_node = ("rankwatch_", "driver_", "worker_", "supported", "readings_rejected")
     known = {"up", "info", "throttle_active", *UNCHECKED, *(key[0] for key in (*NUMBERS, *STATES))}
-    names = {each.name.removeprefix("rankwatch_gpu_") for each in GPUS}
+    names = {each.name.removeprefix("rankwatch_gpu_") for each in section("gpu")}
     assert {each for each in names if not each.startswith(of_the_node)} == known
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity

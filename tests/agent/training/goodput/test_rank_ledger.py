@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch.identity import Identity
 from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import GoodputState
+from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions import FailureKind, Outcome, RankState
+from rankwatch.conventions.states import FailureKind, Outcome, RankState
 from rankwatch_agent.training.failures import Failure
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
 

@@ -14,7 +14,8 @@ from unittest import mock
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader as BoxReader
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, Cause
+from rankwatch.conventions import CHECKPOINT_OPERATIONS
+from rankwatch.conventions.states import Cause
 from rankwatch.errors import BlackBoxError
 from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.sweep import sweep

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rankwatch.conventions import Outcome, RankState
+from rankwatch.conventions.states import Outcome, RankState
 from support.alerts.fleet.day import Attempt, Run
 from support.alerts.fleet.notation import Values
 from support.alerts.fleet.page import Pages

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rankwatch.conventions import FailureKind, Outcome
+from rankwatch.conventions.states import FailureKind, Outcome
 
 NODE_GPUS = 8
 

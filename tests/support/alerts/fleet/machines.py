@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from rankwatch.conventions import FailureKind, Outcome, StartCause
+from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from support.alerts.fleet.day import Attempt, Node, Place, Run, gpu_name
 from support.alerts.fleet.nodes import GPU_MODEL, GPU_PRICE, SETTLE_SECONDS
 from support.alerts.fleet.notation import ABSENT, Flags, Values

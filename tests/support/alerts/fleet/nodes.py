@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rankwatch.conventions import ENDED_STATES, Outcome, RankState
-from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch.conventions.states import ENDED_STATES, Outcome, RankState
 from support.alerts.fleet.attempts import OWN, AttemptModel
 from support.alerts.fleet.notation import ABSENT, Flags, Values
 

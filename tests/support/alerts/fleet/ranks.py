@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions.states import RankState
 from support.alerts.fleet.attempts import AttemptModel
 from support.alerts.fleet.day import gpu_name
 from support.alerts.fleet.nodes import DATA_WAIT, GROUP, TIMEOUT_SECONDS, TOKENS, NodeSeries

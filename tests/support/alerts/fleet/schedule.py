@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankwatch.conventions import FailureKind, Outcome
+from rankwatch.conventions.states import FailureKind, Outcome
 from support.alerts.fleet.day import (
     NODE_GPUS,
     REQUIRED,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import UNSUPPORTED, Device, describe
 from rankwatch_agent.sources.gpu.reading.units import (

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
 from rankwatch_agent.sources.gpu.protocol import Gpu, Sample
 from rankwatch_agent.sources.gpu.reading import board, links, memory_and_ecc, mig, power_and_clocks

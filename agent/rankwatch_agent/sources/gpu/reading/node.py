@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample
 from rankwatch_agent.sources.gpu.reading.activity import Gpm
 from rankwatch_agent.sources.gpu.reading.device import DriverError, describe

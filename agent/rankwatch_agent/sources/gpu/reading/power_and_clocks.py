@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pynvml
 
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import Device, FieldKey
 from rankwatch_agent.sources.gpu.reading.units import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankwatch.conventions import metric
-from rankwatch.conventions.gpus import GPUS
+from rankwatch.conventions.metrics import metric, section
 from rankwatch_agent.sources.gpu.protocol import Reading, Sample
 from support.agent.process import until
 from support.gpu.nvml_node import connect_to_grace, split_into_instances
@@ -30,7 +29,7 @@ def test_every_declared_metric_is_read(node: Node) -> None:
     node.driver.set(5, "power.usage_mw", 4294967295)
     node.driver.update(lambda fake: fake["gpus"][5]["fields"].update({"29": 1, "30": 1, "31": 0}))
     node.driver.update(lambda fake: fake["gpus"][4].update(fans=[30]))
-    declared = {each.name for each in GPUS if "nvlink_link" not in each.name} - OF_THE_AGENT
+    declared = {each.name for each in section("gpu") if "nvlink_link" not in each.name} - OF_THE_AGENT
     found: set[str] = set()
 
     def complete() -> bool:
