@@ -21,18 +21,11 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-    from rankwatch_dashboards.agents import agents
-    from rankwatch_dashboards.checkpoints_goodput import checkpoints_goodput
-    from rankwatch_dashboards.fleet import fleet
-    from rankwatch_dashboards.hardware import hardware
+    from rankwatch_dashboards.board_files import BOARDS, build_board
     from rankwatch_dashboards.label_names import in_dashboard
-    from rankwatch_dashboards.learning import learning
-    from rankwatch_dashboards.on_call import on_call
-    from rankwatch_dashboards.run_debug import run_debug
 
     encoder = JSONEncoder(sort_keys=True)
-    builders = (fleet, on_call, run_debug, learning, checkpoints_goodput, hardware, agents)
-    made = (json.loads(encoder.encode(each(config).build())) for each in builders)
+    made = (json.loads(encoder.encode(build_board(each, config).build())) for each in BOARDS)
     return tuple(in_dashboard(_completed(each), config.label_names) for each in made)
 
 

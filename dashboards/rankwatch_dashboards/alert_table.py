@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_alerts import ALERT_NAMES, HARDWARE_ALERTS, Alert, RuleConfig, alert_rules
 from rankwatch_dashboards.firing import named, of_runs
-from rankwatch_dashboards.first_acts import LABELS, first_acts
 from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, TO_RUN, to_runbook
-from rankwatch_dashboards.lost_time import unproductive
-from rankwatch_dashboards.panels import CLUSTER, GREEN, SEVERITIES, Column, Drawing, Panel, Query, most
+from rankwatch_dashboards.panels import CLUSTER, GREEN, SEVERITIES, Column, Drawing, Panel, Query
 from rankwatch_dashboards.suspects import suspects
-from rankwatch_dashboards.words import ALERTS, REASONS, SUSPICIONS
+from rankwatch_dashboards.words import ALERTS, REASONS, SUSPICIONS, Words
 
 _LABELS = ("alertname", "severity", "reason", "run", "rank", "node", "gpu", "device")
 """What tells alerts apart in the table."""
 _BY = ", ".join(("cluster", *_LABELS))
 _MOST_ROWS, _MOST_QUIET_RUNS = 500, 20
+_UNPRODUCTIVE = f'{CLUSTER}, state!="productive", state!="communication"'
 _QUIET = "without alert"
 """The severity of runs without one: in the order of letters it comes after those of pages and tickets."""
 READS = (
@@ -27,11 +26,11 @@ READS = (
 
 def _lost() -> str:
     """Ranks of each run that make no progress."""
-    return f"sum by (cluster, run) (run_state:rankwatch_goodput_ranks:mean{{{unproductive(CLUSTER)}}})"
+    return f"sum by (cluster, run) (run_state:rankwatch_goodput_ranks:mean{{{_UNPRODUCTIVE}}})"
 
 
 def _cost() -> str:
-    lost = f"run_state:rankwatch_cost_per_hour:sum{{{unproductive(CLUSTER)}}}"
+    lost = f"run_state:rankwatch_cost_per_hour:sum{{{_UNPRODUCTIVE}}}"
     return f"sum by (cluster, run, currency) ({lost})"
 
 
@@ -44,7 +43,7 @@ def _quiet_runs() -> str:
 
 def _blame(rows: str) -> str:
     """Rows with what to do first, and with the suspect of their run."""
-    asked = f'label_join({rows}, "act", " ", {LABELS})'
+    asked = f'label_join({rows}, "act", " ", {_ACT_LABELS})'
     suspect = f'label_join({suspects(CLUSTER)}, "suspect", " on ", "rank", "node")'
     return (
         f"{asked} * on (cluster, run) group_left (cause, suspect) topk by (cluster, run) (1, {suspect}) "
@@ -63,7 +62,6 @@ def firing_alerts(
     title: str,
     matchers: str,
     *,
-    alerts: Collection[Alert] = tuple(Alert),
     no_data: str,
     of_hardware: bool = False,
 ) -> Panel:
@@ -71,6 +69,7 @@ def firing_alerts(
 
     Below them the runs without an alert, except `of_hardware`, whose alerts name the part.
     """
+    alerts = HARDWARE_ALERTS if of_hardware else tuple(Alert)
     if of_hardware:
         matchers = f"{matchers}, {named(alerts)}"
     rows = f"group by ({_BY}) ({of_runs(matchers)})"
@@ -78,7 +77,7 @@ def firing_alerts(
     rows = rows if of_hardware else f"({rows} or {_quiet_runs()})"
     of_run = f"{rows} * on (cluster, run) group_left"
     expressions = (
-        f'label_join({rows}, "act", " ", {LABELS})' if of_hardware else _blame(rows),
+        f'label_join({rows}, "act", " ", {_ACT_LABELS})' if of_hardware else _blame(rows),
         f"{of_run} () {_lost()}",
         f"{of_run} (currency) {_cost()}",
         age,
@@ -95,7 +94,7 @@ def firing_alerts(
         empty_text="No alert series." if of_hardware else "No alert series, and no run.",
         sorted_by=("severity", "-B", "-D"),
         queries=tuple(
-            Query(expression=most(each, _MOST_ROWS), legend="{{alertname}}") for each in expressions
+            Query(expression=f"topk({_MOST_ROWS}, {each})", legend="{{alertname}}") for each in expressions
         ),
         columns=_columns(config, alerts, of_hardware=of_hardware),
     )
@@ -153,3 +152,25 @@ def _columns(config: RuleConfig, alerts: Collection[Alert], *, of_hardware: bool
         Column(name="C", title="Waste/h", width=70, decimals=2),
         Column(name="currency", title="In", width=45),
     )
+
+
+_ACT_LABELS = '"alertname", "reason"'
+"""Joined by a space, they are what the patterns match."""
+
+
+def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Words:
+    """By patterns of alert and reason, those with a reason first.
+
+    Each matches all of its text, because Grafana replaces only what matches.
+    """
+    found: dict[str, str] = {}
+    rules = alert_rules(config)
+    for alert in alerts:
+        acts = {
+            reason: act for rule in rules if rule.alert == alert for reason, act in rule.first_acts.items()
+        }
+        same = len(set(acts.values())) == 1
+        for reason, act in sorted(acts.items(), key=lambda each: (each[0] == "", each[0])):
+            found.setdefault(f"/^{alert} {'' if same else reason}", act)
+    patterns = {f"{start}{'.*' if start.endswith(' ') else ''}$/": act for start, act in found.items()}
+    return {**patterns, "/^Rankwatch.*$/": "See its runbook"}

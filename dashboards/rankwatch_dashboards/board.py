@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
 from rankwatch_alerts.rules import duration
-from rankwatch_dashboards.drawing import Builder, build
+from rankwatch_dashboards.drawing import build
 from rankwatch_dashboards.firing import firing, named
 from rankwatch_dashboards.panels import (
     CLUSTER,
@@ -44,13 +44,9 @@ class Row(NamedTuple):
     """Details below the first screen, under the question that they answer."""
 
     title: str
-    panels: Callable[[RuleConfig], tuple[Panel, ...]]
+    panels: tuple[Panel, ...]
     no_data: str = ""
     """What it means that nothing is drawn, of panels that do not say it themselves."""
-
-
-Rows = tuple[Row, ...]
-Placed = list[tuple[Builder, GridPos]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +76,14 @@ def board(
     *,
     variables: Iterable[dashboard.QueryVariable],
     events: str,
-    screen: FirstScreen | None = None,
-    rows: Rows,
+    screen: FirstScreen,
+    rows: tuple[Row, ...],
     config: RuleConfig,
 ) -> dashboard.Dashboard:
     """The builder of a dashboard, its thresholds from the rules' own config.
 
     `events` are label matchers of the alerts, attempts, checkpoints and incidents that are drawn into its
-    panels. With a first screen the rows below it are closed.
+    panels. The rows below the first screen are closed.
     """
     made = (
         dashboard.Dashboard(title)
@@ -107,30 +103,15 @@ def board(
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for variable in variables:
         made.with_variable(variable)
-    top = 0
-    if screen:
-        for panel, place in screen.placed():
-            made.with_panel(build(replace(panel, span=place.w, height=place.h), interval).grid_pos(place))
-        top = SCREEN_HEIGHT
-    for row in rows:
-        panels = (_told(each, row.no_data) for each in row.panels(config))
-        placed = [(build(each, interval), place) for each, place in _flowing(panels, top + 1)]
-        top = _add_row(made, row.title, placed, top, closed=screen is not None)
+    for panel, place in screen.placed():
+        made.with_panel(build(replace(panel, span=place.w, height=place.h), interval).grid_pos(place))
+    for top, row in enumerate(rows, start=SCREEN_HEIGHT):  # closed rows are one line high
+        closed = dashboard.Row(row.title).grid_pos(GridPos(x=0, y=top, w=COLUMNS, h=1)).collapsed(True)
+        panels = (_told(each, row.no_data) for each in row.panels)
+        for panel, place in _flowing(panels, top + 1):
+            closed.with_panel(build(panel, interval).grid_pos(place))
+        made.with_row(closed)
     return made
-
-
-def _add_row(made: dashboard.Dashboard, heading: str, placed: Placed, top: int, *, closed: bool) -> int:
-    """A row at that height; returns where the next one begins: right below a closed one."""
-    row = dashboard.Row(heading).grid_pos(GridPos(x=0, y=top, w=COLUMNS, h=1)).collapsed(closed)
-    if closed:
-        for panel, place in placed:
-            row.with_panel(panel.grid_pos(place))
-        made.with_row(row)
-        return top + 1
-    made.with_row(row)
-    for panel, place in placed:
-        made.with_panel(panel.grid_pos(place))
-    return max(place.y + place.h for _, place in placed)
 
 
 def _told(panel: Panel, no_data: str) -> Panel:

@@ -53,6 +53,9 @@ TO_NODE = opens(HARDWARE_UID, "Hardware of this node", "node")
 TO_GPU = opens(HARDWARE_UID, "Hardware of this gpu", "node", "gpu")
 
 
+TO_TRACKER = Link(title="Experiment tracker", url="${__field.labels.tracker_url:raw}", new_tab=True)
+
+
 def to_runbook(config: RuleConfig) -> Link | None:
     """The page of the alert that a row names; None without `runbook_base_url`."""
     urls = links("{alertname}", runbooks=config.runbook_base_url)

@@ -140,76 +140,9 @@ class Panel:
     """Of each value. Links of a table are those of its columns."""
 
 
-def most(expression: str, series: int = MOST_SERIES) -> str:
-    """The largest series of an expression at each instant."""
-    return f"topk({series}, {expression})"
-
-
-def highest(selector: str, series: int = MOST_SERIES) -> str:
-    """The series of a selector that were highest in the time shown: the same ones at each moment.
-
-    `most` at each moment names others where ranks are alike: a thousand lines of 16,000 ranks in an hour.
-    """
-    return f"topk({series}, {selector} and topk({series}, max_over_time({selector}[$__range] @ end())))"
-
-
 NONE: Mappings = (("0", "✓ none", GREEN),)
 """A count where none is good."""
 
 
 OURS = 'product="rankwatch"'
 """Matcher of our alerts in lists of Grafana, which hold those of all teams."""
-
-
-def alert_count(title: str, description: str, alerts: str, colour: str) -> Panel:
-    """How many alerts with these labels fire by Grafana's own list: its own alerts may be no series."""
-    return Panel(
-        title=title,
-        description=f"{description} By the rules of Grafana and of its data sources, held back or not; older "
-        "releases of Grafana count rules and have no colours here.",
-        no_data="this Grafana sees no rules, alerts may fire unseen: On-call misses RankwatchWatchdog, too.",
-        unit="short",
-        drawing=Drawing.ALERT_COUNT,
-        alerts=alerts,
-        steps=((1, colour),),
-        mappings=NONE,
-    )
-
-
-def verdict(
-    title: str,
-    description: str,
-    expression: str,
-    *,
-    no_data: str,
-    unit: str = "short",
-    steps: Steps = (),
-    mappings: Mappings = (),
-    words: Words | None = None,
-    decimals: int | None = None,
-    name: str = "",
-    beside: str = "",
-    empty: str = "",
-    links: tuple[Link, ...] = (),
-) -> Panel:
-    """A number or a word on the colour that judges it. With `name`, the names of its series in words.
-
-    `beside` is what stands beside each number, as the currency does beside money.
-    `empty` is shown where no series is good news.
-    """
-    drawing = Drawing.NAME if name else Drawing.NAMED_NUMBER if beside else Drawing.NUMBER
-    return Panel(
-        title=title,
-        description=description,
-        no_data=no_data,
-        unit=unit,
-        drawing=drawing,
-        queries=(Query(expression=expression, legend=name or beside or title),),
-        steps=steps,
-        mappings=mappings,
-        words=words or {},
-        decimals=decimals,
-        links=links,
-        empty_when_healthy=bool(empty),
-        empty_text=empty,
-    )

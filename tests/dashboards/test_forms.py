@@ -20,10 +20,14 @@ from rankwatch.errors import SettingError
 from rankwatch_alerts import RuleConfig, alertmanager_config, load_config, write_rules
 from rankwatch_alerts.alertmanager import fragments
 from rankwatch_dashboards import write_dashboards
-from rankwatch_dashboards.forms import write_forms
-from rankwatch_dashboards.forms.alertmanager_config import alertmanager_config_object, whole_text
-from rankwatch_dashboards.forms.grafana_alerts import grafana_alerts
-from rankwatch_dashboards.forms.kubernetes import MOST_BYTES, prometheus_rules
+from rankwatch_dashboards.forms import (
+    MOST_BYTES,
+    alertmanager_config_object,
+    grafana_alerts,
+    prometheus_rules,
+    whole_text,
+    write_forms,
+)
 from support.servers.notified import web_server
 from support.servers.prometheus import alertmanager, poll, post_json, require
 
