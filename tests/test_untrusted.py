@@ -113,7 +113,6 @@ ALLOWED = {
     "cli/rankwatch_cli/commands/runbook.py": PACKAGE,
     "cli/rankwatch_cli/commands/simulate.py": NAMED,
     "cli/rankwatch_cli/commands/trace.py": "opens a gzip in an open file, no path",
-    "cli/rankwatch_cli/demo/cleanup.py": DEMO,
     "cli/rankwatch_cli/demo/parts.py": DEMO,
     "cli/rankwatch_cli/demo/scenario.py": DEMO,
     "cli/rankwatch_cli/demo/workspace.py": DEMO,

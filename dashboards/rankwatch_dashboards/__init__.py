@@ -6,12 +6,14 @@ They are Classic JSON, not v2, because file provisioning and sidecars of Grafana
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.generation import write_text
+from rankwatch_alerts.label_names import in_query
 
 __all__ = ["dashboards", "all_panels", "write_dashboards"]
 
@@ -22,7 +24,6 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
     from rankwatch_dashboards.board_files import BOARDS, build_board
-    from rankwatch_dashboards.label_names import in_dashboard
 
     encoder = JSONEncoder(sort_keys=True)
     made = (json.loads(encoder.encode(build_board(each, config).build())) for each in BOARDS)
@@ -51,3 +52,49 @@ def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:
         )
         for each in dashboards(config)
     ]
+
+
+_QUERIES = frozenset({"expr", "query", "definition"})
+_TEXTS = frozenset({"legendFormat", "titleFormat", "textFormat"})
+_COLUMNS = frozenset({"transformations", "overrides", "tagKeys"})
+_IN_LEGEND = re.compile(r"(?<=\{\{)(\s*)(\w+)(?=\s*\}\})")
+_IN_LINK = re.compile(
+    r"(?<=__field\.labels\.)\w+|(?<=__data\.fields\.)\w+|(?<=__data\.fields\[\")\w+(?=\"\])"
+)
+_COLUMN = re.compile(r"\w+(?:,\s*\w+)*")
+_GROUPED = frozenset({"groupby", "aggregate"})
+"""Values of the option `operation` of a transformation, which is no label there."""
+
+
+def in_dashboard(document: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The dashboard with these names of labels. Names of its variables, and so its links, stay."""
+    return {key: _translated(value, names, key) for key, value in document.items()} if names else document
+
+
+def _translated(value: Any, names: Mapping[str, str], key: str, *, columns: bool = False) -> Any:
+    columns = columns or key in _COLUMNS
+    match value:
+        case dict():
+            return {
+                _key(each, inner, names) if columns else each: _translated(
+                    inner, names, each, columns=columns
+                )
+                for each, inner in value.items()
+            }
+        case list():
+            return [_translated(each, names, key, columns=columns) for each in value]
+        case str() if key in _QUERIES:
+            return in_query(value, names)
+        case str() if key in _TEXTS:
+            return _IN_LEGEND.sub(lambda found: found[1] + names.get(found[2], found[2]), value)
+        case str() if columns and _COLUMN.fullmatch(value) and key != "id":
+            return re.sub(r"\w+", lambda found: names.get(found[0], found[0]), value)
+        case str():
+            return _IN_LINK.sub(lambda found: names.get(found[0], found[0]), value)
+        case _:
+            return value
+
+
+def _key(key: str, value: Any, names: Mapping[str, str]) -> str:
+    option = isinstance(value, str) and value in _GROUPED
+    return key if option else names.get(key, key)

@@ -10,8 +10,8 @@ import pytest
 from rankwatch.errors import SettingError
 from rankwatch.settings import FieldError, field_help, field_names, to_toml
 from rankwatch_alerts import RuleConfig, load_config
+from rankwatch_alerts.config import NOT_SCALED
 from rankwatch_alerts.rules import duration
-from rankwatch_alerts.scaling import NOT_SCALED
 
 
 @pytest.mark.parametrize(

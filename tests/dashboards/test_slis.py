@@ -6,11 +6,10 @@ import pytest
 
 from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import RuleConfig, recording_rules
-from rankwatch_alerts.catalogue import Sli, slis
 from rankwatch_alerts.checks import check_expression
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.promql import parse, result_labels
-from rankwatch_dashboards.slis import named_in, panels_by_series, slis_reference, sources_by_alert
+from rankwatch_dashboards.slis import Sli, named_in, panels_by_series, slis, slis_reference, sources_by_alert
 
 DECLARED = {*(each.name for each in METRICS), *(each.record for each in recording_rules(RuleConfig()))}
 PANELS = panels_by_series(RuleConfig())

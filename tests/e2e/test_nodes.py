@@ -17,7 +17,7 @@ import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
-from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
+from rankwatch_cli.demo.parts import Alert as DeliveredAlert
 from support.e2e.hangs import LEARNT_STEP, SECONDS_TO_STEP
 from support.e2e.monitored_system import SECONDS_TO_ALERT, complete
 from support.e2e.node_cluster import NodeCluster, node_cluster

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch_alerts.alertmanager.inhibition import inhibit_rules
-from rankwatch_alerts.alertmanager.receivers import receivers
-from rankwatch_alerts.alertmanager.routes import route, time_intervals
+from rankwatch_alerts.alertmanager.inhibition import PRODUCT, inhibit_rules
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import TICKET, in_alertmanager
+from rankwatch_alerts.delivery import (
+    CONTACT_EMAIL,
+    CONTACT_SLACK,
+    DEAD_MAN,
+    NULL,
+    PAGE,
+    TICKET,
+    all_owners,
+    allowed_contacts,
+    destination,
+    in_alertmanager,
+    receiver_names,
+)
 from rankwatch_alerts.label_names import in_routes
+from rankwatch_alerts.rules import duration
 
 __all__ = ["TEMPLATES", "TEMPLATES_FILE", "alertmanager_config", "fragments"]
 
@@ -45,3 +56,209 @@ def alertmanager_config(config: RuleConfig) -> dict[str, object]:
     root = {"receiver": in_alertmanager(TICKET), "group_by": ["alertname"], "routes": ours.pop("routes")}
     templates = ours.pop("templates")
     return {"templates": templates, "route": root, **ours}
+
+
+_DETAILS = ("who", "cause", "cost", "since")
+"""What a page of PagerDuty lists of its first alert, each by the template of that name."""
+_OF_GLOBAL = {
+    "from": ("email_from", "smtp_from"),
+    "smarthost": ("smtp_smarthost", "smtp_smarthost"),
+    "require_tls": ("smtp_tls", "smtp_require_tls"),
+    "url": ("pagerduty_url", "pagerduty_url"),
+}
+"""Field of a receiver -> our setting, and what it is called in `global`."""
+_CONTACT = "{{ .CommonLabels.contact }}"
+
+
+def receivers(config: RuleConfig, theirs: Mapping[str, Any]) -> list[dict[str, object]]:
+    """One for each kind and owner; `theirs`, a table `global`, has what is not set."""
+    found: list[dict[str, object]] = [
+        {"name": in_alertmanager(name), **_of(config, name, theirs)} for name in receiver_names(config.owners)
+    ]
+    url = config.dead_man_url
+    called = {"webhook_configs": [{"url": url, "send_resolved": False}]} if url else {}
+    found.extend(_contacts(config, theirs))
+    found.append({"name": in_alertmanager(NULL)})
+    return [*found, {"name": in_alertmanager(DEAD_MAN), **called}]
+
+
+def _of(config: RuleConfig, receiver: str, theirs: Mapping[str, Any]) -> dict[str, object]:
+    channel = destination(config.slack_channels, receiver)
+    key_file = destination(config.pagerduty_routing_key_files, receiver)
+    address = destination(config.email_to, receiver)
+    url = destination(config.webhook_urls, receiver)
+    wanted = {
+        "slack_configs": [_slack(config, channel)] if channel else [],
+        "pagerduty_configs": [_pagerduty(config, receiver, key_file, theirs)] if key_file else [],
+        "email_configs": [_email(config, address, theirs)] if address else [],
+        "webhook_configs": [{"url": url, "send_resolved": True}] if url else [],
+    }
+    return {kind: configs for kind, configs in wanted.items() if configs}
+
+
+def _contacts(config: RuleConfig, theirs: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+    email, slack = allowed_contacts(config)
+    if email:
+        yield {"name": in_alertmanager(CONTACT_EMAIL), "email_configs": [_email(config, _CONTACT, theirs)]}
+    if slack:
+        yield {"name": in_alertmanager(CONTACT_SLACK), "slack_configs": [_slack(config, _CONTACT)]}
+
+
+def _set(config: RuleConfig, theirs: Mapping[str, Any], *fields: str) -> dict[str, object]:
+    """Fields of a receiver, without those that `theirs` has and that the settings leave as they are."""
+    found = {}
+    for field in fields:
+        setting, of_global = _OF_GLOBAL[field]
+        value = getattr(config, setting)
+        if of_global not in theirs or value != getattr(RuleConfig, setting):
+            found[field] = value
+    return found
+
+
+def _slack(config: RuleConfig, channel: str) -> dict[str, object]:
+    return {
+        **({"api_url_file": config.slack_api_url_file} if config.slack_api_url_file else {}),
+        "channel": channel,
+        "send_resolved": True,
+        "color": _text("slack.color"),
+        "fallback": _text("slack.title"),
+        "title": _text("slack.title"),
+        "title_link": _text("first.dashboard"),
+        "text": _text("slack.text"),
+        "mrkdwn_in": ["text"],
+    }
+
+
+def _pagerduty(
+    config: RuleConfig, receiver: str, key_file: str, theirs: Mapping[str, Any]
+) -> dict[str, object]:
+    """An incident for each group: of a page the alert and the run. It resolves when the group does."""
+    return {
+        "routing_key_file": key_file,
+        **_set(config, theirs, "url"),
+        "send_resolved": True,
+        "severity": "critical" if receiver.startswith(PAGE) else "warning",
+        "class": "{{ .CommonLabels.alertname }}",
+        "group": "{{ .CommonLabels.run }}",
+        "component": "{{ .CommonLabels.node }}",
+        "client": "rankwatch",
+        "client_url": _text("first.dashboard"),
+        "description": _text("title"),
+        "details": {
+            **{each: _detail(f"first.{each}") for each in _DETAILS},
+            **{each: _text(f"first.{each}") for each in ("runbook", "dashboard")},
+            "alerts": _detail("text"),
+            # The defaults of Alertmanager, which repeat all labels of all alerts.
+            **dict.fromkeys(("firing", "num_firing", "num_resolved", "resolved"), ""),
+        },
+        "links": [
+            {"href": _text("first.runbook"), "text": "Runbook"},
+            {"href": _text("first.dashboard"), "text": "Dashboard"},
+        ],
+    }
+
+
+def _email(config: RuleConfig, address: str, theirs: Mapping[str, Any]) -> dict[str, object]:
+    login = {"auth_username": config.smtp_username, "auth_password_file": config.smtp_password_file}
+    return {
+        "to": address,
+        **_set(config, theirs, "from", "smarthost", "require_tls"),
+        **{name: value for name, value in login.items() if value},
+        "send_resolved": True,
+        "headers": {"Subject": _text("title")},
+        "text": _text("text"),
+        "html": _text("email.html"),
+    }
+
+
+def _text(template: str) -> str:
+    return f'{{{{ template "rankwatch.{template}" . }}}}'
+
+
+def _detail(template: str) -> str:
+    """Newer versions of Alertmanager read a detail as YAML, and `who: rank 5` as a map. No YAML begins with a
+    tab, so that the text stays a text; it is no part of what people see."""
+    return "\t" + _text(template)
+
+
+TICKET_HOURS = in_alertmanager("ticket-hours")
+"""Name of the time interval in which tickets are delivered."""
+
+
+def route(config: RuleConfig) -> dict[str, object]:
+    """Pages to the receiver of the owner at once, tickets in working hours, context to nobody.
+
+    Only alerts with the label of the product enter, so it can stand first among the routes of others.
+    """
+    return {
+        "matchers": [PRODUCT],
+        "receiver": in_alertmanager(TICKET),
+        "group_by": ["cluster", "run"],
+        "group_wait": duration(config.group_wait_seconds),
+        "group_interval": duration(config.group_interval_seconds),
+        "repeat_interval": duration(config.repeat_interval_seconds),
+        "routes": [
+            {
+                "receiver": in_alertmanager(DEAD_MAN),
+                "matchers": ['alertname="RankwatchWatchdog"'],
+                "group_wait": "0s",
+                "group_interval": duration(config.page_group_interval_seconds),
+                # Shorter, or the flush a moment before it has passed calls nobody.
+                "repeat_interval": duration(max(config.page_group_interval_seconds / 2, 0.001)),
+            },
+            {"receiver": in_alertmanager(NULL), "matchers": ['severity="info"']},
+            *_contact_routes(config),
+            {
+                "receiver": in_alertmanager(PAGE),
+                "matchers": ['severity="critical"'],
+                # Not behind the open group of another alert of the run.
+                "group_by": ["alertname", "cluster", "run"],
+                "group_interval": duration(config.page_group_interval_seconds),
+                "routes": _by_owner(config, PAGE, {}),
+            },
+            # An unknown severity is a ticket rather than lost.
+            {
+                "receiver": in_alertmanager(TICKET),
+                **_tickets(config),
+                "routes": _by_owner(config, TICKET, _tickets(config)),
+            },
+        ],
+    }
+
+
+def _by_owner(config: RuleConfig, kind: str, more: dict[str, object]) -> list[dict[str, object]]:
+    return [
+        {"receiver": in_alertmanager(f"{kind}-{owner}"), "matchers": [f'owner="{owner}"'], **more}
+        for owner in all_owners(config.owners)
+    ]
+
+
+def _contact_routes(config: RuleConfig) -> Iterator[dict[str, object]]:
+    """The contact of a run hears of it beside the owner, if it is one that the settings allow."""
+    for receiver, pattern in zip((CONTACT_EMAIL, CONTACT_SLACK), allowed_contacts(config), strict=True):
+        if pattern:
+            yield {
+                "receiver": in_alertmanager(receiver),
+                "matchers": ['severity=~"critical|warning"', f'contact=~"{pattern}"'],
+                "group_by": ["cluster", "run", "contact"],
+                "repeat_interval": duration(config.ticket_repeat_interval_seconds),
+                "continue": True,
+            }
+
+
+def _tickets(config: RuleConfig) -> dict[str, object]:
+    hours = {"active_time_intervals": [TICKET_HOURS]} if config.ticket_hours else {}
+    return {"repeat_interval": duration(config.ticket_repeat_interval_seconds), **hours}
+
+
+def time_intervals(config: RuleConfig) -> list[dict[str, object]]:
+    """When tickets are delivered; empty for always. A ticket that resolves before is never delivered."""
+    if not config.ticket_hours:
+        return []
+    start, _, end = config.ticket_hours.partition("-")
+    hours = {
+        "weekdays": [config.ticket_weekdays],
+        "times": [{"start_time": start, "end_time": end}],
+        "location": config.ticket_time_zone,
+    }
+    return [{"name": TICKET_HOURS, "time_intervals": [hours]}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import textwrap
 import time
 from argparse import Namespace
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rankwatch.settings import SentenceParser
@@ -19,6 +21,7 @@ from rankwatch_cli.output import note, show
 
 if TYPE_CHECKING:
     from rankwatch_cli.demo.scenario import Addresses, Outcome
+
 
 FAILED_STATUS = 1
 _EXTRAS = {"agent": "prometheus_client", "alerts": "yaml", "trainer": "torch"}
@@ -37,7 +40,6 @@ def main(arguments: Sequence[str]) -> int:
 def _play(given: Namespace) -> int:
     # Only here: these need the extras that `_check` asks for.
     from rankwatch_cli.demo.scenario import Demo, Options
-    from rankwatch_cli.demo.signals import EndSignals
     from rankwatch_cli.demo.workspace import DemoError, Workspace
 
     options = Options(
@@ -156,3 +158,32 @@ def _parser() -> SentenceParser:
     parser.add_argument("--seed", type=int, metavar="N", help="choose the same rank again")
     parser.add_argument("--result", type=Path, metavar="FILE", help="write the outcome as JSON")
     return parser
+
+
+class EndSignals:
+    """Raises when SIGINT or SIGTERM comes, and again at every `check` from then on.
+
+    The second is needed because Python may lose the first. An exception raised by a signal handler is
+    replaced if it comes while another error's message is formatted, and the parser of metrics raises and
+    catches such an error at each value with a decimal point.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+
+    def install(self) -> None:
+        """Handle SIGINT and SIGTERM from now on. Main thread only."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle)
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler; raises as `check` does."""
+        self._received = number
+        self.check()
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt after SIGINT, SystemExit with a shell's exit status after SIGTERM."""
+        if self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._received is not None:
+            raise SystemExit(128 + self._received)

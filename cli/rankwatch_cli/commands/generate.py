@@ -28,6 +28,7 @@ from rankwatch_alerts import (
 )
 from rankwatch_alerts.alertmanager import TEMPLATES_FILE
 from rankwatch_alerts.alertmanager.merging import merged
+from rankwatch_alerts.config import MAX_TIME_SCALE
 from rankwatch_alerts.delivery import lacks_slack_url
 from rankwatch_alerts.generation import (
     ALERTMANAGER_FILE,
@@ -38,7 +39,6 @@ from rankwatch_alerts.generation import (
 )
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
-from rankwatch_alerts.scaling import MAX_TIME_SCALE
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
 from rankwatch_cli.output import note, show, show_text
 

@@ -14,7 +14,7 @@ from rankwatch.conventions.states import Cause
 from rankwatch_alerts import Alert as AlertName
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts
-from rankwatch_cli.demo.receiver import Alert, Receiver
+from rankwatch_cli.demo.parts import Alert, Receiver
 from rankwatch_cli.demo.workspace import DemoError, Workspace
 from rankwatch_diagnosis.straggler.verdict import Verdict
 

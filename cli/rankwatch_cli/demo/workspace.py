@@ -1,19 +1,28 @@
-"""The demo's directory and the processes that live in it."""
+"""The demo's directory, the processes that live in it, and the end of both, however the demo itself ended.
+
+The cleanup is a process of its own that waits for the end of its standard input. The demo holds the other
+end of that pipe, so the end comes when the demo closes it, crashes, or is killed. A variable in the environment
+marks the processes of a demo. They inherit it even after they have left their parent, as torchrun's ranks do.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import AgentError
-from rankwatch_cli.demo.cleanup import MARK, Cleanup
 
 _MEMORY = Path("/dev/shm")
 _TAIL_BYTES = 4000
@@ -92,3 +101,62 @@ def reserved_address() -> Iterator[str]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+MARK = "RANKWATCH_DEMO"
+"""Environment variable of every process of a demo; its value is the demo's directory."""
+GRACE_SECONDS = 5.0
+"""Time between SIGTERM and SIGKILL."""
+
+
+class Cleanup:
+    """Cleans up after the demo in `directory`, at `close` or when this process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        command = python("-m", __name__, str(directory))
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def close(self) -> None:
+        """Clean up now and wait until that is done."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def clean(directory: Path, *, grace_seconds: float = GRACE_SECONDS) -> None:
+    """End every process that carries the mark of this demo, then remove its directory."""
+    deadline = time.monotonic() + grace_seconds
+    terminated: set[int] = set()
+    while found := list(_marked(directory)):
+        overdue = time.monotonic() > deadline
+        for pid in found:
+            if overdue or pid not in terminated:
+                terminated.add(pid)
+                _signal(pid, signal.SIGKILL if overdue else signal.SIGTERM)
+        time.sleep(0.05)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _marked(directory: Path) -> Iterator[int]:
+    mark = f"{MARK}={directory}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        if mark in variables.split(b"\0"):
+            yield int(entry.name)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    clean(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from rankwatch_cli.demo.signals import EndSignals
+from rankwatch_cli.commands.demo import EndSignals
 from rankwatch_cli.demo.workspace import Workspace
 
 

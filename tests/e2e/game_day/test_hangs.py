@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_alerts import Alert
-from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
+from rankwatch_cli.demo.parts import Alert as DeliveredAlert
 from support.e2e.game_day import GameDay
 from support.e2e.hangs import (
     HANG_FAULTS,

@@ -27,7 +27,7 @@ class RunningDemo:
         self.process = process
         self._family = family
         self._output = output
-        cleanup = self.process_of("rankwatch_cli.demo.cleanup")
+        cleanup = self.process_of("rankwatch_cli.demo.workspace")
         self.directory = Path(family.members()[cleanup][-1])
         """Where the demo keeps its files."""
 

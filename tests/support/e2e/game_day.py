@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_cli.demo.receiver import Alert
+from rankwatch_cli.demo.parts import Alert
 from support.agent.process import AgentProcess, clean_environment
 from support.e2e.monitored_system import (
     SECONDS_TO_ALERT,

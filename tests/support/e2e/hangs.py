@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from rankwatch_alerts import Alert
-from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
+from rankwatch_cli.demo.parts import Alert as DeliveredAlert
 from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem
 from support.servers.prometheus import poll, query
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, to_yaml, write_rules
-from rankwatch_cli.demo.receiver import Alert, Receiver
+from rankwatch_cli.demo.parts import Alert, Receiver
 from support.agent.process import AgentProcess, agent_process
 from support.jobs.forked_ranks import ForkedRanks, forked_ranks
 from support.processes.family import ProcessFamily

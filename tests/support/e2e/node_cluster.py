@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
-from rankwatch_cli.demo.receiver import Receiver
+from rankwatch_cli.demo.parts import Receiver
 from support.agent.process import AgentProcess, agent_process
 from support.e2e.monitored_system import MonitoredSystem
 from support.jobs.forked_ranks import ForkedRanks, forked_ranks
