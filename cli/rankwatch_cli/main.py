@@ -84,9 +84,6 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "write rules, Alertmanager, dashboards and runbooks of your settings into a folder",
             extra="alerts",
         ),
-        "simulate": Command(
-            "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"
-        ),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }
 )

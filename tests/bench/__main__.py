@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from .processes import exit_on_signals
 from .result import BenchError, Result, as_json, as_markdown
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rankwatch.conventions.metrics import metric
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.servers.spans import span_receiver
 
 from .exporters import NODE_EXPORTER, Effort, Exporter, Usage, node_exporter, node_exporter_installed, watch

@@ -16,15 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
+from bench.simulation.job import Job, Level, simulate, slowdown_beyond_peers
+from bench.simulation.recorder import EXACT
+from bench.simulation.workload import Fault, Noise, Workload
 from rankwatch.conventions.states import Cause
 from rankwatch_alerts import Alert
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate, slowdown_beyond_peers
-from rankwatch_diagnosis.simulation.levels import Level
-from rankwatch_diagnosis.simulation.recorder import EXACT
-from rankwatch_diagnosis.simulation.workload import Noise, Workload
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.alerts.rule_test import Sample
 from support.diagnosis.both_forms import SCRAPE_SECONDS, lasting, samples_of_alerts

@@ -10,15 +10,12 @@ from __future__ import annotations
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 import torch
 

@@ -22,8 +22,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.paths import RECORDED
 
 from .result import Result, Row, as_markdown

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.alerts.fleet.day import Day
 from support.alerts.fleet.firing import Late
 from support.alerts.fleet.paging import Notification

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.training.recorder import recorder_pickle
 
 from .result import BenchError, Result, Row, as_markdown

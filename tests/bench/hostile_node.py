@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.agent.process import AgentProcess, agent_process, fetch
 from support.processes.users import ALICE, BOB, CAROL, become, program_of
 from support.training.ranks import rank

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from rankwatch_alerts import RuleConfig
 from support.e2e.hangs import (
     HANG_FAULTS,

@@ -6,10 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from rankwatch_agent.training.loss import LossStatistics, RelearnReason
 from rankwatch_diagnosis.loss.anomaly import Severity

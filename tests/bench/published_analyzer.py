@@ -26,8 +26,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.paths import RECORDED
 
 from .result import BenchError, Result, Row, as_markdown

@@ -10,11 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from support.retimer.cases import all_cases
 from support.retimer.judge import Outcome, judge

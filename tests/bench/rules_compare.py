@@ -20,8 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 import yaml
 
 from rankwatch.conventions.metrics import METRICS, Kind

@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.simulation.hang import HangFault, HangKind
+from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes, write_snapshots
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault, Noise, Workload
 from rankwatch.conventions.metrics import METRICS, Kind, metric
 from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.collector import RecordedRank
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Noise, Workload
 from support.training.replayed_job import RUN, scrape_live
 
 STAGES, REPLICAS = 8, 16

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from .node import WARMUP_SECONDS, measure_window
 from .processes import exit_on_signals

@@ -7,7 +7,7 @@ import pytest
 from bench.both_forms import ENGINE, RULES, STEPS, Compared, Culprit, Score, compare, compared_job, result
 from bench.detection.production import PART, production_job
 from bench.result import as_markdown
-from rankwatch_diagnosis.simulation.levels import Level
+from bench.simulation.job import Level
 
 RANK, OTHER = Culprit("rank", 3), Culprit("rank", 4)
 

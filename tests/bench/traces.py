@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
-
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 
 from .process_usage import footprint

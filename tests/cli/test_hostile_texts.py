@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.hang import HangFault, HangKind
+from bench.simulation.hang_job import HangJob, simulate_hang, write_snapshots
+from bench.simulation.program import JobShape
 from rankwatch_cli.main import COMMANDS, main
 from support.diagnosis.kineto import GpuJob, write_traces
 from support.paths import ROOT
@@ -97,7 +100,8 @@ def commands(run: str, folder: Path) -> Iterator[list[str]]:
         trace.write_text(trace.read_text().replace("nccl", json.dumps(EVIL)[1:-1] + "nccl"))
     yield from (["diagnose", "trace", str(traces)], ["diagnose", "trace", str(traces), "--by-rank", "--json"])
     dumps = folder / "dumps" / "flight_recorder"
-    main(["simulate", str(dumps.parent), "--fault", "killed", "--format", "json", "--data-parallel", "2"])
+    hang = HangJob(shape=JobShape(data_parallel=2), fault=HangFault(kind=HangKind.KILLED))
+    write_snapshots(simulate_hang(hang).snapshots, dumps, "json")
     for dump in dumps.iterdir():
         dump.write_text(dump.read_text().replace("DATA_PARALLEL_GROUP", json.dumps(EVIL)[1:-1]))
     yield from (["diagnose", "hang", str(dumps)], ["diagnose", "hang", str(dumps), "--json"])
@@ -107,9 +111,6 @@ def commands(run: str, folder: Path) -> Iterator[list[str]]:
     yield from (["runbook", "runslow", "--alert", json.dumps(alert)], ["runbook", EVIL])
     yield from (
         ["generate", "--merge-into", str(traces / "none")],
-        ["simulate", str(traces), "--fault", EVIL],
-    )
-    yield from (
         ["run", "--", EVIL],
         ["agent", "--config", str(traces / "none")],
         ["reference", EVIL],

@@ -158,7 +158,6 @@ def test_missing_rank(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["diagnose", "run"], "msgspec", "diagnosis"),
         (["diagnose", "straggler"], "numpy", "diagnosis"),
         (["diagnose", "straggler", "x.parquet"], "pyarrow", "diagnosis"),
-        (["simulate", "out"], "numpy", "diagnosis"),
         (["agent"], "msgspec", "agent"),
     ],
 )

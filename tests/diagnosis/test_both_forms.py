@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault, Noise
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Noise
 from support.diagnosis.both_forms import NOTHING, Outcome, lasting, verdict_of_alerts, verdict_of_engine
 
 _NOISY = Noise(sigma=0.05)

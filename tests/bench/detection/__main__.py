@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.simulation.job import simulate
 from rankwatch_diagnosis.operations.writing import write_table
-from rankwatch_diagnosis.simulation.job import simulate
 
 from ..result import Result, as_json, as_markdown
 from .harder import SCENARIOS, Answer, attempt_harder, harder_rows

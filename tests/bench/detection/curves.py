@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.simulation.job import REAL_RECORDER
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.levels import REAL_RECORDER
 
 from ..chart import Frame, document, shares
 from ..result import Result, Row, as_markdown

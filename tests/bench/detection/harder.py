@@ -13,15 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.simulation.job import Job, setting_of, simulate
+from bench.simulation.program import RANKS_PER_NODE, JobShape
+from bench.simulation.recorder import OperationRows
+from bench.simulation.timeline import difficulty, durations, run_program
+from bench.simulation.workload import CONTEXT_TOKENS, Fault, Noise
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.simulation.durations import difficulty, durations
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
-from rankwatch_diagnosis.simulation.operation_rows import OperationRows
-from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
-from rankwatch_diagnosis.simulation.timeline import run_program
-from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise
 from rankwatch_diagnosis.straggler.engine import diagnose
 
 from ..result import Row

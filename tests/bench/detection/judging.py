@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import (
+from bench.simulation.job import (
     Job,
     Truth,
     setting_of,
@@ -19,6 +17,8 @@ from rankwatch_diagnosis.simulation.job import (
     slowdown_beyond_peers,
     slowdown_of_delays,
 )
+from bench.simulation.workload import Fault
+from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -98,7 +98,7 @@ def judge_job(job: Job, number: int, label: str) -> Judged:
         ranks=len(np.unique(done.table.rank)),
         rows=len(done.table),
         chip_sigma=job.noise.rank_sigma,
-        truth=done.truth.as_json(),
+        truth=asdict(done.truth),
         cause=str(verdict.cause_and_phase),
         named=tuple(int(rank) for rank in verdict.ranks),
         slowdown=float(verdict.slowdown),

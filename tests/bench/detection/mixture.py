@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.simulation.job import Job, SimulatedJob, Truth, simulate
+from bench.simulation.program import RANKS_PER_NODE, JobShape
+from bench.simulation.workload import Fault, Noise
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, Truth, simulate
-from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
-from rankwatch_diagnosis.simulation.workload import Noise
 
 SLOW_3 = "slow_rank 3 %"
 SLOW_5 = "slow_rank 5 to 10 %"

@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.simulation.job import REAL_RECORDER, Job
+from bench.simulation.program import Barrier, JobShape, Megatron
+from bench.simulation.recorder import Recorder
+from bench.simulation.workload import Fault, Noise, production_workload
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job
-from rankwatch_diagnosis.simulation.levels import REAL_RECORDER
-from rankwatch_diagnosis.simulation.megatron import Barrier, Megatron, production_workload
-from rankwatch_diagnosis.simulation.recorder import Recorder
-from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Noise
 
 NONE, RANK, STAGE, STALL = "none", "slow rank", "slow stage", "unrecorded stall"
 PART = "slow rank in less than half of the steps"

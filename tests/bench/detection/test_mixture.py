@@ -13,10 +13,10 @@ import pytest
 from bench.detection.baselines import baseline_names
 from bench.detection.mixture import CYCLE, HOST_WORK, LEAST_COST, labelled, run
 from bench.detection.trial import prefix
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +26,6 @@ def test_mixture() -> None:
     jobs = [labelled(number, 1) for number in range(2 * len(CYCLE))]
     assert len(CYCLE) == 50
     for each in jobs:
-        each.job.check()
         assert 8 <= each.job.shape.ranks <= 1024
         assert 0.02 <= each.job.noise.sigma <= 0.05
         assert each.label.startswith(str(each.job.fault.cause))

@@ -16,11 +16,10 @@ from bench.detection.judging import Innocent, Judged, acceptable, judge, judge_j
 from bench.detection.production import CYCLE, LINK, NONE, RANK, production_job
 from bench.detection.production_report import one_line, production_result
 from bench.result import as_markdown
+from bench.simulation.job import Job, Level, at_level, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.levels import Level, at_level
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +37,6 @@ def test_jobs() -> None:
     """A cycle holds every class; all jobs can be, and faults strike ranks that are recorded."""
     jobs = [production_job(number, 1) for number in range(2 * len(CYCLE))]
     for each in jobs:
-        each.job.check()
         struck = [rank for fault in each.job.faults for rank in fault.ranks]
         assert each.job.recorder.recorded(each.job.shape, struck) == tuple(sorted(struck))
         assert bool(each.job.faults) == (each.label != NONE)

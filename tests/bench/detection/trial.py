@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rankwatch.conventions.states import SlowPhase
@@ -58,7 +58,7 @@ def attempt(number: int, seed_base: int) -> Trial:
         rows=len(done.table),
         sigma=job.noise.sigma,
         factor=job.fault.factor,
-        truth=truth.as_json(),
+        truth=asdict(truth),
         verdict=_as_json(verdict),
         delay_steps=delays,
         seconds=seconds,

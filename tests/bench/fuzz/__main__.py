@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the shared test code, as under pytest
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads is not to be forked
 
 from ..processes import exit_on_signals, temporary_directory

@@ -17,7 +17,6 @@ _READER = re.compile(r"^\| (\S[^|]*?) +" + r"\| ([\d,]+) +" * 4 + r"\|", re.MULT
 BREAKING = """
 import os, sys, tempfile, time
 from pathlib import Path
-sys.path.insert(0, "tests")
 from tests.bench.fuzz import __main__ as fuzz, trial
 from tests.bench.fuzz.reader import Reader, single
 

@@ -8,34 +8,36 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
+from rankwatch.conventions import Cause
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.comparison.changes import compare
 from rankwatch_diagnosis.comparison.figures import read_figures
 
-STEPS = "--steps=120"
 
-
-def simulate(directory: Path, name: str, *options: str) -> str:
+def simulated(directory: Path, name: str, job: Job) -> str:
     """The folder of a simulated run."""
-    arguments = ["simulate", "--data-parallel=4", "--work", *(options or ()), "--black-boxes"]
-    if not any(each.startswith("--steps") for each in options):
-        arguments.insert(1, STEPS)
-    assert main([*arguments, str(directory / name), str(directory / f"{name}-table")]) == 0
+    write_job_boxes(simulate(job).table, job.shape, directory / name, run="simulated", seed=job.seed)
     return str(directory / name)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two runs without a fault and one with a slow rank."""
+    """Runs without a fault, and one with a slow rank."""
     directory = tmp_path_factory.mktemp("runs")
-    slow = ("--fault=slow_rank", "--ranks=2", "--factor=1.3", "--seed=3")
-    return {
-        "one": simulate(directory, "one", "--seed=1"),
-        "other": simulate(directory, "other", "--seed=2"),
-        "slow": simulate(directory, "slow", *slow),
-        "short": simulate(directory, "short", "--seed=4", "--steps=13"),
-        "larger": simulate(directory, "larger", "--seed=5", "--data-parallel=8"),
+    job = Job(shape=JobShape(data_parallel=4), steps=120, with_work=True)
+    slow = Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.3)
+    jobs = {
+        "one": replace(job, seed=1),
+        "other": replace(job, seed=2),
+        "slow": replace(job, seed=3, fault=slow),
+        "short": replace(job, seed=4, steps=13),
+        "larger": replace(job, seed=5, shape=JobShape(data_parallel=8)),
     }
+    return {name: simulated(directory, name, each) for name, each in jobs.items()}
 
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
@@ -20,10 +24,6 @@ from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.operation_table import table_of_run
-from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import rankwatch
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.chrome_trace.events import Run
 from rankwatch_diagnosis.chrome_trace.slices import MOST_LANES, Slice, in_lanes
-from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.training.ranks import rank
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2)

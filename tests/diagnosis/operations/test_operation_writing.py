@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_table
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 
 COLUMNS = [
     *("step", "rank", "operation", "kind", "start_seconds", "duration_seconds"),

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from bench.simulation.black_boxes import SimulatedBox, job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
 from rankwatch_diagnosis.run.engine import examine_run
 from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, with_gpu_witness, witness_lines
 from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
 from rankwatch_diagnosis.run.second_witness import EVIDENCE as OTHER_WITNESS
-from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.diagnosis.run_boxes import make_bundle
 
 DATA_PARALLEL = JobShape(data_parallel=8)

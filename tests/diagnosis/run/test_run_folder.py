@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.black_boxes import BEGAN_MONOTONIC
+from bench.simulation.hang import HangFault, HangKind
+from bench.simulation.hang_job import HangJob, SimulatedHang, simulate_hang, write_hang_boxes, write_snapshots
+from bench.simulation.program import JobShape
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
@@ -22,12 +26,6 @@ from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.waiting import ask_living
-from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.processes.users import ALICE, BOB, as_user, node_directory
 
 __all__ = ["node_directory"]

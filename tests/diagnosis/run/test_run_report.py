@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.hang import HangFault
+from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes
+from bench.simulation.program import JobShape
 from rankwatch.conventions.states import Cause
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_diagnosis.hang.verdict import State
@@ -14,10 +17,6 @@ from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import colour_of, lines
 from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.why import unclear
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
@@ -18,10 +22,6 @@ from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
 from rankwatch_diagnosis.run.verdict import RunVerdict
-from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 
 STALLED_STEP = 60
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulation.hang import HangFault, HangKind, Plane
+from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes
+from bench.simulation.program import JobShape
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
@@ -25,10 +28,6 @@ from rankwatch_diagnosis.run.waiting import (
     judge_waiting,
     stall_seconds,
 )
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from support.diagnosis.run_boxes import RankBox, boxes_seen
 from support.training.ranks import rank

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.run.engine import diagnose_run, examine_run
 from rankwatch_diagnosis.run.report import lines
 from rankwatch_diagnosis.run.second_witness import EVIDENCE, with_second_witness
 from rankwatch_diagnosis.run.verdict import RunVerdict
-from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.diagnosis.hang_jobs import parsed
 from support.training.recorder import completed, reply
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulation.job import Job, Level, at_level, simulate
+from bench.simulation.program import Barrier, JobShape, Megatron
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.levels import Level, at_level
-from rankwatch_diagnosis.simulation.megatron import Barrier, Megatron
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=4, tensor_parallel=2, microbatches=8)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.retimer.faults import SlowRank
 from support.retimer.job import FaultyJob, base_of
 from support.retimer.real_jobs import ABSENT, JOBS, KNOWN, TABLES, real, repaired

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.simulation.job import Job, SimulatedJob, simulate
+from bench.simulation.program import JobShape
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.rules import Alert
-from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.alerts.rule_test import Sample, ask, groups_of
 from support.training.replayed_job import Scrapes, scrape_live

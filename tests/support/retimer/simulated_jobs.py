@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.levels import Level, at_level
-from rankwatch_diagnosis.simulation.shape import JobShape
+from bench.simulation.job import Job, Level, at_level, simulate
+from bench.simulation.program import JobShape
 
 from .job import Base, base_of
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_diagnosis.simulation.black_boxes import (
+from bench.simulation.black_boxes import (
     BEGAN_MONOTONIC,
     RANKS_PER_NODE,
     SimulatedBox,
     job_boxes,
 )
-from rankwatch_diagnosis.simulation.job import SimulatedJob
-from rankwatch_diagnosis.simulation.shape import JobShape
+from bench.simulation.job import SimulatedJob
+from bench.simulation.program import JobShape
+from rankwatch_agent.training.collector import RanksCollector
 
 CLUSTER, RUN = "c", "job"
 _NEVER = float("inf")

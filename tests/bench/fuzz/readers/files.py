@@ -14,6 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from bench.simulation.hang import HangFault, HangKind
+from bench.simulation.hang_job import HangJob, simulate_hang, write_snapshots
+from bench.simulation.program import JobShape
 from rankwatch_agent.incidents.store import BundleStore
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.cost.price_table import load_price_table
@@ -24,10 +27,6 @@ from rankwatch_diagnosis.loss.reading import diagnose as diagnose_loss
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.writing import write_table
 from rankwatch_diagnosis.review.incidents import incidents_of
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.traces.reading import read_traces
 from rankwatch_trainer.faults.file import FaultFile
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces

@@ -12,6 +12,12 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
+from bench.simulation.black_boxes import BEGAN_MONOTONIC, write_job_boxes
+from bench.simulation.hang import HangFault, HangKind
+from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes, write_snapshots
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader as BoxReader
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
@@ -37,14 +43,6 @@ from rankwatch_agent.training.failures import (
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_cli.commands import ls
 from rankwatch_diagnosis.run.__main__ import print_words
-from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC, write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from support.training.traced import Node, check_spans, train
 
 from ..reader import COMMAND_REFUSES, Document, Reader, command, document

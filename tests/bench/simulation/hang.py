@@ -1,16 +1,113 @@
-"""The calls of all ranks, with the fault applied, and their execution until the job ends or nothing moves."""
+"""What stops a simulated job: the fault, the calls of the ranks, and their execution until nothing moves.
+
+Groups are named as Megatron names them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.simulation.hangs.fault import Group, Groups, HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.program import Planned, Program, Transfer
-from rankwatch_diagnosis.simulation.shape import JobShape
+from bench.simulation.program import JobShape, Planned, Program, Transfer
+
+
+class HangKind(StrEnum):
+    """What the faulty ranks do, in a step, before an operation of one of their groups."""
+
+    NONE = "none"
+    """Nothing: every step is completed."""
+    SLEEP = "sleep"
+    """Stop before the operation, and stay alive."""
+    KILLED = "killed"
+    """Stop there for good, and leave no dump."""
+    SKIP = "skip"
+    """Leave the operation out and go on with the next."""
+    OTHER_OPERATION = "other-operation"
+    """Call another collective in its place."""
+    OTHER_SIZE = "other-size"
+    """Call it with half as many elements."""
+    STUCK_DATA = "stuck-data"
+    """Stop at the beginning of the step."""
+
+
+class Plane(StrEnum):
+    """Kind of process group."""
+
+    DATA = "data"
+    TENSOR = "tensor"
+    PIPELINE = "pipeline"
+    WORLD = "world"
+
+
+DESYNC = frozenset({HangKind.SKIP, HangKind.OTHER_OPERATION, HangKind.OTHER_SIZE})
+"""Kinds that make members of a group disagree about what they call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangFault:
+    """One kind, on some ranks, at one operation of one step."""
+
+    kind: HangKind = HangKind.SLEEP
+    ranks: tuple[int, ...] = (0,)
+    plane: Plane = Plane.DATA
+    """Group of the faulty operation."""
+    step: int = 3
+    occurrence: int = 0
+    """Index of the operation among those of the step on that plane."""
+
+
+_DESCRIPTIONS: Mapping[Plane, str] = MappingProxyType(
+    {
+        Plane.WORLD: "default_pg",
+        Plane.DATA: "DATA_PARALLEL_GROUP",
+        Plane.TENSOR: "TENSOR_MODEL_PARALLEL_GROUP",
+        Plane.PIPELINE: "PIPELINE_MODEL_PARALLEL_GROUP",
+    }
+)
+
+
+class Group(NamedTuple):
+    """One process group."""
+
+    name: str
+    """A number as text, counted over the whole job as torch does."""
+    description: str
+    plane: Plane
+    ranks: tuple[int, ...]
+
+
+class Groups:
+    """All groups of a job, and those of each rank."""
+
+    def __init__(self, shape: JobShape) -> None:
+        self._of: dict[tuple[int, Plane], Group] = {
+            (rank, group.plane): group for group in _groups(shape) for rank in group.ranks
+        }
+
+    def of(self, rank: int, plane: Plane) -> Group:
+        """The rank's group on that plane; each rank has one on every plane."""
+        return self._of[rank, plane]
+
+
+def _groups(shape: JobShape) -> list[Group]:
+    stages, replicas = range(shape.pipeline_parallel), range(shape.data_parallel)
+    shards = range(shape.tensor_parallel)
+    rank = shape.rank
+    members: list[tuple[Plane, Sequence[int]]] = [(Plane.WORLD, range(shape.ranks))]
+    members += [(Plane.DATA, [rank(a, b, c) for b in replicas]) for a in stages for c in shards]
+    members += [(Plane.TENSOR, [rank(a, b, c) for c in shards]) for a in stages for b in replicas]
+    members += [(Plane.PIPELINE, [rank(a, b, c) for a in stages]) for b in replicas for c in shards]
+    return [
+        Group(str(number), _DESCRIPTIONS[plane], plane, tuple(ranks))
+        for number, (plane, ranks) in enumerate(members)
+    ]
+
 
 _ACTIVATIONS = (2048, 1, 1024)
 _BUCKETS = ((6_553_600,), (5_242_880,), (1_310_720,))
@@ -50,7 +147,7 @@ class Calls:
 
 
 def calls_of(shape: JobShape, program: Program, steps: int, rank: int, fault: HangFault) -> Calls:
-    """The calls of one rank. The fault must have been checked against the shape."""
+    """The calls of one rank."""
     stage = shape.place(rank)[0]
     planned = program[stage]
     calls = [call for step in range(steps) for each in planned for call in _calls(each, step)]

@@ -7,16 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import Barrier, JobShape, Megatron, Transfer, in_order
+from bench.simulation.recorder import Recorder
+from bench.simulation.workload import Fault, Noise, Workload, production_workload
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.megatron import Barrier, Megatron, production_workload
-from rankwatch_diagnosis.simulation.program import Transfer, in_order
-from rankwatch_diagnosis.simulation.recorder import Recorder
-from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Noise, Workload
 
 SILENT = Noise(
     **dict.fromkeys(
@@ -118,15 +114,6 @@ def test_unrecorded_stall() -> None:
     ends = table.start_seconds[own] + table.duration_seconds[own]
     gaps = table.start_seconds[own][1:] - np.maximum.accumulate(ends)[:-1]
     assert gaps.max() == pytest.approx(6.0)
-
-
-def test_unrecorded_stall_needs_pauses() -> None:
-    """The clean model records everything."""
-    fault = Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.OTHER, ranks=(2,), unrecorded=True)
-    with pytest.raises(UserError, match="needs a job with pauses"):
-        simulate(Job(fault=fault))
-    with pytest.raises(UserError, match="an unrecorded fault is a slow_rank of phase other"):
-        simulate(replace(JOB, fault=replace(fault, phase=SlowPhase.COMPUTE)))
 
 
 def test_production_workload() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from bench.simulation.black_boxes import write_job_boxes
+from bench.simulation.hang import HangFault, HangKind, Plane
+from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes, write_snapshots
+from bench.simulation.job import Job, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.main import main
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
@@ -18,14 +21,6 @@ from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.operation_table import operation_table
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
-from rankwatch_diagnosis.simulation.black_boxes import check_size, write_job_boxes
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
-from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.training.blackbox import of_kind
 
@@ -121,21 +116,3 @@ def test_sleep_in_the_loader(tmp_path: Path) -> None:
     assert boxes[1].open_phase[0] == "data_wait"
     assert {rank: box.now.groups[0].enqueued for rank, box in boxes.items()} == {0: 10, 1: 9, 2: 10, 3: 10}
     assert [rank for rank, box in boxes.items() if not box.now.groups[0].oldest] == [1]
-
-
-def test_size_limit() -> None:
-    """Boxes that would fill a disk are refused before anything is written."""
-    with pytest.raises(UserError, match="the black boxes would take"):
-        check_size(65_536, 10_000)
-
-
-@pytest.mark.parametrize("fault", ["slow_rank", "skip"])
-def test_command_writes_boxes(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the same truth, for slowdowns and hangs."""
-    flags = ["--fault", fault, "--ranks", "3", "--data-parallel", "4", "--pipeline-parallel", "2"]
-    boxes = tmp_path / "boxes"
-    assert main(["simulate", str(tmp_path / "job"), *flags, "--black-boxes", str(boxes)]) == 0
-    assert json.loads(capsys.readouterr().out)["ranks"] == [3]
-    assert {path.name for path in (boxes / "simulated").iterdir()} == {f"{n}.blackbox" for n in range(8)}
-    assert main(["simulate", str(tmp_path / "again"), *flags, "--black-boxes", str(boxes)]) == 2
-    assert "it is not empty" in capsys.readouterr().err

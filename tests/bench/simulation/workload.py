@@ -1,4 +1,4 @@
-"""What the work of a healthy job takes: mean seconds, lengths of documents, and noise.
+"""What the work of a job takes: mean seconds, lengths of documents, noise, and the fault.
 
 Random factors are drawn once, so that a job can run with and without its fault on the same numbers.
 """
@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.simulation.program import Program, Transfer
-from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
+from bench.simulation.program import RANKS_PER_NODE, JobShape, Program, Transfer
+from rankwatch.conventions import Cause, SlowPhase
 
 Floats = NDArray[np.float64]
 
@@ -60,14 +59,6 @@ class Workload:
     prepare_seconds: float = 0.002
     """Before the gradients are scattered, in a Megatron job: nothing is recorded then."""
 
-    def __post_init__(self) -> None:
-        """Raises UserError for a negative time and for a job that computes nothing."""
-        for name, value in vars(self).items():
-            if not 0.0 <= value < float("inf"):
-                raise UserError(f"{name} is {value}, expected a number of at least 0")
-        if self.forward_seconds == 0.0 or self.backward_factor == 0.0:
-            raise UserError("forward and backward must take time")
-
     def role(self, stage: int, stages: int) -> float:
         """Factor on forward and backward of a stage, by design."""
         if stages == 1:
@@ -78,6 +69,24 @@ class Workload:
     def ring(self, members: int) -> float:
         """Seconds of a gradient all-reduce over so many replicas, by the volume that each link carries."""
         return self.gradient_seconds * (members - 1) / members
+
+
+def production_workload(forward_seconds: float) -> Workload:
+    """Seconds in the proportions of two production jobs whose forward took 0.07 and 0.22 seconds."""
+    return Workload(
+        forward_seconds=forward_seconds,
+        optimizer_seconds=0.4 * forward_seconds,
+        data_seconds=0.2 * forward_seconds,
+        host_seconds=0.002 * forward_seconds,
+        send_seconds=0.006 * forward_seconds,
+        tensor_seconds=0.06 * forward_seconds,
+        gradient_seconds=1.0 * forward_seconds,
+        norm_seconds=0.02 * forward_seconds,
+        embedding_seconds=0.15 * forward_seconds,
+        layernorm_seconds=0.01 * forward_seconds,
+        clip_seconds=0.05 * forward_seconds,
+        prepare_seconds=0.2 * forward_seconds,
+    )
 
 
 def squared_lengths(shape: JobShape, steps: int, random: np.random.Generator) -> Floats:
@@ -116,12 +125,6 @@ class Noise:
     """Mean delay of such an operation, as a share of its duration (exponential)."""
     clock_sigma_seconds: float = 0.0001
     """Offset between the clocks of nodes, as chrony keeps it on a local network."""
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a spread below 0 or above 1."""
-        for name, value in vars(self).items():
-            if not 0.0 <= value <= 1.0:
-                raise UserError(f"{name} is {value}, expected 0 to 1")
 
 
 class Delays(NamedTuple):
@@ -201,3 +204,53 @@ def _stage(
 
 def _sigma(noise: Noise, kind: str) -> float:
     return {"COMPUTE": noise.sigma, "COMMUNICATION": noise.communication_sigma}.get(kind, noise.host_sigma)
+
+
+_GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples modulo 1 are spread evenly and never repeat, so any window holds its share of steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One cause, on some ranks or a stage, over some steps."""
+
+    cause: Cause = Cause.NONE
+    ranks: tuple[int, ...] = ()
+    """For `slow_rank`; for `network` those with a slow link, none for the whole fabric."""
+    phase: SlowPhase = SlowPhase.COMPUTE
+    """For `slow_rank`: the part of the work that takes longer."""
+    stage: int | None = None
+    """For `slow_stage`."""
+    factor: float = 1.2
+    """On what the cause slows down: work of ranks, compute of a stage, transfers, data loading of all
+    ranks. For `unequal_batches`, factor - 1 is the share of compute that grows with the square of
+    sequence length. For `jitter`, it is the mean pause as a share of a rank's compute in a step; of an
+    unrecorded fault, the pause in each step."""
+    probability: float = 0.05
+    """For `jitter`: that a rank pauses in a step."""
+    first_step: int = 0
+    duration: int | None = None
+    """In steps; None lasts to the end."""
+    period: int | None = None
+    """Steps from the start of one episode to the next; None: one episode."""
+    active_share: float = 0.5
+    """Part of each period in which the fault is active."""
+    share_of_steps: float = 1.0
+    """Part of these steps in which the fault is active, here and there instead of in a row."""
+    unrecorded: bool = False
+    """For `slow_rank` with phase `other`: the rank is held up between two operations, where a production job
+    records nothing."""
+
+    def active(self, steps: int) -> NDArray[np.bool_]:
+        """By step: the fault is active."""
+        if self.cause is Cause.NONE:
+            return np.zeros(steps, dtype=np.bool_)
+        since = np.arange(steps) - self.first_step
+        active = since >= 0
+        if self.duration is not None:
+            active &= since < self.duration
+        if self.period is not None:
+            active &= since % self.period < max(1, round(self.active_share * self.period))
+        if self.share_of_steps < 1.0:
+            active &= (_GOLDEN_RATIO * since) % 1.0 < self.share_of_steps
+        return active

@@ -12,22 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.simulation.program import RANKS_PER_NODE, JobShape
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import DATA_WAIT, LOSS, PHASES, TOKENS, Lifecycle
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
-from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
 
 BEGAN_MONOTONIC = 1_000.0
 BEGAN_WALL = 1_760_000_000.0
 """Start of every simulated run on both clocks, in seconds: a seed gives the same boxes at any time, and dumps
 and boxes of one job agree."""
-MOST_BYTES = 4 << 30
-"""Of all boxes of a run."""
 _LEAST_CAPACITY = 256
 _SPARE_RECORDS = 192
 """A reader does not trust the slots in front of a writer, and a ring that is not full loses nothing."""
@@ -42,43 +39,21 @@ _PHASE_OF: Mapping[str, str] = MappingProxyType(
 """Operations of the simulator whose phase has another name. What is no phase, such as host work, is a gap."""
 _WORKED = "forward"
 """The operation whose units of work are recorded: backward has the same ones."""
-_LABELS: Mapping[str, str] = MappingProxyType(
+_GROUPS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
-        "world": "default_pg",
-        "dp": "mesh_dp",
-        "tp": "mesh_tp",
-        "pp": "mesh_pp",
-        "stage": "stage",
-        "replica": "replica",
-        "ends": "embedding",
+        "world": ("default_pg", 4),
+        "dp": ("mesh_dp", 52_428_800),
+        "tp": ("mesh_tp", 4_194_304),
+        "pp": ("mesh_pp", 4_194_304),
+        "stage": ("stage", 4),
+        "replica": ("replica", 4),
+        "ends": ("embedding", 52_428_800),
     }
 )
-_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "world": 4,
-        "dp": 52_428_800,
-        "tp": 4_194_304,
-        "pp": 4_194_304,
-        "stage": 4,
-        "replica": 4,
-        "ends": 52_428_800,
-    }
-)
+"""By plane: label of its groups, and bytes of an operation."""
 _EARLIEST = -1.0
 """Seconds: clocks of nodes may be behind that of the run, by no more than this."""
 _FIRST_LOSS, _LAST_LOSS, _LOSS_POWER, _LOSS_NOISE = 10.0, 2.0, 0.5, 0.01
-
-
-def capacity_for(records: int) -> int:
-    """Capacity of a ring for so many records; at most that of a real one, which overwrites older records."""
-    return min(layout.DEFAULT_CAPACITY, max(_LEAST_CAPACITY, records + _SPARE_RECORDS))
-
-
-def check_size(ranks: int, records: int) -> None:
-    """Raises UserError where the boxes of so many ranks with so many records each would fill a disk."""
-    size = ranks * (layout.RING_OFFSET + capacity_for(records) * layout.RECORD_SIZE)
-    if size > MOST_BYTES:
-        raise UserError(f"the black boxes would take {size:,} bytes, expected at most {MOST_BYTES:,}")
 
 
 def identity_of(shape: JobShape, rank: int, run: str) -> Identity:
@@ -105,8 +80,10 @@ class SimulatedBox:
     """
 
     def __init__(self, directory: Path, identity: Identity, *, records: int, target_steps: int) -> None:
+        # At most that of a real one, which overwrites older records.
+        capacity = min(layout.DEFAULT_CAPACITY, max(_LEAST_CAPACITY, records + _SPARE_RECORDS))
         self._writer = Writer(
-            directory, identity, phases=PHASES, target_steps=target_steps, capacity=capacity_for(records)
+            directory, identity, phases=PHASES, target_steps=target_steps, capacity=capacity
         )
         fields = list(layout.FIXED.unpack_from(self._writer.target))
         fields[_PID_FIELD] = _PID + identity.rank
@@ -124,7 +101,7 @@ class SimulatedBox:
         began = BEGAN_MONOTONIC + start
         self._writer.floats[Now.PHASE_BEGAN + number] = began
         if end is not None:
-            self._append(RecordKind.PHASE, number, start, end)
+            self._writer.append(RecordKind.PHASE, number, *_moments(start, end), layout.STEP, 0, 0)
 
     def step_begins(self, number: int, start: float) -> None:
         """Open a step."""
@@ -198,9 +175,6 @@ class SimulatedBox:
             self._messages.append(0)
         return row
 
-    def _append(self, kind: RecordKind, name: int, start: float, end: float) -> None:
-        self._writer.append(kind, name, *_moments(start, end), layout.STEP, 0, 0)
-
     def _life(self, event: Lifecycle, step: int, moment: float) -> None:
         name = self._writer.name_number(event)
         self._writer.append(RecordKind.LIFECYCLE, name, *_moments(moment, moment), layout.LIFECYCLE, step, 0)
@@ -237,7 +211,7 @@ class _Groups(NamedTuple):
 def write_job_boxes(
     table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
 ) -> None:
-    """One box for each rank: DIRECTORY/RUN/RANK.blackbox. Raises BlackBoxError; UserError for too many."""
+    """One box for each rank: DIRECTORY/RUN/RANK.blackbox. Raises BlackBoxError."""
     for box, moments in job_boxes(table, shape, directory, run=run, seed=seed):
         try:
             for _ in moments:
@@ -252,15 +226,13 @@ def job_boxes(
     """Each rank's box as the run begins, to be closed by the caller, and the moments at which it grows.
 
     A moment is the end of an operation, in seconds since the run began; the operation is written when the
-    next moment is asked for. Raises BlackBoxError; UserError for too many.
+    next moment is asked for. Raises BlackBoxError.
     """
     order = np.lexsort((table.start_seconds, table.step, table.rank))
     bounds = np.flatnonzero(np.r_[True, np.diff(table.rank[order]) != 0, True])
     steps = np.unique(table.step)
     by_step = dict(zip(steps.tolist(), losses(len(steps), seed), strict=True))
     groups = _groups(table)
-    longest = int(np.diff(bounds).max())
-    check_size(shape.ranks, _records(longest, shape, len(steps)))
     for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = _rows(table, order[first:end])
         box = SimulatedBox(
@@ -318,8 +290,8 @@ def _written(
 def _write_row(box: SimulatedBox, row: _Row, end: float, groups: _Groups) -> None:
     if row.kind == Kind.COMMUNICATION:
         plane = groups.plane[row.group]
-        group = (_LABELS[plane], groups.members[row.group])
-        box.communication(row.operation, group, _BYTES[plane], row.start, end)
+        label, size = _GROUPS[plane]
+        box.communication(row.operation, (label, groups.members[row.group]), size, row.start, end)
         return
     phase = _PHASE_OF.get(row.operation, row.operation)
     if phase in PHASES:

@@ -7,11 +7,47 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from enum import Enum
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from rankwatch_diagnosis.operations.table import Kind
-from rankwatch_diagnosis.simulation.shape import JobShape
+
+RANKS_PER_NODE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
+    """Parallelism of a job; rank = (stage * replicas + replica) * shards + shard, as Megatron orders them."""
+
+    data_parallel: int = 8
+    """Replicas of the model."""
+    pipeline_parallel: int = 1
+    """Stages of each replica."""
+    tensor_parallel: int = 1
+    """Shards of each stage."""
+    microbatches: int = 4
+    """Of each replica in one step."""
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.pipeline_parallel * self.ranks_per_stage
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks that hold the same stage, over all replicas and shards."""
+        return self.data_parallel * self.tensor_parallel
+
+    def rank(self, stage: int, replica: int, shard: int) -> int:
+        """Global rank at these coordinates."""
+        return (stage * self.data_parallel + replica) * self.tensor_parallel + shard
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Stage, replica and shard of a rank."""
+        rest, shard = divmod(rank, self.tensor_parallel)
+        stage, replica = divmod(rest, self.data_parallel)
+        return stage, replica, shard
 
 
 class Transfer(Enum):
@@ -177,3 +213,112 @@ def _pass(shape: JobShape, stage: int, operation: str, microbatch: int) -> Itera
     if stage + ahead in stages:
         message = Message(operation, microbatch, stage + ahead)
         yield Planned("send", Kind.COMMUNICATION, Transfer.SEND, microbatch, message, operation)
+
+
+class Barrier(StrEnum):
+    """Who waits for whom after the last backward, in this order where there are several."""
+
+    LAST_STAGE = "last_stage"
+    """The replicas of the last stage, for the mean loss."""
+    FIRST_REPLICA = "first_replica"
+    """The stages of the first replica, which reports."""
+    REPLICA = "replica"
+    """The stages of each replica."""
+    JOB = "job"
+
+
+NORM, CLIP = "norm_all_reduce", "optimizer_clip_main_grad"
+"""The wait for the global norm of the gradients, and the clipping by it."""
+STALL = "stall"
+"""What holds up a rank where nothing is recorded: its host, a page fault, another process."""
+UNRECORDED = ("wait_for_batch", STALL, "barrier", "prepare_gradients")
+"""Operations that such a job names nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Megatron:
+    """The step of a Megatron job with a distributed optimizer, as tables of production jobs show it.
+
+    Neighbouring stages exchange messages in batches. Parameters are gathered before the step and gradients
+    scattered after it. Ranks wait where no operation is named after it: for their input, at barriers before
+    the first small all-reduce, and for the global norm in the clipping of gradients.
+    """
+
+    barriers: tuple[Barrier, ...] = (Barrier.LAST_STAGE, Barrier.REPLICA)
+
+    def plan(self, shape: JobShape) -> Program:
+        """The program of a step of every stage."""
+        return tuple(tuple(self._stage(shape, stage)) for stage in range(shape.pipeline_parallel))
+
+    def _stage(self, shape: JobShape, stage: int) -> Iterator[Planned]:
+        if shape.data_parallel > 1:
+            yield Planned("params_all_gather", Kind.COMMUNICATION, Transfer.REPLICAS)
+        yield Planned("wait_for_batch", Kind.DATA_LOADING)
+        yield from _passes(shape, stage)
+        for barrier in Barrier:
+            if barrier in self.barriers and (barrier is not Barrier.LAST_STAGE or stage == _last(shape)):
+                only = 0 if barrier is Barrier.FIRST_REPLICA else None
+                yield Planned("barrier", Kind.COMMUNICATION, _TRANSFER[barrier], only_replica=only)
+        yield Planned("layernorm_grads_all_reduce", Kind.COMMUNICATION, Transfer.SHARDS)
+        if shape.pipeline_parallel > 1 and stage in (0, _last(shape)):
+            yield Planned("embedding_grads_all_reduce", Kind.COMMUNICATION, Transfer.ENDS)
+        yield Planned("prepare_gradients", Kind.OTHER)
+        if shape.data_parallel > 1:
+            yield Planned("grads_reduce_scatter", Kind.COMMUNICATION, Transfer.REPLICAS)
+        yield Planned(NORM, Kind.COMMUNICATION, Transfer.WORLD)
+        yield Planned(CLIP, Kind.COMPUTE)
+        yield Planned("optimizer", Kind.COMPUTE)
+
+
+_TRANSFER = {
+    Barrier.LAST_STAGE: Transfer.STAGE,
+    Barrier.FIRST_REPLICA: Transfer.PIPELINE,
+    Barrier.REPLICA: Transfer.PIPELINE,
+    Barrier.JOB: Transfer.WORLD,
+}
+
+
+def _last(shape: JobShape) -> int:
+    return shape.pipeline_parallel - 1
+
+
+def _passes(shape: JobShape, stage: int) -> Iterator[Planned]:
+    """1F1B: each batch hands on what was computed, and takes in what is computed next."""
+    order = list(one_forward_one_backward(stage, shape.pipeline_parallel, shape.microbatches))
+    middle = shape.microbatches // 2
+    yield from _exchange(shape, stage, None, order[0])
+    for number, (operation, microbatch) in enumerate(order):
+        following = order[number + 1] if number + 1 < len(order) else None
+        if (operation, microbatch) == ("forward", middle):
+            yield Planned(STALL, Kind.OTHER)
+        yield Planned(operation, Kind.COMPUTE, microbatch=microbatch)
+        if shape.tensor_parallel > 1:
+            yield Planned("all_reduce", Kind.COMMUNICATION, Transfer.SHARDS, microbatch, of=operation)
+        if following is None:
+            yield Planned("gc", Kind.OTHER)
+        yield from _exchange(shape, stage, (operation, microbatch), following)
+
+
+def _exchange(
+    shape: JobShape, stage: int, done: tuple[str, int] | None, following: tuple[str, int] | None
+) -> Iterator[Planned]:
+    """Batches are of opposite directions: after a forward comes what a backward needs, or the other way."""
+    sent = _message(shape, done, stage, outgoing=True)
+    received = _message(shape, following, stage, outgoing=False)
+    if sent and received and sent.operation == received.operation:
+        yield Planned("exchange", Kind.COMMUNICATION, Transfer.EXCHANGE, message=sent)
+        yield Planned("exchange", Kind.COMMUNICATION, Transfer.EXCHANGE, received=received)
+    elif sent or received:
+        yield Planned("exchange", Kind.COMMUNICATION, Transfer.EXCHANGE, message=sent, received=received)
+
+
+def _message(shape: JobShape, which: tuple[str, int] | None, stage: int, *, outgoing: bool) -> Message | None:
+    """What a pass hands on or needs; nothing at the ends of the pipeline."""
+    if which is None:
+        return None
+    operation, microbatch = which
+    ahead = 1 if operation == "forward" else -1
+    other = stage + ahead if outgoing else stage - ahead
+    if not 0 <= other <= _last(shape):
+        return None
+    return Message(operation, microbatch, other if outgoing else stage)

@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.simulation.job import Job, setting_of, simulate
+from bench.simulation.program import JobShape
+from bench.simulation.workload import Fault, Noise, squared_lengths
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
-from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Noise, squared_lengths
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
 CLEAN = Job(shape=SHAPE, steps=20, seed=7)
@@ -189,49 +187,6 @@ def test_squared_lengths() -> None:
     assert sums.mean() == pytest.approx(1.0)
     assert sums.min() > 0.0
     assert np.quantile(sums, 0.99) - 1.0 > 1.5 * (1.0 - np.quantile(sums, 0.01))
-
-
-@pytest.mark.parametrize(
-    ("job", "sentence"),
-    [
-        (replace(CLEAN, steps=0), "steps is 0, expected at least 1"),
-        (replace(CLEAN, seed=-1), "seed is -1, expected at least 0"),
-        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK)), "fault slow_rank needs ranks"),
-        (
-            replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.CHECKPOINT, ranks=(1,))),
-            "phase is checkpoint, expected one of compute, data_loading, other",
-        ),
-        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, ranks=(16,))), "rank is 16, expected 0 to 15"),
-        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, ranks=(1, 1))), "expected each one once"),
-        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_STAGE)), "fault slow_stage needs a stage"),
-        (replace(CLEAN, fault=Fault(factor=1.0)), "factor is 1.0, expected above 1"),
-        (replace(CLEAN, fault=Fault(factor=float("nan"))), "factor is nan, expected above 1"),
-        (
-            replace(CLEAN, fault=Fault(cause=Cause.UNEQUAL_BATCHES, factor=3.0)),
-            "expected at most 2 for unequal_batches",
-        ),
-        (replace(CLEAN, fault=Fault(first_step=20)), "first step is 20, expected 0 to 19"),
-        (replace(CLEAN, fault=Fault(duration=0)), "duration is 0, expected at least 1 step"),
-        (replace(CLEAN, fault=Fault(period=1)), "period is 1, expected at least 2 steps"),
-        (replace(CLEAN, fault=Fault(probability=0.0)), "probability is 0.0, expected above 0"),
-        (replace(CLEAN, fault=Fault(share_of_steps=0.0)), "share_of_steps is 0.0, expected above 0"),
-        (replace(CLEAN, more_faults=(Fault(cause=Cause.SLOW_RANK),)), "fault slow_rank needs ranks"),
-        (replace(CLEAN, fault=Fault(cause=Cause.INCONCLUSIVE)), "fault is inconclusive"),
-        (replace(CLEAN, shape=JobShape(data_parallel=65_536), steps=100), "expected at most 20,000,000"),
-    ],
-)
-def test_impossible_job(job: Job, sentence: str) -> None:
-    """It is refused in one sentence before anything is computed."""
-    with pytest.raises(UserError, match=sentence):
-        simulate(job)
-
-
-def test_impossible_shape() -> None:
-    """It is refused as soon as it is made."""
-    with pytest.raises(UserError, match="tensor_parallel is 0, expected at least 1"):
-        JobShape(tensor_parallel=0)
-    with pytest.raises(UserError, match="131072 ranks, expected at most 65536"):
-        JobShape(data_parallel=65_536, pipeline_parallel=2)
 
 
 SHAPE = JobShape(data_parallel=8, pipeline_parallel=2)
