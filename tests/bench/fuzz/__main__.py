@@ -19,9 +19,10 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads is not to be 
 from ..processes import exit_on_signals, temporary_directory
 from ..result import BenchError, Result, as_markdown
 from .reader import Document, Reader
-from .table import READERS
+from .readers import checkpoints, files, node, runs, services
 from .trial import Child, Counts, change_of
 
+READERS = (*runs.READERS, *files.READERS, *checkpoints.READERS, *services.READERS, *node.READERS)
 _OF_A_CHILD = 400
 """Inputs that one process reads."""
 _SHOWN = 6

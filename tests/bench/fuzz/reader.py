@@ -24,7 +24,7 @@ class Document:
         return self.changed or tuple(self.files)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reader:
     """One row of the table."""
 

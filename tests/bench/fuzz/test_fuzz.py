@@ -39,7 +39,7 @@ def read(folder):
         raise ValueError("a sentence")
 
 documents = single(*(bytes([each]) for each in b"abcdefg"))
-reader = Reader(name="breaking", documents=lambda _: documents, read=read, refuses=(ValueError,))
+reader = Reader("breaking", lambda _: documents, read, (ValueError,))
 with tempfile.TemporaryDirectory() as folder:
     found = fuzz.read_all(reader, documents, range(-7, 0), Path(folder))
 for each in sorted(found.failures, key=lambda each: each.number):

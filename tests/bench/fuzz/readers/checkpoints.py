@@ -94,13 +94,13 @@ def _manifests(base: Path) -> list[Document]:
 
 
 READERS = (
-    Reader(name="checkpoint verify", documents=_checkpoints, read=_verify, share=10),
-    Reader(name="checkpoint newest", documents=_checkpoints, read=_newest, share=4),
+    Reader("checkpoint verify", _checkpoints, _verify, share=10),
+    Reader("checkpoint newest", _checkpoints, _newest, share=4),
     Reader(
-        name="manifest",
-        documents=_manifests,
-        read=parsing(lambda data: parse(data, Path("manifest"))),
-        refuses=(CheckpointError,),
+        "manifest",
+        _manifests,
+        parsing(lambda data: parse(data, Path("manifest"))),
+        (CheckpointError,),
         share=3,
     ),
 )

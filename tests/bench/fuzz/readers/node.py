@@ -138,28 +138,21 @@ def _read_text(data: bytes) -> None:
 
 READERS = (
     Reader(
-        name="texts of exceptions",
-        documents=lambda _: single(*(each.encode() for each in _TEXTS)),
-        read=parsing(_read_text),
+        "texts of exceptions",
+        lambda _: single(*(each.encode() for each in _TEXTS)),
+        parsing(_read_text),
         share=4,
     ),
+    Reader("note of checkpoints", lambda _: single(_noted()), parsing(parse_checkpoints), share=4),
+    Reader("note of trackers", lambda _: single(_trackers()), parsing(parse_note), share=4),
+    Reader("cycles of NVRx", lambda _: [_cycles()], _read_cycles, share=4),
+    Reader("lines of the kernel", lambda _: [_kernel_log()], _read_kernel_log, share=4),
+    Reader("/proc of a process", lambda _: [_process_files()], _read_process, share=4),
     Reader(
-        name="note of checkpoints",
-        documents=lambda _: single(_noted()),
-        read=parsing(parse_checkpoints),
-        share=4,
-    ),
-    Reader(
-        name="note of trackers", documents=lambda _: single(_trackers()), read=parsing(parse_note), share=4
-    ),
-    Reader(name="cycles of NVRx", documents=lambda _: [_cycles()], read=_read_cycles, share=4),
-    Reader(name="lines of the kernel", documents=lambda _: [_kernel_log()], read=_read_kernel_log, share=4),
-    Reader(name="/proc of a process", documents=lambda _: [_process_files()], read=_read_process, share=4),
-    Reader(
-        name="SLURM's job map",
-        documents=lambda _: single(b"8_3\n8+1\njob.17@cluster\n"),
-        read=parsing(lambda data: parse_jobs(data.decode("utf-8", "replace"))),
-        refuses=(ValueError,),
+        "SLURM's job map",
+        lambda _: single(b"8_3\n8+1\njob.17@cluster\n"),
+        parsing(lambda data: parse_jobs(data.decode("utf-8", "replace"))),
+        (ValueError,),
         share=2,
     ),
 )

@@ -274,13 +274,7 @@ def _read_left(folder: Path) -> None:
 def _of_run(
     name: str, share: float, *arguments: str, documents: Callable[[Path], Sequence[Document]] = _all_runs
 ) -> Reader:
-    return Reader(
-        name=name,
-        documents=documents,
-        read=_command_on_run(*arguments),
-        refuses=COMMAND_REFUSES,
-        share=share,
-    )
+    return Reader(name, documents, _command_on_run(*arguments), COMMAND_REFUSES, share=share)
 
 
 def _command_on_run(*arguments: str) -> Callable[[Path], object]:
@@ -304,28 +298,22 @@ def _list_runs(folder: Path) -> None:
 
 
 READERS = (
-    Reader(name="box", documents=_boxes, read=_read_box, refuses=(BlackBoxError,), share=12),
-    Reader(name="boxes by the agent", documents=_runs_only, read=_agent, share=6),
-    Reader(name="boxes by a training", documents=_boxes, read=_sweep, share=4),
-    Reader(
-        name="lines",
-        documents=_notes,
-        read=_read_lines,
-        refuses=(BlackBoxError, EvidenceError),
-        share=4,
-    ),
-    Reader(name="left by a dead rank", documents=_left, read=_read_left, share=6),
-    Reader(name="ls", documents=_runs_only, read=_list_runs, refuses=COMMAND_REFUSES, share=2),
+    Reader("box", _boxes, _read_box, (BlackBoxError,), share=12),
+    Reader("boxes by the agent", _runs_only, _agent, share=6),
+    Reader("boxes by a training", _boxes, _sweep, share=4),
+    Reader("lines", _notes, _read_lines, (BlackBoxError, EvidenceError), share=4),
+    Reader("left by a dead rank", _left, _read_left, share=6),
+    Reader("ls", _runs_only, _list_runs, COMMAND_REFUSES, share=2),
     _of_run("summary", 2, "summary", "RUN"),
     _of_run("blackbox", 2, "blackbox", "RUN", documents=_runs_only),
     _of_run("logs", 2, "logs", "RUN", documents=_with_lines),
     _of_run("diagnose run", 2, "diagnose", "run", "RUN", "--json"),
     _of_run("goodput", 2, "goodput", "RUN", "--json"),
     Reader(
-        name="account of time",
-        documents=_accounts,
-        read=command("goodput", "{}/job", "--account", "{}/goodput.json", "--json"),
-        refuses=COMMAND_REFUSES,
+        "account of time",
+        _accounts,
+        command("goodput", "{}/job", "--account", "{}/goodput.json", "--json"),
+        COMMAND_REFUSES,
         share=2,
     ),
     _of_run("report", 2, "report", "RUN", "--evidence", "{}"),
