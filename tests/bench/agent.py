@@ -8,11 +8,10 @@ from rankwatch.conventions.metrics import metric
 from support.servers.spans import span_receiver
 
 from .exporters import NODE_EXPORTER, Effort, Exporter, Usage, node_exporter, node_exporter_installed, watch
-from .process_usage import MIB
+from .process_usage import MIB, mib, ms
 from .processes import rankwatch_agent, temporary_directory
 from .rank_load import step_load
-from .result import BenchError, Result, Row, limited
-from .spread import quantile
+from .result import BenchError, Result, Row, limited, quantile
 
 RANKS = 8
 STEPS_PER_SECOND = 20.0
@@ -102,13 +101,13 @@ def _samples(usage: Usage) -> dict[str, object]:
 
 def _agent_rows(usage: Usage) -> list[Row]:
     taken = usage.scrape_seconds
-    middle, worst = _ms(quantile(taken, 0.5)), _ms(max(taken))
+    middle, worst = ms(quantile(taken, 0.5)), ms(max(taken))
     return [
         limited("CPU, of one core", usage.cores(), CORES, "{:.2%}".format),
         limited(
-            "resident memory", usage.resident_bytes, RESIDENT_BYTES, _mib, f"peak {_mib(usage.peak_bytes)}"
+            "resident memory", usage.resident_bytes, RESIDENT_BYTES, mib, f"peak {mib(usage.peak_bytes)}"
         ),
-        limited("scrape, p99", quantile(taken, 0.99), SCRAPE_SECONDS, _ms, f"p50 {middle}, longest {worst}"),
+        limited("scrape, p99", quantile(taken, 0.99), SCRAPE_SECONDS, ms, f"p50 {middle}, longest {worst}"),
         Row("answer to a scrape", f"{usage.last.samples():,} samples", _size(usage)),
     ]
 
@@ -135,14 +134,6 @@ def _notes(usage: Usage, pace: float, *, peer_known: bool) -> tuple[str, ...]:
         "These ranks have no torch and no flight recorder, which the agent would query once a minute.",
         peer,
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def _mib(size: float) -> str:
-    return f"{size / MIB:.1f} MiB"
 
 
 def _size(usage: Usage) -> str:

@@ -25,8 +25,8 @@ from rankwatch_diagnosis.straggler.engine import diagnose
 from support.alerts.rule_test import Sample
 from support.diagnosis.both_forms import SCRAPE_SECONDS, lasting, samples_of_alerts
 
-from .detection.parallel import in_processes
 from .detection.production import production_job
+from .detection.trial import in_processes
 from .result import Result, Row, as_markdown
 
 SECONDS, STEPS = 2700.0, 60

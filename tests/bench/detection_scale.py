@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import pyarrow.parquet
 
 from support.paths import RECORDED
 
+from .process_usage import resident_bytes
 from .result import Result, Row, as_markdown
 
 RANKS = (1_024, 4_096, 16_384)
@@ -144,15 +146,10 @@ def _measure(path: Path) -> dict[str, object]:
         "read_seconds": read - began_cpu,
         "diagnose_seconds": done - read,
         "wall_seconds": time.perf_counter() - began,
-        "peak_bytes": _peak_bytes(),
+        # `ru_maxrss` counts what the process was before it ran this program, too.
+        "peak_bytes": resident_bytes(os.getpid())[1],
         "ranks_named": list(verdict.ranks),
     }
-
-
-def _peak_bytes() -> int:
-    """Of this program alone: `ru_maxrss` counts what the process was before it ran this program, too."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def _result(

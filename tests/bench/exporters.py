@@ -7,7 +7,6 @@ for a long one. The peer of the agent is node_exporter, as Debian ships it.
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from .process_usage import Footprint, cpu_seconds, footprint, resident_bytes
-from .processes import background, wait_until
+from .process_usage import Footprint, Scrape, cpu_seconds, footprint, resident_bytes, scrape
+from .processes import background, free_ports, wait_until
 from .result import BenchError
-from .scrape import Scrape, scrape
 
 NODE_EXPORTER = "prometheus-node-exporter"
 """Debian's package, and its program."""
@@ -147,18 +145,11 @@ def node_exporter_installed() -> bool:
 @contextmanager
 def node_exporter(directory: Path) -> Iterator[Exporter]:
     """node_exporter with its default collectors on a free loopback port. Raises BenchError."""
-    address, log = f"127.0.0.1:{_free_port()}", directory / "node-exporter.log"
+    (port,) = free_ports(1)
+    address, log = f"127.0.0.1:{port}", directory / "node-exporter.log"
     with background([NODE_EXPORTER, f"--web.listen-address={address}"], log) as process:
         wait_until(lambda: _answers(address), process, log, f"could not start {NODE_EXPORTER}")
         yield Exporter(process.pid, address)
-
-
-def _free_port() -> int:
-    """A loopback port that is free now: node_exporter does not report which one it took."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answers(address: str) -> bool:

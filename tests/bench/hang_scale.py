@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from support.training.recorder import recorder_pickle
 
-from .result import BenchError, Result, Row, as_markdown
+from .process_usage import run
+from .result import Result, Row, as_markdown
 
 _TENSOR = 8
 _TIMES_FASTER = 10.0
 _START_NS = 1_758_610_505_000_000_000
 _OURS = (sys.executable, "-m", "rankwatch_cli", "diagnose", "hang", "--json")
 _THEIRS = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
-
-
-class Finished(NamedTuple):
-    """A finished program."""
-
-    seconds: float
-    peak_bytes: int
-    """Largest resident memory of the program or of any child it waited for."""
-    output: str
 
 
 def measure(*, quick: bool) -> Result:
@@ -48,7 +36,7 @@ def compare(ranks: int, entries: int) -> Result:
         for rank in range(ranks):
             document = dump(rank, ranks, entries, sleeper)
             (Path(name) / f"_dump_{rank}").write_bytes(recorder_pickle(document))
-        ours, theirs = _run((*_OURS, name)), _run((*_THEIRS, name))
+        ours, theirs = run((*_OURS, name)), run((*_THEIRS, name))
     verdict = json.loads(ours.output)
     right = verdict["state"] == "hang" and verdict["ranks"] == [sleeper]
     faster = theirs.seconds / ours.seconds
@@ -122,21 +110,6 @@ def _entry(index: int, local: int, group: tuple[str, str], number: int, complete
         "timeout_ms": 600_000,
         "is_p2p": False,
     }
-
-
-def _run(command: Sequence[str]) -> Finished:
-    """Run it to its end; raises BenchError if it fails."""
-    with tempfile.TemporaryFile() as output:
-        began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    if process.returncode:
-        raise BenchError(f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}")
-    return Finished(seconds, usage.ru_maxrss * 1024, text)
 
 
 def _lines(arguments: Sequence[str]) -> Iterator[str]:

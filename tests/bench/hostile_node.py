@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from support.training.ranks import rank
 
 from .hostile_attacks import ATTACKS
 from .process_usage import MIB, cpu_seconds, footprint, resident_bytes
-from .processes import exit_on_signals
+from .processes import exit_on_signals, free_ports
 from .result import BenchError, Result, Row, as_markdown, limited, met
 
 RUN = "honest"
@@ -111,7 +110,7 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
         boxes.chmod(0o1777)
         private = _private(folder)
         network = stack.enter_context(_another_machine())
-        probes = f"127.0.0.1:{_free_port()}"
+        probes = f"127.0.0.1:{free_ports(1)[0]}"
         flags = ["--listen", "0.0.0.0:0", "--probe-listen", probes]
         flags += ["--evidence-directory", str(folder / "evidence")]
         flags += ["--intervals-seconds", "nccl_ras=20"]
@@ -271,12 +270,6 @@ def _log_to(agent: AgentProcess, path: Path) -> None:
     assert agent.process.stderr is not None
     with path.open("w") as file:
         subprocess.Popen(["cat"], stdin=agent.process.stderr, stdout=file)  # ends with the agent
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -30,8 +30,7 @@ from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
 
 from .processes import temporary_directory
-from .result import BenchError, Result, Row, limited
-from .spread import spread
+from .result import BenchError, Result, Row, limited, spread
 
 PHASE = "rankwatch phase"
 STEP = "rankwatch step"

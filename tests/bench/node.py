@@ -29,12 +29,10 @@ from .exporters import (
     node_exporter_installed,
     watch_window,
 )
-from .process_usage import MIB
+from .process_usage import MIB, Scrape, mib, ms, scrape
 from .processes import rankwatch_agent, temporary_directory
 from .rank_load import step_load
-from .result import BenchError, Result, Row, limited
-from .scrape import Scrape, scrape
-from .spread import quantile
+from .result import BenchError, Result, Row, limited, quantile
 
 GPUS = 8
 STEPS_PER_SECOND = 2.0
@@ -179,13 +177,13 @@ def _rows(window: Window) -> list[Row]:
     resident = max(each.resident_bytes for each in window.footprints)
     proportional = max(each.proportional_bytes for each in window.footprints)
     processes, scrapes = window.footprints[-1].processes, window.scrape_seconds
-    spread = f"p50 {_ms(quantile(scrapes, 0.5))}, longest {_ms(max(scrapes))}"
-    shared = f"{_mib(proportional)} with shared pages counted once; {processes} process(es)"
+    spread = f"p50 {ms(quantile(scrapes, 0.5))}, longest {ms(max(scrapes))}"
+    shared = f"{mib(proportional)} with shared pages counted once; {processes} process(es)"
     return [
         limited("CPU, of one core", window.cores(), CORES, "{:.2%}".format),
-        limited("resident memory, at most", resident, RESIDENT_BYTES, _mib, shared),
-        limited("scrape, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, _ms, spread),
-        limited("growth of memory", window.growth("proportional_bytes"), GROWTH_BYTES, _mib),
+        limited("resident memory, at most", resident, RESIDENT_BYTES, mib, shared),
+        limited("scrape, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, ms, spread),
+        limited("growth of memory", window.growth("proportional_bytes"), GROWTH_BYTES, mib),
         limited("growth of threads", window.growth("threads"), 0, "{:g}".format, _extent(window, "threads")),
         limited(
             "growth of file descriptors",
@@ -204,11 +202,11 @@ def _rows(window: Window) -> list[Row]:
 
 def _hang_rows(hang: Hang) -> list[Row]:
     scrapes = hang.scrape_seconds
-    spread = f"p50 {_ms(quantile(scrapes, 0.5))}, longest {_ms(max(scrapes))} of {len(scrapes)}"
+    spread = f"p50 {ms(quantile(scrapes, 0.5))}, longest {ms(max(scrapes))} of {len(scrapes)}"
     lost = len(hang.families_lost)
     return [
         limited("a hung driver call is reported, intervals", hang.intervals, HANG_INTERVALS, "{:.1f}".format),
-        limited("scrape meanwhile, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, _ms, spread),
+        limited("scrape meanwhile, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, ms, spread),
         limited(
             "other families lost meanwhile", lost, 0, "{:g}".format, ", ".join(sorted(hang.families_lost))
         ),
@@ -242,11 +240,3 @@ def _notes(window: Window, *, peer_known: bool) -> tuple[str, ...]:
         "Growth is the median of the last third of the window less that of the first.",
         peer,
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def _mib(size: float) -> str:
-    return f"{size / MIB:.1f} MiB"

@@ -1,8 +1,15 @@
-"""CPU and memory of another process, from /proc."""
+"""What a program takes: CPU and memory, while it runs and in the end; a scrape of an exporter."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import http.client
 import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +17,16 @@ from typing import NamedTuple
 from .result import BenchError
 
 MIB = 1 << 20
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, as text."""
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def mib(size: float) -> str:
+    """Mebibytes, as text."""
+    return f"{size / MIB:.1f} MiB"
 
 
 def cpu_seconds(pid: int, procfs: Path = Path("/proc")) -> float:
@@ -102,3 +119,78 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise BenchError(f"could not read {path}: {error.strerror}") from error
+
+
+class Ran(NamedTuple):
+    """A program that has run to its end."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of the program and of all children it waited for."""
+    peak_bytes: int
+    """Largest resident memory of the program or of any child it waited for."""
+    output: str
+
+
+def run(command: Sequence[str], **variables: str) -> Ran:
+    """Run it to its end, with these variables in its environment; raises BenchError if it fails."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        errors.seek(0)
+        text, said = (each.read().decode(errors="replace") for each in (output, errors))
+    if process.returncode:
+        raise BenchError(f"{' '.join(command)} ended with status {process.returncode}: {said.strip()[-500:]}")
+    return Ran(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, text)
+
+
+_HEADERS = {
+    "Accept": (
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    ),
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/2.42.0",
+}
+"""The headers that Prometheus 2.42 sends."""
+_TIMEOUT_SECONDS = 10.0
+"""Prometheus's own default."""
+
+
+class Scrape(NamedTuple):
+    """The response of an exporter."""
+
+    seconds: float
+    """From connecting to the last byte."""
+    compressed_bytes: int
+    text: str
+
+    def samples(self) -> int:
+        """Number of samples."""
+        return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
+
+    def total(self, name: str) -> float:
+        """Sum of all samples of this name."""
+        lines = (line for line in self.text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def scrape(address: str) -> Scrape:
+    """Scrape HOST:PORT/metrics once as Prometheus does, over a connection of its own; raises BenchError."""
+    began = time.perf_counter()
+    try:
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=_TIMEOUT_SECONDS)) as connection:
+            connection.request("GET", "/metrics", headers=_HEADERS)
+            response = connection.getresponse()
+            body = response.read()
+            seconds = time.perf_counter() - began
+    except OSError as error:
+        raise BenchError(f"could not scrape {address}: {error}") from error
+    if response.status != http.HTTPStatus.OK:
+        raise BenchError(f"could not scrape {address}: status {response.status}")
+    plain = gzip.decompress(body) if response.getheader("Content-Encoding") == "gzip" else body
+    return Scrape(seconds, len(body), plain.decode())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .result import BenchError
@@ -54,6 +55,15 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
         if time.monotonic() > deadline:
             raise BenchError(f"{what}: nothing within {_START_SECONDS:g} s: {tail(log)}")
         time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that are free now, for programs that do not report which one they took."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def tail(log: Path) -> str:

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +24,8 @@ import pyarrow.parquet
 
 from support.paths import RECORDED
 
-from .result import BenchError, Result, Row, as_markdown
+from .process_usage import run
+from .result import Result, Row, as_markdown
 
 JOBS = ("job-a", "job-b")
 TABLES = RECORDED / "operation_tables"
@@ -124,28 +121,20 @@ def _theirs(program: Path, python: Path, table: Path) -> Measured:
     """Its analysis, without the files for its pictures, which is more than S."""
     command = [str(python), str(program), "--metadata", str(table.with_suffix(".yaml"))]
     command += ["--trace", str(table), "--dump-dir", str(table.parent)]
-    wall, cpu, _ = _run(command, PYTHONPATH=str(program.parents[1]))
-    return Measured(wall, cpu, float(json.loads(table.with_suffix(".json").read_text())["blocking_slowdown"]))
+    ran = run(command, PYTHONPATH=str(program.parents[1]))
+    return Measured(
+        ran.seconds,
+        ran.cpu_seconds,
+        float(json.loads(table.with_suffix(".json").read_text())["blocking_slowdown"]),
+    )
 
 
 def _ours(table: Path) -> Measured:
     command = [sys.executable, "-m", "rankwatch_cli", "diagnose", "straggler", str(table), "--json"]
-    wall, cpu, out = _run(command)
-    return Measured(wall, cpu, float(json.loads(out).get("slowdown_if_all_fixed") or "nan"))
-
-
-def _run(command: Sequence[str], **variables: str) -> tuple[float, float, str]:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=600
+    ran = run(command)
+    return Measured(
+        ran.seconds, ran.cpu_seconds, float(json.loads(ran.output).get("slowdown_if_all_fixed") or "nan")
     )
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0:
-        raise BenchError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, cpu, done.stdout
 
 
 def _rows(job: str, theirs: Sequence[Measured], ours: Sequence[Measured]) -> list[Row]:

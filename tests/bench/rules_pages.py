@@ -23,6 +23,7 @@ from rankwatch.members import members_text
 from rankwatch_agent.runtime.config import AgentConfig
 from support.training.replayed_job import RUN
 
+from .process_usage import scrape
 from .processes import rankwatch_agent, temporary_directory
 from .rules_template import (
     ASLEEP_REPLICA,
@@ -35,7 +36,6 @@ from .rules_template import (
     Template,
     make_template,
 )
-from .scrape import scrape
 
 NODE_RANKS = 8
 LEAST_RANKS = STAGES * REPLICAS

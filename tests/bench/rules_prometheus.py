@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import sys
 import urllib.parse
 import urllib.request
@@ -19,7 +18,7 @@ from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules
 from rankwatch_alerts.sharding import AGENTS_FILE
 
 from .process_usage import cpu_seconds, resident_bytes
-from .processes import background, wait_until
+from .processes import background, free_ports, wait_until
 from .result import BenchError
 
 _TIMEOUT_SECONDS = 60.0
@@ -173,7 +172,7 @@ def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Ite
     generated = prometheus_config(config, rule_files=rules, agent_targets=())
     scrapes = [{"job_name": config.agent_job, "static_configs": _targets(address, nodes)}]
     path.write_text(to_yaml(generated | {"scrape_configs": scrapes, "alerting": {}}))
-    with _started(path, _free_ports(1)[0]) as started:
+    with _started(path, free_ports(1)[0]) as started:
         yield started
 
 
@@ -183,7 +182,7 @@ def divided(
 ) -> Iterator[Divided]:
     """Shards and the fleet server as `rankwatch generate` configures them, or one of them alone, as on a
     machine of its own; raises BenchError."""
-    *ports, fleet = _free_ports(shards + 1)
+    *ports, fleet = free_ports(shards + 1)
     config = replace(
         config,
         prometheus_shards=tuple(f"127.0.0.1:{port}" for port in ports),
@@ -213,14 +212,6 @@ def _started(path: Path, port: int) -> Iterator[Server]:
         found = Server(f"http://127.0.0.1:{port}", process.pid)
         wait_until(found.ready, process, log, "could not start Prometheus")
         yield found
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _targets(address: str, nodes: int) -> list[dict[str, object]]:

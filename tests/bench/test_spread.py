@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.result import BenchError
-from bench.spread import quantile, spread
+from bench.result import BenchError, quantile, spread
 
 
 def test_quantile() -> None:

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from support.loops.running import run_command
 
-from .result import BenchError, Result, Row, limited
-from .spread import quantile
+from .result import BenchError, Result, Row, limited, quantile
 
 _PROGRAM = Path(__file__).parents[1] / "support" / "loops" / "cost.py"
 _LOW = 0.25

@@ -19,11 +19,10 @@ from rankwatch_diagnosis.operations.writing import write_table
 from ..result import Result, as_json, as_markdown
 from .harder import SCENARIOS, Answer, attempt_harder, harder_rows
 from .judging import judge
-from .parallel import in_processes
 from .production import production_job
 from .production_report import one_line, production_result
 from .report import result
-from .trial import Trial, attempt
+from .trial import Trial, attempt, in_processes
 
 HARDER_SHARE = 10
 """One job of each harder scenario for so many of the mixture."""

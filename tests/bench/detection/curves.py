@@ -21,8 +21,8 @@ from rankwatch.conventions.states import Cause
 from ..chart import Frame, document, shares
 from ..result import Result, Row, as_markdown
 from .judging import Judged, judge_job
-from .parallel import in_processes
 from .production import CHIP_SIGMAS, SHAPES, healthy
+from .trial import in_processes
 
 SIZES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)
 """By how much the rank is slower."""

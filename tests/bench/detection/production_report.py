@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..result import Result, Row, limited
-from ..spread import quantile, spread
+from ..result import Result, Row, limited, quantile, spread
 from .judging import LEAST_PEERS, Judged, share
 from .production import CHIP_SIGMAS, CYCLE
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.detection.baselines import baseline_names
 from bench.detection.mixture import CYCLE, HOST_WORK, LEAST_COST, labelled, run
-from bench.detection.trial import prefix
+from bench.detection.trial import baseline_names, prefix
 from bench.simulation.job import Job, simulate
 from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from bench.detection.baselines import RULES
-from bench.detection.report import result
-from bench.detection.scores import (
+from bench.detection.report import (
     by_baseline,
     by_engine,
     falsely_named,
     first_step_error,
     named,
+    result,
     right_cause,
     slowdown_error,
 )
-from bench.detection.trial import Trial
+from bench.detection.trial import RULES, Trial
 from bench.result import as_markdown
 
 

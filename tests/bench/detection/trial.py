@@ -1,18 +1,25 @@
-"""One job of the mixture, diagnosed by the engine and by the baselines."""
+"""One job of the mixture, diagnosed by the engine and by the baselines: rules of other tools.
+
+Baselines are applied to the whole table. They name ranks without causes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankwatch.conventions.states import SlowPhase
-from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
-from .baselines import baseline_names
 from .mixture import labelled, run, slow_compute
 
 PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
@@ -109,3 +116,75 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "slowdown": float(verdict.slowdown),
         "lost_rank_seconds": float(verdict.lost_rank_seconds),
     }
+
+
+Floats = NDArray[np.float64]
+
+SCORE = 0.75
+"""Threshold of NVIDIA's resiliency extension, in its code."""
+DEVIATIONS = 3.0
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal distribution from its median absolute deviation."""
+
+
+def baseline_names(table: OperationTable) -> Mapping[str, tuple[int, ...]]:
+    """The ranks that each rule names."""
+    ranks, place = np.unique(table.rank, return_inverse=True)
+    steps = len(np.unique(table.step))
+
+    def of_each(*kinds: Kind) -> Floats:
+        rows = np.isin(table.kind, kinds) if kinds else slice(None)
+        total = np.bincount(place[rows], table.duration_seconds[rows], len(ranks))
+        mean: Floats = total / steps
+        return mean
+
+    seconds = _Seconds(whole=of_each(), compute=of_each(Kind.COMPUTE), waiting=of_each(Kind.COMMUNICATION))
+    return {name: tuple(int(rank) for rank in ranks[rule(seconds)]) for name, rule in RULES.items()}
+
+
+class _Seconds:
+    """Mean seconds in a step, by rank."""
+
+    def __init__(self, *, whole: Floats, compute: Floats, waiting: Floats) -> None:
+        self.whole, self.compute, self.waiting = whole, compute, waiting
+
+
+def _slowest_step(seconds: _Seconds) -> NDArray[np.intp]:
+    return np.array([np.argmax(seconds.whole)])
+
+
+def _ratio_to_fastest(seconds: _Seconds) -> NDArray[np.intp]:
+    return np.flatnonzero(seconds.compute.min() / seconds.compute < SCORE)
+
+
+def _median_and_deviations(seconds: _Seconds) -> NDArray[np.intp]:
+    middle = np.median(seconds.compute)
+    deviation = MAD_TO_SIGMA * np.median(np.abs(seconds.compute - middle))
+    return np.flatnonzero(seconds.compute > middle + DEVIATIONS * deviation)
+
+
+def _shortest_wait(seconds: _Seconds) -> NDArray[np.intp]:
+    return np.array([np.argmin(seconds.waiting)])
+
+
+RULES: Mapping[str, Callable[[_Seconds], NDArray[np.intp]]] = MappingProxyType(
+    {
+        "slowest step": _slowest_step,
+        "ratio to the fastest below 0.75": _ratio_to_fastest,
+        "median + 3 MAD": _median_and_deviations,
+        "shortest wait of the job": _shortest_wait,
+    }
+)
+
+
+_Result = TypeVar("_Result")
+
+
+def in_processes(
+    function: Callable[..., _Result], arguments: Sequence[tuple[object, ...]], processes: int
+) -> list[_Result]:
+    """The results, in order; the same whatever the number of processes."""
+    if processes == 1:
+        return [function(*each) for each in arguments]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(function, *zip(*arguments, strict=True)))

@@ -1,14 +1,43 @@
-"""A reader of users' bytes: valid documents, the function that reads them, and what it may raise."""
+"""A reader of users' bytes: valid documents, the function that reads them, what it may raise and use."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankwatch_cli.main import main
+
+MOST_SECONDS = 10.0
+"""Of the processor, for one input."""
+MOST_BYTES = 512 << 20
+"""By which one input may increase the memory of its process."""
+
+
+def status_bytes(process: int | str, name: str) -> int:
+    """A size in /proc/PROCESS/status, such as VmRSS."""
+    with open(f"/proc/{process}/status") as file:
+        line = next(each for each in file if each.startswith(name))
+    return int(line.split()[1]) << 10
+
+
+def peak_reset(process: int | str) -> None:
+    """Let its peak (VmHWM) count from now."""
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+@contextmanager
+def watched(process: int) -> Iterator[None]:
+    """Raises AssertionError if another process needs too much within the block."""
+    peak_reset(process)
+    before = status_bytes(process, "VmRSS")
+    yield
+    size = status_bytes(process, "VmHWM") - before
+    if size > MOST_BYTES:
+        raise AssertionError(f"its process needs {size >> 20} MiB")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from pathlib import Path
 from random import Random
 
 from .changes import changed
-from .measured import MOST_BYTES, MOST_SECONDS, peak_reset, status_bytes
-from .reader import Document, Reader
+from .reader import MOST_BYTES, MOST_SECONDS, Document, Reader, peak_reset, status_bytes
 
 _ADDRESS_SPACE = 3 * MOST_BYTES
 """Beyond what the process has: more than may be used, so that it shows, and less than hurts the machine."""

@@ -189,21 +189,21 @@ def test_squared_lengths() -> None:
     assert np.quantile(sums, 0.99) - 1.0 > 1.5 * (1.0 - np.quantile(sums, 0.01))
 
 
-SHAPE = JobShape(data_parallel=8, pipeline_parallel=2)
+TWO_STAGES = JobShape(data_parallel=8, pipeline_parallel=2)
 PAUSES = Fault(cause=Cause.JITTER, probability=0.1, factor=1.1)
 
 
 def test_cost_of_jitter() -> None:
     """Delays of a healthy job are of the same kind, so the run to compare with has neither."""
-    truth = simulate(Job(shape=SHAPE, fault=PAUSES, noise=Noise(outlier_probability=0.05))).truth
+    truth = simulate(Job(shape=TWO_STAGES, fault=PAUSES, noise=Noise(outlier_probability=0.05))).truth
     assert truth.slowdown > truth.active_slowdown + 0.01
-    quiet = simulate(Job(shape=SHAPE, fault=PAUSES, noise=Noise(outlier_probability=0.0))).truth
+    quiet = simulate(Job(shape=TWO_STAGES, fault=PAUSES, noise=Noise(outlier_probability=0.0))).truth
     assert quiet.slowdown == pytest.approx(quiet.active_slowdown)
 
 
 def test_noise_without_delays() -> None:
     """Taking the delays out changes no other number."""
-    draws = setting_of(Job(shape=SHAPE, noise=Noise(outlier_probability=0.05))).draws
-    quiet = setting_of(Job(shape=SHAPE, noise=Noise(outlier_probability=0.0))).draws
+    draws = setting_of(Job(shape=TWO_STAGES, noise=Noise(outlier_probability=0.05))).draws
+    quiet = setting_of(Job(shape=TWO_STAGES, noise=Noise(outlier_probability=0.0))).draws
     np.testing.assert_allclose(draws.delays[0].taken_out(draws.operations[0]), quiet.operations[0])
     assert draws.delays[0].where.size > 0

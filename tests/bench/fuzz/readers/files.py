@@ -33,8 +33,17 @@ from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 from support.diagnosis.operations import SmallJob
 from support.training.recorder import completed, entry, recorder_pickle, reply
 
-from ..measured import MOST_SECONDS, watched
-from ..reader import COMMAND_REFUSES, Document, Reader, RefusedError, command, document, single
+from ..reader import (
+    COMMAND_REFUSES,
+    MOST_SECONDS,
+    Document,
+    Reader,
+    RefusedError,
+    command,
+    document,
+    single,
+    watched,
+)
 from .runs import MANIFEST
 
 REPLY = reply(*(completed(number, 1.5) for number in range(4)), entry(4), enqueued=5, done=4)
