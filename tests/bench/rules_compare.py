@@ -1,8 +1,7 @@
 """`python -m tests.bench.rules_compare OLD_RULES_DIR`, from the root of the repository: rules before and now.
 
 Both are evaluated by promtool over what agents exported in the recorded runs, so that a change of rules shows
-as a list: for each recorded series what differs, and for each alert when it fired, and whom it named. At the
-end it says that each difference is wanted, or which of them has no reason in `_WANTED`.
+as a list: for each recorded series what differs, and for each alert when it fired, and whom it named.
 
 OLD_RULES_DIR holds rule files with the default settings (`*.rules.yml`, recording rules first), such as those
 of an earlier commit in `alerts/generated`. The recording is slowed down by as much as its settings are faster
@@ -44,90 +43,13 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _NAMED = ("run", "rank", "node", "gpu", "device", "stage", "group", "operation", "run_class", "path")
 """Labels that say whom an alert is about."""
-_BEFORE = {
-    "RunStalled": "mismatch_known=CollectivesDesynchronised.rank_known "
-    "mismatch_unknown=CollectivesDesynchronised.rank_unknown",
-    "RunFailed": "failed=RunFailed ranks_lost=RankLost killed_while_waiting=RankLost.killed_while_waiting "
-    "waited=RankLost.waited restarts_fail=RunCrashLooping",
-    "RunSlow": "slow_rank=Straggler slow_stage=SlowStage unequal_batches=UnequalBatches jitter=Jitter "
-    "data_loading=SlowDataLoading network=NetworkDegraded =StepTimeRegressed",
-    "RunLate": "startup=StartupSlow behind_plan=RunBehindPlan",
-    "LossDiverging": "non_finite=LossNonFinite trend=LossDiverging loss_scale=LossScaleCollapsed "
-    "norm=NormExploding data_skew=DataSkew",
-    "CheckpointAtRisk": "damaged=CheckpointDamaged resume_failed=ResumeFailed disk_full=CheckpointSpaceShort "
-    "disk_filling=CheckpointDiskFilling failed=CheckpointFailed stale=CheckpointStale "
-    "resumed_from_older=ResumedFromOlder",
-    "CheckpointSlow": "one_writer=CheckpointWriterSlow overlap=CheckpointOverlap",
-    "SuccessBudget": "day=SuccessBudget.critical period=SuccessBudget.warning restarts=RequeueRate "
-    "preemptions=PreemptionStorm",
-    "GoodputBudget": "fast=GoodputBudget.critical slow=GoodputBudget.warning",
-    "GpusWasted": "idle=GpusIdle mfu=UtilisationLow utilisation=UtilisationLow.gpu",
-    "OverBudget": "=ForecastOverBudget",
-    "GpuFault": "lost=GpuLost missing=GpusMissing driver_unresponsive=GpuDriverUnresponsive xid=GpuXid "
-    "ecc_uncorrected=GpuEccUncorrected needs_reset=GpuNeedsReset nvlink_down=NvlinkDown",
-    "GpuDegraded": "=GpuNeedsReplacement throttled=GpuThrottled power_brake=GpuPowerBrake "
-    "pcie=GpuPcieDegraded nvlink_errors=NvlinkErrors",
-    "LinkDown": "rdma=RdmaLinkDown flapping=RdmaLinkFlapping flapping=NicErrors.flapping nic=NicDown",
-    "LinkErrors": "=RdmaCongestion nic=NicErrors rdma=RdmaErrors tcp=TcpRetransmits",
-    "HostFault": "clock=ClockWrong clock_differs=ClockWrong.differs oom_kill=OomKill",
-    "TelemetryAbsent": "rules_failing=RulesFailing",
-    "TelemetryIncomplete": "collector=CollectorFailing records_missed=RecordsMissed "
-    "black_boxes=BlackBoxesLeftOut",
-}
-"""What alerts were called before: reason and old name, if need be with its old reason or severity."""
-_WANTED = {
-    "a growth counts in one interval, also if scrapes and evaluations have the same moments": (
-        "run_state:rankwatch_goodput_ranks:rate run_state:rankwatch_goodput_ranks:mean "
-        "run:rankwatch_goodput_requested_ranks:mean run:rankwatch_goodput_allocated_ranks:mean "
-        "run:rankwatch_goodput_scheduling:ratio run:rankwatch_goodput_runtime:ratio "
-        "run:rankwatch_goodput_ettr:ratio run_state:rankwatch_badput:share "
-        "run:rankwatch_cost_per_million_tokens:marginal class:rankwatch_total_rank_seconds:increase "
-        "class:rankwatch_good_rank_seconds:increase class:rankwatch_goodput_of_period:ratio "
-        "class:rankwatch_goodput_budget_left:ratio class:rankwatch_run_starts:increase "
-        "class:rankwatch_run_restarts:ratio"
-    ),
-    "the same; and no series for `down`, which costs nothing": "run_state:rankwatch_cost_per_hour:sum",
-    "a lost GPU is paid for and does nothing": "run:rankwatch_gpu_utilization:mean",
-    "its label `replica` is called `data_parallel`": "rank:rankwatch_straggler_candidate:replica",
-    "there from the first run on, not from its end": "class:rankwatch_run_success_objective:ratio",
-    "from the runs that were there, not from a setting": "class:rankwatch_runs_failed_limit:count",
-    "read only where every rank waits": (
-        "rank_group:rankwatch_collective_last_completed:stalled group:rankwatch_stall_waiting:share"
-    ),
-    "of ended ranks only": "rank:rankwatch_stall_waited:seconds",
-    "asked of the lost ranks only, by the rules that need it": "rank:rankwatch_stall_alive:bool",
-    "its group is evaluated half as often, while promtool evaluates all groups at one pace": (
-        "run:rankwatch_failure_interval_seconds:mean"
-    ),
-    "of ranks that do not wait, or where all do": "rank_group:rankwatch_collective_last_enqueued:stalled",
-    "the alert looks up who was on the node": "rank:rankwatch_rank_silent_step:last",
-    "boards show alerts whether they are held back or not": "alert:rankwatch_held_back:bool",
-    "alerts on hardware name node and part, whichever run is there": (
-        "node:rankwatch_node_user:info node:rankwatch_network_user:info "
-        "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
-    ),
-    "the alert LinkDown asks itself": "device:rankwatch_network_down:bool",
-    "the series that was copied from it is a rule itself": (
-        "group:rankwatch_network_degraded:estimate run:rankwatch_jitter:estimate "
-        "run:rankwatch_slow_data_loading:estimate run:rankwatch_unequal_batches:estimate "
-        "stage:rankwatch_slow_stage:estimate"
-    ),
-    "run:rankwatch_alerting:info says which runs page": "run:rankwatch_run_small:bool",
-    "the alert RunSlow takes the mean cost of some minutes": "rank:rankwatch_straggler_costly:slowdown",
-    "one rule for both ways to see a wrong clock: it must last": "HostFault/clock",
-    "it must last, and a page is only for classes that page": "LossDiverging/non_finite",
-    "a page is only for classes that page": "RunFailed/failed RunFailed/restarts_fail",
-    "one alert for a rank, not two": "RunSlow/slow_rank",
-}
-"""Why a difference to the rules of commit 938fb046 is wanted, and the series and alerts that have it."""
-
 Labels = tuple[tuple[str, str], ...]
 Series = Mapping[str, Mapping[Labels, Mapping[int, float]]]
 """Name -> labels -> number of the recorded moment -> value."""
 
 
 class Fired(NamedTuple):
-    """An alert, as the rules of today call it."""
+    """An alert with its reason."""
 
     what: str
     whom: str
@@ -263,28 +185,19 @@ def fired(series: Series) -> Mapping[Fired, When]:
     for key, samples in series.get("ALERTS", {}).items():
         labels = dict(key)
         if labels["alertstate"] == "firing":
-            alert, severities = _now_called(labels), frozenset({labels.get("severity", "no severity")})
+            alert, severities = _fired(labels), frozenset({labels.get("severity", "no severity")})
             first, last, others = found.get(alert, When(min(samples), max(samples), severities))
             found[alert] = When(min(first, *samples), max(last, *samples), others | severities)
     return found
 
 
-def _now_called(labels: Mapping[str, str]) -> Fired:
-    renamed = {
-        old: (new, reason)
-        for new, reasons in _BEFORE.items()
-        for reason, _, old in (each.partition("=") for each in reasons.split())
-    }
-    name, reason = (
-        labels["alertname"].removeprefix("Rankwatch"),
-        labels.get("reason") or labels.get("cause", ""),
-    )
-    if "product" not in labels:  # alerts had none when they had their old names
-        name, other = renamed.get(f"{name}.{reason or labels['severity']}") or renamed.get(name, (name, ""))
-        reason = other or reason
-    hidden = ("run", "rank") if f"Rankwatch{name}" in HARDWARE_ALERTS else ()
+def _fired(labels: Mapping[str, str]) -> Fired:
+    name = labels["alertname"].removeprefix("Rankwatch")
+    hidden = ("run", "rank") if labels["alertname"] in HARDWARE_ALERTS else ()
     whom = (f"{each}={labels[each]}" for each in _NAMED if each in labels and each not in hidden)
-    return Fired("/".join(filter(None, (name, reason))), " ".join(whom))
+    return Fired(
+        "/".join(filter(None, (name, labels.get("reason") or labels.get("cause", "")))), " ".join(whom)
+    )
 
 
 def result(directory: Path) -> Result:
@@ -298,22 +211,20 @@ def result(directory: Path) -> Result:
         *_of_records(_records(old_groups), _records(groups), old, new),
         *_of_alerts(fired(old), fired(new)),
     )
-    unwanted = [row.what for row in rows if row.met is False]
+    differing = [row.what for row in rows if row.met is False]
     return Result(
         title="Rules on the recorded runs, before and now",
         rows=rows,
         notes=(
             f"{moments} moments, {INTERVAL_SECONDS} s apart in the recording, by the default settings.",
             "A sample is one series at one of these moments.",
-            f"No reason for: {', '.join(unwanted)}." if unwanted else "Each difference is wanted.",
+            f"Differing: {', '.join(differing)}." if differing else "Nothing differs.",
         ),
     )
 
 
-def _judged(row: Row, name: str) -> Row:
-    """With the reason for which its difference is wanted: a target that is missed where there is none."""
-    why = next((why for why, names in _WANTED.items() if name in names.split()), "")
-    return row._replace(target=why or "no difference", met=bool(why))
+def _differs(row: Row) -> Row:
+    return row._replace(target="no difference", met=False)
 
 
 def _groups(directory: Path) -> list[Mapping[str, Any]]:
@@ -331,9 +242,9 @@ def _records(groups: Iterable[Mapping[str, Any]]) -> set[str]:
 def _of_records(before: set[str], now: set[str], old: Series, new: Series) -> Iterator[Row]:
     for name in sorted(before & now):
         row = compared(name, old, new)
-        yield _judged(row, name) if row.measured.startswith("changed") else row
+        yield _differs(row) if row.measured.startswith("changed") else row
     for name in sorted(before - now):
-        yield _judged(Row(name, f"gone, {_samples(old, name)} samples"), name)
+        yield _differs(Row(name, f"gone, {_samples(old, name)} samples"))
     for name in sorted(now - before):
         yield Row(name, f"new, {_samples(new, name)} samples")
 
@@ -346,11 +257,11 @@ def _of_alerts(before: Mapping[Fired, When], now: Mapping[Fired, When]) -> Itera
     for alert in sorted({*before, *now}):
         old, new = (str(each[alert]) if alert in each else "never" for each in (before, now))
         row = Row(f"{alert.what} {alert.whom}", f"now {new}", f"before {old}")
-        yield row if old == new else _judged(row, alert.what)
+        yield row if old == new else _differs(row)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the lists; exit status 1 if there was nothing to compare with, or a difference is not wanted."""
+    """Print the lists; exit status 1 if there was nothing to compare with, or if something differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_compare", description=__doc__)
     parser.add_argument("old_rules_dir", type=Path)
     try:
