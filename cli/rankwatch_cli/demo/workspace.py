@@ -1,8 +1,9 @@
 """The demo's directory, the processes that live in it, and the end of both, however the demo itself ended.
 
 The cleanup is a process of its own that waits for the end of its standard input. The demo holds the other
-end of that pipe, so the end comes when the demo closes it, crashes, or is killed. A variable in the environment
-marks the processes of a demo. They inherit it even after they have left their parent, as torchrun's ranks do.
+end of that pipe, so the end comes when the demo closes it, crashes, or is killed. A variable in the
+environment marks the processes of a demo: they inherit it even after they have left their parent, as the
+ranks of torchrun do.
 """
 
 from __future__ import annotations

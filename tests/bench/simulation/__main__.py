@@ -14,7 +14,7 @@ from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes, 
 from bench.simulation.job import Job, simulate
 from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.writing import write_table
 
 _SMALL = JobShape(data_parallel=4)

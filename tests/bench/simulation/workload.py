@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.simulation.program import RANKS_PER_NODE, JobShape, Program, Transfer
-from rankwatch.conventions import Cause, SlowPhase
+from rankwatch.conventions.states import Cause, SlowPhase
 
 Floats = NDArray[np.float64]
 

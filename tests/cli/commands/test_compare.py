@@ -12,7 +12,7 @@ from bench.simulation.black_boxes import write_job_boxes
 from bench.simulation.job import Job, simulate
 from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
-from rankwatch.conventions import Cause
+from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.comparison.changes import compare
 from rankwatch_diagnosis.comparison.figures import read_figures
