@@ -11,12 +11,12 @@ SEED_BASE ?= 1
 WORKERS := $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup servers tools demo test test-fast test-frameworks test-nightly check format lint types rules generate lock unchanged bench bench-detection bench-loss record preview clean
+.PHONY: help setup servers tools grafana demo test test-fast test-frameworks test-nightly check format lint types rules generate lock unchanged bench bench-detection bench-loss record preview clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
-setup: $(VENV)/.complete servers tools ## virtual environment, dependencies, Prometheus, Alertmanager and helm
+setup: $(VENV)/.complete servers tools grafana ## virtual environment, dependencies, Prometheus, Alertmanager, helm and Grafana's packages
 
 $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) .ci/require.py
@@ -30,6 +30,9 @@ servers: ## install Prometheus and Alertmanager where they are missing
 
 tools: ## fetch helm and kubectl into .tools where they are missing
 	@$(PYTHON) .ci/tools.py
+
+grafana: ## fetch Grafana's npm packages into tests/grafana where they are missing
+	@bash .ci/grafana
 
 demo: setup ## slow one rank of a real run down and print the alert that names it
 	$(BIN)/rankwatch demo
@@ -110,5 +113,5 @@ record: setup ## record a healthy run and runs with faults again, for the tests 
 preview: setup ## draw the first screens of all dashboards from the recorded runs into docs/images
 	cd tests && ../$(BIN)/python -m support.recorded.preview
 
-clean: ## remove the virtual environment, helm and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .tools bench-results
+clean: ## remove the virtual environment, helm, Grafana's packages and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .tools tests/grafana/node_modules bench-results
