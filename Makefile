@@ -110,7 +110,7 @@ bench-loss: setup ## our loss detector beside those of others on the same health
 record: setup ## record a healthy run and runs with faults again, for the tests of rules and panels; takes minutes
 	cd tests && ../$(BIN)/python -m support.recorded.record
 
-preview: setup ## draw the first screens of all dashboards from the recorded runs into docs/images
+preview: setup ## draw the first screens of all dashboards in Grafana's code, from the recorded runs, into docs/images; needs chromium
 	cd tests && ../$(BIN)/python -m support.recorded.preview
 
 clean: ## remove the virtual environment, helm, Grafana's packages and caches

@@ -15,12 +15,10 @@ from rankwatch_alerts.checks import template_queries
 from rankwatch_alerts.promql import parse, selectors
 from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.first_acts import first_acts
-from rankwatch_dashboards.preview import Prometheus, draw
 from support.alerts.runbooks import runbook_queries
 from support.dashboards.lint import filled_in, targets
 from support.recorded.absent import NOT_RECORDED, reason
 from support.recorded.loaded import Loaded, loaded_prometheus
-from support.recorded.preview import pictures, view
 from support.recorded.runs import (
     CLUSTER,
     CONFIG,
@@ -303,18 +301,6 @@ def test_variables_and_annotations_are_answered(loaded: Loaded) -> None:
     assert {each.run for each in RUNS} <= offered["run"]
     assert NODE in offered["node"]
     assert {"0", "1", "2", "3"} <= offered["rank"]
-
-
-def test_dashboards_are_drawn(loaded: Loaded) -> None:
-    """Every picture of `make preview` can be drawn, and shows data of its run."""
-    drawn = [
-        (name, draw(board, view(loaded, board, each), Prometheus(url=loaded.url)))
-        for board, each, name in pictures(dashboards(RuleConfig()))
-    ]
-    assert drawn
-    for name, drawing in drawn:
-        assert not drawing.unknown, name
-        assert len(drawing.empty) < drawing.panels, f"{name}: nothing is shown"
 
 
 def test_recording_is_small() -> None:
