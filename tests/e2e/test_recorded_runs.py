@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rankwatch_dashboards.first_acts import first_acts
+from rankwatch_dashboards.alert_table import first_acts
 
 from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import template_queries
