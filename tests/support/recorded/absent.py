@@ -27,6 +27,7 @@ NOT_RECORDED = {
     "rankwatch_rank_gpu_memory_*": "the ranks compute without CUDA",
     "rankwatch_rank_restored_step": "no run resumed from a checkpoint",
     "rankwatch_run_nodes": "no run was started by NVRx",
+    "rankwatch_trace_notes_dropped_total": "no endpoint was set",
     "rankwatch_updates_skipped_total": "no run scales its loss",
     "run:rankwatch_cost_per_epoch:mean": "the trainer has no epochs",
     "run:rankwatch_model_flops_utilisation:ratio": "the trainer states no FLOPs, and a CPU has no peak",
