@@ -156,7 +156,7 @@ def test_door_to_the_diagnosis() -> None:
 
 NAMES_PYTHON = {
     "instrumentation/rankwatch/processes.py": "builds every command line",
-    "instrumentation/rankwatch/exit_summary.py": "takes that of the command instead, where there is one",
+    "instrumentation/rankwatch/lifecycle.py": "takes that of the command instead, where there is one",
     "instrumentation/rankwatch/automatic/launching.py": "tells ranks which Python has the command",
     "instrumentation/rankwatch/automatic/site/sitecustomize.py": "names it in a message",
 }

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
-from rankwatch.endings import LONGEST_ERROR
-from rankwatch.notes import note_entries
+from rankwatch.failures import LONGEST_ERROR
 from rankwatch.untrusted.folders import Folder
-from rankwatch.untrusted.text import redacted, redacted_place
+from rankwatch.untrusted.text import json_entries, redacted, redacted_place
 
 SUFFIX = ".checkpoints"
 MOST_BYTES = 1 << 17
@@ -152,7 +151,7 @@ def _read(folder: Folder, name: str) -> tuple[NotedCheckpoint, ...]:
 
 def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
     """The entries in the content of a note. It is untrusted: what makes no sense is left out."""
-    found = (_entry(each) for each in note_entries(raw, "checkpoints", _MOST_ENTRIES))
+    found = (_entry(each) for each in json_entries(raw, "checkpoints", _MOST_ENTRIES))
     return tuple(each for each in found if each is not None)
 
 

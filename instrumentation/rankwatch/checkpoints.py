@@ -11,9 +11,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoint_paths import CheckpointPaths, place_of
-from rankwatch.endings import error_text
 from rankwatch.errors import UsageError, shown
-from rankwatch.failures import Failures, guarded
+from rankwatch.failures import Failures, error_text, guarded
 from rankwatch.spans import Span
 from rankwatch.steps import as_whole
 

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeVar
 
-from rankwatch.batches import Batches
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.identity import Identity
-from rankwatch.spans import NullSpan
+from rankwatch.spans import Batches, NullSpan
 
 T = TypeVar("T")
 _NULL = NullSpan()

@@ -7,9 +7,15 @@ RankwatchError
 │   └── (reason)       one word for a metric's label: truncated, version, ...
 └── SettingError       a flag, an environment variable or a configuration file cannot be used
     └── FieldError     the value of one field cannot be used (rankwatch.settings)
+
+Beside them stands how a training process says what it cannot raise.
 """
 
 from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("rankwatch")
 
 
 class RankwatchError(Exception):
@@ -53,3 +59,11 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - the code of any object
         pass
     return f"<{type(value).__name__}>"
+
+
+def warn(message: str, *arguments: object) -> None:
+    """Log a warning. Raises nothing, whatever filters and handlers the script has installed."""
+    try:
+        _log.warning(message, *arguments)
+    except Exception:  # noqa: BLE001 - a filter that raises, or the end of the stack
+        return

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankwatch.conventions.vocabulary import FLOPS_PER_TOKEN
 from rankwatch.failures import Failures
-from rankwatch.stated import StatedValues
+from rankwatch.scalars import StatedValues
 
 _SPLIT = ("cp", "ep", "pp", "tp")
 """Dimensions over which ranks share the work for one token."""

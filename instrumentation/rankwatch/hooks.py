@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwatch import lifecycle, variables
-from rankwatch.allocator import AllocatorMemory
+from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
 from rankwatch.conventions import Capability, Unseen, environment
-from rankwatch.exit_summary import announce, print_at_exit
+from rankwatch.errors import warn
 from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import (
@@ -23,17 +26,19 @@ from rankwatch.flight_recorder import (
     reserve_entries,
 )
 from rankwatch.identity import Identity
-from rankwatch.logs import context, lines
+from rankwatch.lifecycle import announce, print_at_exit
+from rankwatch.logs import json_lines, lines
 from rankwatch.logs.capture import keep_lines
-from rankwatch.messages import warn
-from rankwatch.rank_gpu import RankGpu
+from rankwatch.rank_gpu import AllocatorMemory, RankGpu
 from rankwatch.run import Run
-from rankwatch.run_queue import RunQueueWait
-from rankwatch.trackers.rank_zero import watch_trackers
+from rankwatch.trackers.watching import watch_trackers
 
 if TYPE_CHECKING:
     from rankwatch.device.cuda import Gpu
     from rankwatch.device.timeline import DeviceTimeline
+
+SAMPLE_SECONDS = 1.0
+"""Shortest time between two samples. One reads a small file of the kernel's."""
 
 
 def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
@@ -60,7 +65,7 @@ def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool
 def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Identity, ending: bool) -> None:
     """Install what stands beside the box, once the box has its place."""
     run.identity = identity
-    _install(run, "name the run in log lines", lambda: context.follow(identity, run._steps))
+    _install(run, "name the run in log lines", lambda: json_lines.follow(identity, run._steps))
     if ending:
         return
     run.checkpoint_log.note_paths()
@@ -222,3 +227,47 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
         writer.expect_questions()
         run.when_ended(FlightRecorderServer(*writer.beside(SOCKET_SUFFIX)).close)
         run.when_ended(writer.end_questions)
+
+
+class RunQueueWait:
+    """Samples the wait of the thread that makes this object.
+
+    Raises OSError, ValueError or IndexError where the kernel does not measure it.
+
+    procfs: where /proc is mounted.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        procfs: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._floats = writer.floats
+        self._file = procfs / str(os.getpid()) / "task" / str(threading.get_native_id()) / "schedstat"
+        self._clock = clock
+        self._waited_before = self._waited()
+        self._began = clock()
+        self._next = self._began + SAMPLE_SECONDS
+
+    def resolve(self) -> None:
+        """Take a sample if the last one is old enough."""
+        if self._clock() >= self._next:
+            self.sample()
+
+    def sample(self) -> None:
+        """Take a sample; nothing once the thread has ended."""
+        moment = self._clock()
+        try:
+            waited = self._waited() - self._waited_before
+        except OSError:
+            self._next = math.inf
+            return
+        self._next = moment + SAMPLE_SECONDS
+        self._floats[Now.CPU_WAITED] = waited
+        self._floats[Now.CPU_WATCHED] = moment - self._began
+
+    def _waited(self) -> float:
+        """The second number of the file: nanoseconds on a run queue."""
+        return int(self._file.read_bytes().split()[1]) / 1e9

@@ -7,17 +7,34 @@ on the run's name through torch's store. Nobody waits for that: see `publication
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
-from rankwatch import processes, torch_world
-from rankwatch.attempts import attempt_by, most_attempts_by
-from rankwatch.blackbox.tenants import in_tenant
+from rankwatch import processes
 from rankwatch.conventions import environment
 from rankwatch.errors import IdentityError
-from rankwatch.identity import Identity, safe_run
-from rankwatch.launchers import Place, find_place, has_only_one_node, job_name, run_id
+from rankwatch.identity import Identity, in_tenant, safe_run
+from rankwatch.launchers import (
+    Place,
+    attempt_by,
+    find_place,
+    has_only_one_node,
+    job_name,
+    most_attempts_by,
+    run_id,
+)
+
+_KEY = "rankwatch/run/"
+_FIRST_RANK_SECONDS = 5.0
+"""Head start of rank 0, whose proposal does not change when torchrun starts its workers again."""
+_PAUSE_SECONDS = 0.02
+_CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +83,7 @@ def identify(given: Given, env: Mapping[str, str], *, last: bool, ask: bool) -> 
 
 
 def _place(given: Given, env: Mapping[str, str], *, last: bool) -> Place | None:
-    in_torch = torch_world.place_in_torch()
+    in_torch = place_in_torch()
     if in_torch is not None:
         found = _quietly(env)
         if found is not None and found[:2] == in_torch[:2]:
@@ -77,7 +94,7 @@ def _place(given: Given, env: Mapping[str, str], *, last: bool) -> Place | None:
     # A child of multiprocessing inherits the variables of its parent, so they say nothing about it.
     if not last and processes.is_child_without_rank(env):
         return None
-    waits = not last and torch_world.may_be_initialized()
+    waits = not last and may_be_initialized()
     try:
         found = find_place(env)
     except IdentityError:
@@ -117,12 +134,12 @@ def _derived_run(given: Given, env: Mapping[str, str], place: Place, *, last: bo
         return proposal
     if ask:
         try:
-            store = torch_world.find_store()
+            store = find_store()
             if store is not None:
-                return torch_world.agree(store, place.rank, given.number, proposal)
+                return agree(store, place.rank, given.number, proposal)
         except (RuntimeError, OSError, ValueError):  # the store has gone with rank 0, or is of another kind
             last = True
-    return job + again if last or not torch_world.may_be_initialized() else None
+    return job + again if last or not may_be_initialized() else None
 
 
 def _identity(given: Given, run: str, place: Place, env: Mapping[str, str]) -> Identity:
@@ -148,3 +165,66 @@ def _local_rank(place: Place, env: Mapping[str, str]) -> int:
         return number if number <= place.rank else 0
     text = env.get("LOCAL_RANK", "")
     return int(text) if text.isdecimal() else 0
+
+
+def _distributed() -> Any:
+    """torch.distributed if the process has loaded it and it can be used."""
+    module: Any = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() else None
+
+
+def may_be_initialized() -> bool:
+    """True if the process has loaded torch with torch.distributed, so that it may become a rank later."""
+    return _distributed() is not None
+
+
+def place_in_torch() -> Place | None:
+    """The place of this process in the default process group; None before `init_process_group`."""
+    distributed = _distributed()
+    if distributed is None or not distributed.is_initialized():
+        return None
+    return Place(distributed.get_rank(), distributed.get_world_size())
+
+
+def has_store() -> bool:
+    """True if there is a store that all ranks of the job share. Asks nobody."""
+    distributed = _distributed()
+    return distributed is not None and (_launcher_store() is not None or distributed.is_initialized())
+
+
+def _launcher_store() -> tuple[str, str] | None:
+    """Address and port of torchrun's own store, which is there before `init_process_group`."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
+        return address, port
+    return None
+
+
+def find_store() -> Any:
+    """Return a store that all ranks of the job share; None as long as there is none. Raises RuntimeError."""
+    distributed = _distributed()
+    if distributed is None:
+        return None
+    if (place := _launcher_store()) is not None:
+        return distributed.TCPStore(
+            place[0], int(place[1]), is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
+        )
+    if not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def agree(store: Any, rank: int, number: int, proposal: str) -> str:
+    """Return the id of this run that the first rank has proposed, normally rank 0. Raises RuntimeError.
+
+    Does not block in the store, because the training thread may need it meanwhile.
+    """
+    key = f"{_KEY}{number}"
+    until = time.monotonic() + _FIRST_RANK_SECONDS
+    while rank and time.monotonic() < until and not store.check([key]):
+        time.sleep(_PAUSE_SECONDS)
+    agreed: bytes = store.compare_set(key, "", proposal)
+    return agreed.decode("utf-8", "replace")

@@ -1,4 +1,9 @@
-"""The identity of a rank: run id, rank, world size, local rank and host."""
+"""The identity of a rank: run id, rank, world size, local rank and host; and the ids of its traces.
+
+Ids of traces and spans are hashes of what they stand for. So every node, every rank and every log line gives
+a step the same id, without asking anybody. They are numbers, as OpenTelemetry's SDK takes them; `trace_text`
+and `span_text` write them as W3C trace context does.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from rankwatch.errors import IdentityError
 
+MOST_ATTEMPTS = 1_000_000
 _RUN_BYTES = 100
 _RUN_CLASS_BYTES = 32
 _HASH_CHARACTERS = 8
@@ -16,7 +23,11 @@ _CONTACT = re.compile(
     r"(?=.{2,64}\Z)(?:#[a-z0-9][a-z0-9._-]*|[A-Za-z0-9][A-Za-z0-9._+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)",
     re.ASCII,
 )
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
+_TRACE_BYTES, _SPAN_BYTES = 16, 8
+_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +45,7 @@ class Identity:
     short_name: str = ""
     """What people call the run: the name of its script or of its job. Not unique."""
     attempt: int = 0
-    """Number of the start of the job, from 0; see `rankwatch.attempts`."""
+    """Number of the start of the job, from 0; see `rankwatch.launchers`."""
     most_attempts: int = 0
     """How many there may be, as the launcher says; 0 if it does not."""
     coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -68,6 +79,11 @@ def safe_run(run: str) -> str:
     return f"{name[: _RUN_BYTES - _HASH_CHARACTERS - 1]}-{digest}"
 
 
+def in_tenant(run: str, tenant: str) -> str:
+    """What a trainer of a tenant calls its run: its name begins with the tenant's."""
+    return run if not tenant or run.startswith(f"{tenant}.") else f"{tenant}.{run}"
+
+
 def as_run_class(text: str) -> str:
     """The class of a run as a label value of at most 32 characters."""
     return _UNSAFE.sub("_", text)[:_RUN_CLASS_BYTES]
@@ -76,3 +92,55 @@ def as_run_class(text: str) -> str:
 def as_contact(text: str) -> str:
     """A channel or one mail address of at most 64 characters; empty if the text is neither."""
     return text if _CONTACT.fullmatch(text) else ""
+
+
+def as_traceparent(text: str) -> str:
+    """The text if it is a traceparent of W3C trace context, else nothing."""
+    if _TRACEPARENT.fullmatch(text) is None:
+        return ""
+    version, trace, span, _ = text.split("-")
+    return "" if version == "ff" or trace == _NO_TRACE or span == _NO_SPAN else text
+
+
+def run_trace(cluster: str, run: str) -> int:
+    """The trace of a run, with all of its attempts."""
+    return _number(_TRACE_BYTES, "run", cluster, run)
+
+
+def step_trace(cluster: str, run: str, attempt: int, step: int, repeat: int = 0) -> int:
+    """The trace of one step, on all ranks. A step that a later attempt repeats has another one.
+
+    repeat: how often the numbers have begun again within the attempt, as in a loop that counts the steps of
+        each epoch from 0.
+    """
+    return _number(_TRACE_BYTES, "step", cluster, run, attempt, step, *((repeat,) if repeat else ()))
+
+
+def span(trace: int, *what: str | int) -> int:
+    """A span of a trace. what: tells it from the others of its trace."""
+    return _number(_SPAN_BYTES, trace, *what)
+
+
+def rank_step_span(trace: int, rank: int) -> int:
+    """The span of a step on one rank; trace: that of the step."""
+    return span(trace, "rank", rank)
+
+
+def trace_text(trace: int) -> str:
+    """32 hexadecimal digits."""
+    return f"{trace:032x}"
+
+
+def span_text(span_id: int) -> str:
+    """16 hexadecimal digits."""
+    return f"{span_id:016x}"
+
+
+def _number(size: int, *fields: str | int) -> int:
+    """A hash of the fields, never 0, which stands for no id. Each field is preceded by its length, so that no
+    two lists of fields are hashed alike."""
+    digest = blake2b(digest_size=size, person=b"rankwatch")
+    for each in fields:
+        raw = str(each).encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(_LENGTH_BYTES, "little") + raw)
+    return int.from_bytes(digest.digest(), "big") or 1

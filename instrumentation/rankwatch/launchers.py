@@ -1,6 +1,12 @@
-"""Rank and world size of this process as its launcher says, and the id that the launcher gives the run.
+"""What launcher and scheduler say by variables: rank, world size, id of the run, number of the attempt.
 
 A launcher counts only as a whole: a rank of one and a world size of another would fit by chance.
+
+An attempt is one start of all ranks. The scheduler counts how often it has started the job, and torchrun how
+often it has started the ranks since, beginning anew with each start of the job. The number of the attempt
+joins both, so that it never repeats, and all nodes find the same one without asking each other. torchrun's
+count alone is not the same on all nodes: a node that is only told to restart, because another one failed,
+does not count that. So the black boxes of the node count too: see `blackbox.earlier_attempts`.
 """
 
 from __future__ import annotations
@@ -12,6 +18,25 @@ from typing import NamedTuple
 
 from rankwatch.conventions import environment
 from rankwatch.errors import IdentityError
+from rankwatch.identity import MOST_ATTEMPTS
+
+_NODE_RANKS = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
+_PROCESSES_PER_NODE = ("LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_RANKS_OF_NODE = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "HOROVOD_LOCAL_SIZE",
+)
+_USUAL_RANKS = 8
+"""Of a node with GPUs."""
+_NODES = ("GROUP_WORLD_SIZE", "NUM_NODES", "NNODES", "SLURM_NNODES")
+_UNNAMED = re.compile(
+    r"bash|sh|zsh|interactive|wrap|env|python[0-9.]*|torchrun|accelerate|deepspeed|rankwatch|uv|conda"
+)
+"""Names that SLURM itself gives to a job without a name: srun that of the command."""
+_CYCLE_LINK = re.compile(r"cycle_info\.([!-~]{1,128})\.current")
+_MOST_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 
 
 class Place(NamedTuple):
@@ -41,21 +66,6 @@ _LAUNCHERS = (
 )
 RANK_VARIABLES = tuple(each.rank for each in _LAUNCHERS)
 LOCAL_RANK_VARIABLES = tuple(each.local_rank for each in _LAUNCHERS)
-_NODE_RANKS = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
-_PROCESSES_PER_NODE = ("LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "SLURM_NTASKS_PER_NODE")
-_RANKS_OF_NODE = (
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "HOROVOD_LOCAL_SIZE",
-)
-_USUAL_RANKS = 8
-"""Of a node with GPUs."""
-_NODES = ("GROUP_WORLD_SIZE", "NUM_NODES", "NNODES", "SLURM_NNODES")
-_UNNAMED = re.compile(
-    r"bash|sh|zsh|interactive|wrap|env|python[0-9.]*|torchrun|accelerate|deepspeed|rankwatch|uv|conda"
-)
-"""Names that SLURM itself gives to a job without a name: srun that of the command."""
 
 
 def find_place(env: Mapping[str, str]) -> Place | None:
@@ -180,3 +190,49 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
                 raise IdentityError(f"{name} is {text!r:.60}, expected a whole number")
             return number
     return None
+
+
+def attempt_by(env: Mapping[str, str]) -> int:
+    """The number of the attempt, from 0, by what scheduler and launcher count. A variable that is no number
+    counts as none."""
+    before, restarts, most_restarts = _counted(env)
+    return min(before * (most_restarts + 1) + restarts, MOST_ATTEMPTS)
+
+
+def most_attempts_by(env: Mapping[str, str]) -> int:
+    """How many attempts there may be, unless the scheduler starts the job again; 0 if the launcher does not
+    say."""
+    if _count(env, _MOST_RESTARTS) is None:
+        return 0
+    before, _, most_restarts = _counted(env)
+    return min((before + 1) * (most_restarts + 1), MOST_ATTEMPTS)
+
+
+def started_before_by(env: Mapping[str, str]) -> tuple[int, int]:
+    """How often the scheduler has started the job before, and how often the launcher the ranks since."""
+    requeues, restarts, _ = _counted(env)
+    return requeues, restarts
+
+
+def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """How often the scheduler has started the job before, how often torchrun has started the ranks since, and
+    how often it may."""
+    started_before = _count(env, environment.ATTEMPT)
+    if started_before is None:
+        started_before = _count(env, "SLURM_RESTART_COUNT")
+    if started_before is None:
+        started_before = max(0, (_count(env, "AWS_BATCH_JOB_ATTEMPT") or 1) - 1)  # counts from 1
+    restarts = _count(env, "TORCHELASTIC_RESTART_COUNT") or 0
+    return started_before, restarts, max(restarts, _count(env, _MOST_RESTARTS) or 0)
+
+
+def nvrx_job_by(env: Mapping[str, str]) -> str:
+    """The job by which NVRx's launcher reports its restart cycles: it names each rank the link to the newest
+    one. Empty below other launchers."""
+    link = _CYCLE_LINK.fullmatch(env.get("NVRX_CURRENT_CYCLE_INFO", "").rpartition("/")[2])
+    return link[1] if link is not None else ""
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    return min(int(text), MOST_ATTEMPTS) if text.isascii() and text.isdigit() and len(text) < 20 else None

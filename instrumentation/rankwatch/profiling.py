@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from rankwatch.automatic.patching import Replacement, watch
 from rankwatch.blackbox.writer import Writer
+from rankwatch.errors import warn
 from rankwatch.failures import Failures
-from rankwatch.messages import warn
 from rankwatch.steps import Steps
 from rankwatch.untrusted.folders import Folder
 

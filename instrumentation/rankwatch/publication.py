@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
+from rankwatch.errors import warn
 from rankwatch.identity import Identity
-from rankwatch.messages import warn
 
 _PAUSE_SECONDS = 0.05
 _LATER_PAUSE_SECONDS = 0.25

@@ -11,7 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankwatch.batches import Batches, BatchWait
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
@@ -20,15 +19,13 @@ from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
 from rankwatch.device.timeline import DeviceTimeline
 from rankwatch.disabled import DisabledOperation, DisabledRun
-from rankwatch.endings import Ending, ending_by
 from rankwatch.errors import shown
-from rankwatch.failures import Failures, guarded
+from rankwatch.failures import Ending, Failures, ending_by, guarded
 from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.flops import FlopCount
 from rankwatch.identity import Identity
-from rankwatch.scalars import Scalars
-from rankwatch.spans import NullSpan, Phases, Span, phase_span
-from rankwatch.stated import StatedValues, as_amount
+from rankwatch.scalars import Scalars, StatedValues, as_amount
+from rankwatch.spans import Batches, BatchWait, NullSpan, Phases, Span, phase_span
 from rankwatch.steps import Steps
 
 if TYPE_CHECKING:

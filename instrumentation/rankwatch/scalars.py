@@ -1,7 +1,8 @@
 """Scalars of the training loop (loss, gradient norm, learning rate, ...) and amounts of work.
 
 Nothing waits for a value on a GPU. The value is copied to pinned memory asynchronously and recorded after a
-later step, once a CUDA event shows that the copy is complete.
+later step, once a CUDA event shows that the copy is complete. Scalars that stay the same are recorded again
+now and then, so that an agent that starts later knows them, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
@@ -16,11 +18,13 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import LOSS
-from rankwatch.errors import UsageError
+from rankwatch.errors import UsageError, shown
 
 _MAX_PENDING = 1024
 _LOSS_WORD = int(Now.LOSS)  # members of an enum are slow keys
 _clock = time.monotonic
+REPEAT_STEPS = 500
+"""Steps after which they are recorded again: far fewer than a ring holds."""
 
 
 class _Pending(NamedTuple):
@@ -108,3 +112,38 @@ def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: flo
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(source.device))  # the current device may be another one
     return _Pending(kind, name, step, moment, target, copied)
+
+
+class StatedValues:
+    """The values that a run has stated.
+
+    record: takes the name and the value of a scalar.
+    """
+
+    def __init__(self, record: Callable[[str, float], None]) -> None:
+        self._record = record
+        self._values: dict[str, float] = {}
+        self._steps_left = 0
+
+    def state(self, name: str, value: float) -> None:
+        """From now on this is the value; 0 states none. The next step records it."""
+        if value:
+            self._values[name], self._steps_left = value, 0
+
+    def after_step(self) -> None:
+        """Record the values if they are due."""
+        if not self._values:
+            return
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            self._steps_left = REPEAT_STEPS
+            for name, value in self._values.items():
+                self._record(name, value)
+
+
+def as_amount(name: str, value: object) -> float:
+    """A finite number above 0. Raises UsageError."""
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    if 0.0 < number <= sys.float_info.max:
+        return float(number)
+    raise UsageError(f"{name} is {shown(value)}, expected a number above 0")

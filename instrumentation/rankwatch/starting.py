@@ -13,30 +13,26 @@ from functools import partial
 from pathlib import Path
 
 from rankwatch import variables
-from rankwatch.attempts import as_traceparent, nvrx_job_by, started_before_by
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.earlier import next_attempt
-from rankwatch.blackbox.place import distrust, open_directory, own_run
-from rankwatch.blackbox.room import REMEDY, Room, room_in
+from rankwatch.blackbox.earlier_attempts import next_attempt
+from rankwatch.blackbox.place import REMEDY, Room, distrust, open_directory, own_run, room_in
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
 from rankwatch.conventions.vocabulary import BASELINE, FLOPS_PER_TOKEN
 from rankwatch.device.cuda import has_cuda
 from rankwatch.disabled import DisabledRun
-from rankwatch.endings import error_text
-from rankwatch.errors import BlackBoxError, IdentityError, UsageError, shown
+from rankwatch.errors import BlackBoxError, IdentityError, UsageError, shown, warn
+from rankwatch.failures import error_text
 from rankwatch.hooks import install_beside_box, install_hooks
-from rankwatch.identification import Given, identify
-from rankwatch.identity import Identity, as_contact, as_run_class
-from rankwatch.launchers import is_first_here, ranks_here
-from rankwatch.messages import warn
+from rankwatch.identification import Given, has_store, identify, place_in_torch
+from rankwatch.identity import Identity, as_contact, as_run_class, as_traceparent
+from rankwatch.launchers import is_first_here, nvrx_job_by, ranks_here, started_before_by
 from rankwatch.processes import fill_standard_streams, is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
 from rankwatch.run import Run
-from rankwatch.stated import as_amount
+from rankwatch.scalars import as_amount
 from rankwatch.sweep import sweep
-from rankwatch.torch_world import has_store, place_in_torch
 
 
 def start(

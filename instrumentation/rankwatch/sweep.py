@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.capturing import SUFFIX as QUESTIONS_SUFFIX
 from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
@@ -25,7 +25,7 @@ from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.profiling import SUFFIX as PROFILE_SUFFIX
 from rankwatch.profiling import remove_old_requests
-from rankwatch.trackers.note import SUFFIX as TRACKERS_SUFFIX
+from rankwatch.trackers.finding import SUFFIX as TRACKERS_SUFFIX
 from rankwatch.untrusted.folders import Folder
 
 SUFFIXES_BESIDE = (
@@ -99,7 +99,7 @@ def remove_rank(boxes: Folder, run: Folder, stem: str, inode: int) -> bool:
         names = list(islice(run.names(), _MOST_NAMES + 1))
         if len(names) > _MOST_NAMES or any(each.endswith(layout.SUFFIX) for each in names):
             return True
-        run.remove_tree(kept.FOLDER)
+        run.remove_tree(earlier_attempts.FOLDER)
         run.remove_asides()
         boxes.remove_empty(run.path.name)
     return True

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from rankwatch.conventions import environment
+from rankwatch.errors import warn
 from rankwatch.identity import as_contact
-from rankwatch.messages import warn
 
 _END_OF_TIME = 1e11
 _FINGERPRINT_STEPS = 100

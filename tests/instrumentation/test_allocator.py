@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rankwatch.allocator import SAMPLE_SECONDS, AllocatorMemory
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import AllocatorNow
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
+from rankwatch.rank_gpu import SAMPLE_SECONDS, AllocatorMemory
 
 
 @dataclass

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.attempts import MOST_ATTEMPTS, as_traceparent, attempt_by, most_attempts_by, nvrx_job_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
-from rankwatch.identity import Identity
+from rankwatch.identity import MOST_ATTEMPTS, Identity, as_traceparent
+from rankwatch.launchers import attempt_by, most_attempts_by, nvrx_job_by
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

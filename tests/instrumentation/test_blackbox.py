@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.columns import columns_of
-from rankwatch.blackbox.header import GUARD_RECORDS
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import GUARD_RECORDS, columns_of
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity

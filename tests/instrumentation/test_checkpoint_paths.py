@@ -19,7 +19,7 @@ from rankwatch.checkpoint_paths import (
     place_of,
     read_checkpoints,
 )
-from rankwatch.endings import LONGEST_ERROR
+from rankwatch.failures import LONGEST_ERROR
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.automatic.programs import errors
 from support.training.blackbox import box

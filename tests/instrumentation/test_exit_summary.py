@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-PATIENT = "import rankwatch.exit_summary; rankwatch.exit_summary.DEADLINE_SECONDS = 120.0\n"
+PATIENT = "import rankwatch.lifecycle; rankwatch.lifecycle.DEADLINE_SECONDS = 120.0\n"
 START = (
     "import os, signal, sys, rankwatch\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it
@@ -97,8 +97,8 @@ def test_several_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "trap",
     [
-        "rankwatch.exit_summary.DEADLINE_SECONDS = 0.2; sys.executable = '/nonexistent/python'",
-        "rankwatch.exit_summary.DEADLINE_SECONDS = 0.2; sys.executable = os.environ['STUCK']",
+        "rankwatch.lifecycle.DEADLINE_SECONDS = 0.2; sys.executable = '/nonexistent/python'",
+        "rankwatch.lifecycle.DEADLINE_SECONDS = 0.2; sys.executable = os.environ['STUCK']",
         "sys.stderr = None",
         "sys.executable = None",
     ],
@@ -108,7 +108,7 @@ def test_no_harm(tmp_path: Path, trap: str) -> None:
     stuck = tmp_path / "stuck"
     stuck.write_text("#!/bin/sh\nexec sleep 600\n")
     stuck.chmod(0o755)
-    code = f"import os, sys, rankwatch.exit_summary\n{trap}\n{START}{STEP}run.finish(); sys.exit(3)"
+    code = f"import os, sys, rankwatch.lifecycle\n{trap}\n{START}{STEP}run.finish(); sys.exit(3)"
     status, lines = printed(tmp_path / "runs", code, STUCK=str(stuck))
     assert status == 3
     assert sum("run job finished" in line for line in lines) == (trap == "sys.stderr = None")

@@ -12,7 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import environment
 from rankwatch.conventions.vocabulary import FLOPS_PER_TOKEN
 from rankwatch.errors import UsageError
-from rankwatch.stated import REPEAT_STEPS
+from rankwatch.scalars import REPEAT_STEPS
 from support.training.blackbox import of_kind
 
 torch = pytest.importorskip("torch")

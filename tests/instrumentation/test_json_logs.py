@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.logs import JsonHandler, context, fields
-from rankwatch.trace_ids import rank_step_span, run_trace, span_text, step_trace, trace_text
+from rankwatch.identity import rank_step_span, run_trace, span_text, step_trace, trace_text
+from rankwatch.logs import JsonHandler, fields, json_lines
 
 
 class Sink:
@@ -42,7 +42,7 @@ def sink() -> Sink:
 
 @pytest.fixture(autouse=True)
 def _no_run_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(context, "_place", None)
+    monkeypatch.setattr(json_lines, "_place", None)
     yield
 
 

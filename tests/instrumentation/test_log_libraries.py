@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.trace_ids import rank_step_span, span_text, step_trace, trace_text
+from rankwatch.identity import rank_step_span, span_text, step_trace, trace_text
 from support.paths import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "logs.md").read_text(), flags=re.DOTALL)

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.allocator import AllocatorMemory
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
-from rankwatch.rank_gpu import MAX_ATTEMPTS, RankGpu
+from rankwatch.rank_gpu import MAX_ATTEMPTS, AllocatorMemory, RankGpu
 from support.training.blackbox import box
 
 UUIDS = [f"{number}1111111-aaaa-bbbb-cccc-0123456789ab" for number in range(4)]

@@ -13,8 +13,7 @@ import pytest
 
 from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.finding import find
-from rankwatch.trackers.note import parse_note
+from rankwatch.trackers.finding import find, parse_note
 from rankwatch.trackers.watching import Facts, tell
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.incidents.trackers import build_trackers

@@ -10,8 +10,8 @@ import pytest
 
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
+from rankwatch.hooks import SAMPLE_SECONDS, RunQueueWait
 from rankwatch.identity import Identity
-from rankwatch.run_queue import SAMPLE_SECONDS, RunQueueWait
 
 
 class Kernel:

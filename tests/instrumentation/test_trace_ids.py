@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from rankwatch.trace_ids import rank_step_span, run_trace, span, span_text, step_trace, trace_text
+from rankwatch.identity import rank_step_span, run_trace, span, span_text, step_trace, trace_text
 
 
 @pytest.mark.process
 def test_same_in_every_process() -> None:
     """Nodes agree without talking: the id depends on nothing but the fields."""
-    code = "from rankwatch.trace_ids import *; print(step_trace('c', 'run', 2, 100), run_trace('c', 'run'))"
+    code = "from rankwatch.identity import *; print(step_trace('c', 'run', 2, 100), run_trace('c', 'run'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(step_trace("c", "run", 2, 100)), str(run_trace("c", "run"))]
 

@@ -17,9 +17,8 @@ import pytest
 
 from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.finding import Tracker, find, without_credentials
+from rankwatch.trackers.finding import Tracker, find, parse_note, without_credentials, write_note
 from rankwatch.trackers.mlflow import MlflowServer, credentials
-from rankwatch.trackers.note import parse_note, write_note
 from rankwatch.trackers.watching import dashboard_url
 from rankwatch.untrusted.folders import Folder
 from support.trackers.mlflow import stand_in
@@ -38,7 +37,7 @@ NOTED = (
 """Wait until the trackers have been found."""
 
 
-SHORT = "from rankwatch.trackers import rank_zero\nrank_zero._watch._exit_seconds = 0.5\n"
+SHORT = "from rankwatch.trackers import watching\nwatching._watch._exit_seconds = 0.5\n"
 """For trackers that never answer."""
 
 

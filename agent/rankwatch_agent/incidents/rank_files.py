@@ -17,7 +17,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import CRASHED_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
-from rankwatch.trackers import note as trackers
+from rankwatch.trackers import finding as trackers
 from rankwatch.untrusted.folders import look
 from rankwatch.untrusted.text import redacted, shown_json
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from rankwatch.conventions.metrics import Kind, Label, Metric
-from rankwatch.trace_ids import span_text, trace_text
+from rankwatch.identity import span_text, trace_text
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Histogram
 from rankwatch_agent.runtime.supervisor import Snapshot

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rankwatch.blackbox import kept, layout, tenants
-from rankwatch.blackbox.columns import Columns
+from rankwatch.blackbox import earlier_attempts, layout, tenants
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
+from rankwatch.blackbox.records import Columns, GroupNow, Header, NowBlock, RawRecord
 from rankwatch.conventions import Lifecycle
 from rankwatch.conventions.states import ENDED_STATES, BoxFault, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
@@ -222,8 +221,8 @@ class RankFollower:
     def _unseen(self, newest: int) -> Iterator[Reader]:
         """The boxes of attempts between the present one and the newest, as far as they are kept."""
         rank, present = self.header.identity.rank, self.header.identity.attempt
-        for attempt in range(max(present + 1, newest - kept.MOST_OF_RANK), newest):
-            path = kept.place_of(self.path, attempt)
+        for attempt in range(max(present + 1, newest - earlier_attempts.MOST_OF_RANK), newest):
+            path = earlier_attempts.place_of(self.path, attempt)
             with (
                 contextlib.suppress(OSError, BlackBoxError),
                 Folder.open(self.path.parent) as run,

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.columns import END_OF_TIME, Columns
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.records import Header
+from rankwatch.blackbox.records import END_OF_TIME, Columns, Header
 from rankwatch.conventions import EVALUATION, LOSS, Lifecycle
 from rankwatch.conventions.states import FailureKind
 from rankwatch.conventions.traces import SCALARS

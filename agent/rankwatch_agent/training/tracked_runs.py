@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT
-from rankwatch.trackers.finding import Tracker
-from rankwatch.trackers.note import MOST_BYTES, SUFFIX, parse_note
+from rankwatch.trackers.finding import MOST_BYTES, SUFFIX, Tracker, parse_note
 from rankwatch.untrusted.folders import look, read_owned
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.training.follower import RankFollower

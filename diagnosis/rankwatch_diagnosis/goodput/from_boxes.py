@@ -10,7 +10,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept
+from rankwatch.blackbox import earlier_attempts
 from rankwatch.conventions.states import ENDED_STATES, GoodputState, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
@@ -49,7 +49,7 @@ def read_folder(directory: Path, account: Path | None = None) -> RunGoodput:
     boxes = find_run(directory).boxes
     if not boxes:
         raise UserError(f"{directory} holds no black box of a rank")
-    paths = [*(path for _, _, path in kept.listed(boxes[0].parent)), *boxes]
+    paths = [*(path for _, _, path in earlier_attempts.listed(boxes[0].parent)), *boxes]
     run = boxes[0].parent.name
     saved = saved_ledger(account, run) if account is not None else None
     ledger = saved or RunLedger()

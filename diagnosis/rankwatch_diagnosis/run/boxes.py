@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
 from rankwatch.conventions.states import ENDED_STATES, FailureKind, RankState
@@ -229,7 +229,7 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
 def _read_kept(paths: Sequence[Path], run: str) -> Iterator[Box]:
     """What is left of earlier attempts; a box that cannot be read is none."""
     for folder in dict.fromkeys(path.parent for path in paths):
-        for _, _, path in kept.listed(folder):
+        for _, _, path in earlier_attempts.listed(folder):
             with suppress(BlackBoxError, OSError):
                 box = read_box(path, most_records=0)
                 if box.header.identity.run == run:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept
+from rankwatch.blackbox import earlier_attempts
 from rankwatch.conventions.states import RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.training.failures import KILLED
@@ -114,7 +114,7 @@ def seconds_left(boxes: Boxes) -> float | None:
 
 
 def _kept(run: Path) -> Iterator[Box]:
-    newest_first = sorted(kept.listed(run), key=lambda each: each[1], reverse=True)
+    newest_first = sorted(earlier_attempts.listed(run), key=lambda each: each[1], reverse=True)
     for _, _, path in newest_first[:_MOST_EARLIER]:
         with contextlib.suppress(BlackBoxError, OSError):
             yield read_box(path, most_records=_RECORDS_READ)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS, TOKENS
 from rankwatch.conventions.vocabulary import DATASET
@@ -191,7 +191,7 @@ def judge_loss(
 def _earlier(box: Box, folders: Iterable[Path]) -> Iterator[Box]:
     """What is kept of the rank's earlier attempts, in their order; one that cannot be read is none."""
     for folder in folders:
-        for rank, _, path in kept.listed(folder):
+        for rank, _, path in earlier_attempts.listed(folder):
             if rank == box.rank:
                 with suppress(BlackBoxError, OSError):
                     found = read_box(path, most_records=_MOST_EARLIER_RECORDS)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rankwatch.checkpoint_paths import common_place, moved, place_of
 from rankwatch.conventions import CHECKPOINT
-from rankwatch.endings import error_text
+from rankwatch.failures import error_text
 from rankwatch.run import Run
 
 LOAD, SAVE = "load", "save"

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankwatch.automatic.patching import watch
 from rankwatch.conventions import Capability
-from rankwatch.endings import Ending, ending_by
+from rankwatch.failures import Ending, ending_by
 from rankwatch.run import Run
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]

@@ -3,6 +3,9 @@
 A box is created under a hidden name in the directory and gets its place by a link, which fails if the place
 is taken. Only the box of a writer that has ended gives way. Nobody may write to a box but through the
 descriptor with which its writer has created it, because whoever cuts a mapped file kills its process.
+
+The file system may be small: a container has 64 MiB of /dev/shm by default, which the workers of data loaders
+need. All ranks of a user together take at most a sixteenth of it, and at most a quarter of what is free.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import earlier_attempts, layout
+from rankwatch.blackbox.earlier_attempts import MOST_OF_RANK
 from rankwatch.errors import BlackBoxError
+from rankwatch.logs.lines import FILE_BYTES
 from rankwatch.untrusted.folders import Folder
 from rankwatch.untrusted.peers import lock_holder
 
@@ -42,6 +48,18 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _TURN_SECONDS = 0.5
 """Longest wait for others that replace a box of the same run, which takes a millisecond."""
 _BETWEEN_TRIES = 0.001
+LEAST_CAPACITY = 1024
+"""Records of the smallest ring: 64 steps of 16 records. Its box has 104 KiB, the usual one 1 MiB."""
+_BESIDE_BYTES = 32 << 10
+"""Of the small files beside a box, each of which takes a page."""
+_SHARE_OF_ALL = 16
+_SHARE_OF_FREE = 4
+_MIB = 1 << 20
+REMEDY = (
+    "give the container more shared memory (`docker run --shm-size=1g`, in Kubernetes an emptyDir of medium "
+    "Memory with a sizeLimit), or set RANKWATCH_DIR to another directory"
+)
+"""What a user can do about too little room."""
 
 
 def open_directory(path: Path) -> Folder:
@@ -178,7 +196,7 @@ def _replace_ended(boxes: Folder, hidden: str, run: Folder, rank: int, *, keeps_
             if not os.path.samestat(os.fstat(old), run.status_of(name)):
                 return False
             if keeps_old:
-                kept.keep(run, rank, old)
+                earlier_attempts.keep(run, rank, old)
             boxes.rename(hidden, name, to=run)
         except FileNotFoundError:
             return False
@@ -271,3 +289,44 @@ def _if_ours(boxes: Folder, name: str) -> Folder | None:
         found.close()
         return None
     raise FileNotFoundError(errno.ENOENT, f"{boxes.path} is gone")
+
+
+class Room(NamedTuple):
+    """What a rank may keep."""
+
+    capacity: int
+    """Records in its ring."""
+    plenty: bool = True
+    """False if it keeps neither boxes of earlier attempts nor its newest lines."""
+    most_bytes: int = 0
+    """Of all boxes of the user, those of ended runs included; 0 where nothing bounds them."""
+
+
+def room_in(boxes: Folder, ranks: int, capacity: int) -> Room:
+    """The room for each of so many ranks, which ask for a ring of `capacity` records.
+
+    Raises BlackBoxError if there is too little for a useful ring.
+    """
+    try:
+        found = os.fstatvfs(boxes.fileno())
+    except OSError:  # a file system that does not tell
+        return Room(capacity)
+    total, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
+    if not total:  # a file system without a bound, or one that knows none
+        return Room(capacity)
+    most = min(total // _SHARE_OF_ALL, free // _SHARE_OF_FREE)
+    of_rank = most // ranks
+    if of_rank >= (MOST_OF_RANK + 2) * _size_of(capacity) + 2 * FILE_BYTES:
+        return Room(capacity, most_bytes=most)
+    # Beside a new box there is the one of the attempt before, or of the run before.
+    fitting = (of_rank // 2 - _BESIDE_BYTES - layout.RING_OFFSET) // layout.RECORD_SIZE
+    if fitting < min(capacity, LEAST_CAPACITY):
+        raise BlackBoxError(
+            f"the file system of {boxes.path} has {total / _MIB:.3g} MiB, {free / _MIB:.3g} of them free, "
+            f"which is too little for {ranks} ranks beside the training; {REMEDY}"
+        )
+    return Room(min(capacity, fitting), plenty=False, most_bytes=most)
+
+
+def _size_of(capacity: int) -> int:
+    return layout.RING_OFFSET + capacity * layout.RECORD_SIZE

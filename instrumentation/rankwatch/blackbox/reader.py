@@ -14,18 +14,21 @@ from itertools import compress
 from pathlib import Path
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.columns import (
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.records import (
     EMPTY,
     END_OF_TIME,
+    GUARD_RECORDS,
     SEQUENCE_OFFSET,
+    AllocatorNow,
     Columns,
+    GroupNow,
+    NowBlock,
     columns_of,
     count_in_order,
+    parse_header,
     sequence_numbers,
 )
-from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
-from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder, NotRegularError, look, open_regular

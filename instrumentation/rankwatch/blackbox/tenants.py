@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from rankwatch.identity import in_tenant
 from rankwatch.untrusted.folders import Folder
 
 _MOST_TENANTS = 256
@@ -53,11 +54,6 @@ def _tenants(folder: Folder) -> Iterator[str]:
                 yield name
         except OSError:
             continue  # gone meanwhile
-
-
-def in_tenant(run: str, tenant: str) -> str:
-    """What a trainer of a tenant calls its run: its name begins with the tenant's."""
-    return run if not tenant or run.startswith(f"{tenant}.") else f"{tenant}.{run}"
 
 
 def run_label(run: Path, directory: Path | None, owner: int, *, foreign: bool = False) -> str:

@@ -1,4 +1,7 @@
-"""What the compute stream did in a step: from its marks, and the times between them, to records."""
+"""What the compute stream did in a step: from its marks, and the times between them, to records.
+
+All long steps have marks at their phases, and each n-th of short ones.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,22 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 
 NO_MESSAGES = (0,) * layout.DEVICE_MESSAGES
+MOMENT: Final = 0
+EVENT: Final = 1
+WAIT: Final = 3
+"""Places in a mark."""
+NUMBER_BITS = 8
+NUMBER = (1 << NUMBER_BITS) - 1
+"""Bits of a phase that hold its own number."""
+_MOST_COUNTED = 0xFFFF
+_PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
+_pack = layout.DEVICE.pack_into
+PHASE_SECONDS = 1.2e-5
+"""Host time of the event of a phase, recorded and read: 12 us beside an H200 (docs/testing.md)."""
+MOST_OF_STEP = 0.005
+"""Part of a step that the events of its phases may take on the host. Of shorter steps only each n-th has
+them, n a power of two up to MOST_EVERY, by the step's number, so that all ranks time the same ones."""
+MOST_EVERY = 32
 
 
 class WaitKey(NamedTuple):
@@ -32,16 +51,6 @@ Mark = tuple[float, Any, int, WaitKey | None]
 """When it was enqueued, on the host's clock; the event; and what the stream does from there to the next one:
 the innermost open phase, and what it waits for. A plain tuple, because there are many in each step. The phase
 is 256 times a number that tells apart the times it ran, and its own number; 0 where none is open."""
-MOMENT: Final = 0
-EVENT: Final = 1
-WAIT: Final = 3
-"""Places in a mark."""
-NUMBER_BITS = 8
-NUMBER = (1 << NUMBER_BITS) - 1
-"""Bits of a phase that hold its own number."""
-_MOST_COUNTED = 0xFFFF
-_PHASE_TAG = layout.tag(RecordKind.DEVICE_PHASE, 0)
-_pack = layout.DEVICE.pack_into
 
 
 class _Wait:
@@ -147,3 +156,38 @@ def _write(writer: Writer, step: int, phase: int, part: _Part) -> None:
             flags,
             fourth,
         )
+
+
+class PhaseSampling:
+    """The choice for one rank."""
+
+    def __init__(self) -> None:
+        self._every = 1
+        """The phases of each so many-th step are timed."""
+        self._number, self._stride, self._place, self._shift = -1, 1, 0, 0
+        """Number of the last step, by how much it grew, its place among all steps, and that of step 0."""
+        self._events = 0
+        """Events of phases in the last step that had them."""
+
+    def times_next(self, number: int) -> bool:
+        """A step of this number is over. Returns True if the phases of the next one are to be timed."""
+        return (self._place_of(number) + 1) % self._every == 0
+
+    def _place_of(self, number: int) -> int:
+        """The place of this step among all, the same on each rank whenever that has seen its first one."""
+        if number > self._number:
+            self._stride = number - self._number  # some count in batches of their own
+        else:  # numbers begin again, as with each epoch
+            self._shift = self._place + 1 - number // self._stride
+        self._number, self._place = number, self._shift + number // self._stride
+        return self._place
+
+    def resolved(self, marks: Sequence[Mark], seconds: float, *, untimed: bool) -> None:
+        """The device has finished a step of this length. Besides the events of its phases it has two, and
+        two for each wait."""
+        if not untimed:
+            self._events = len(marks) - 2 - 2 * sum(mark[WAIT] is not None for mark in marks)
+        taken, allowed, every = self._events * PHASE_SECONDS, MOST_OF_STEP * seconds, 1
+        while every < MOST_EVERY and taken > allowed * every:
+            every *= 2
+        self._every = every

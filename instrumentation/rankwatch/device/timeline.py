@@ -24,8 +24,16 @@ from typing import Any, NamedTuple, Protocol
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions.states import NOT_COMPUTE
-from rankwatch.device.parts import EVENT, MOMENT, NUMBER, NUMBER_BITS, Mark, WaitKey, write_step
-from rankwatch.device.sampling import PhaseSampling
+from rankwatch.device.parts import (
+    EVENT,
+    MOMENT,
+    NUMBER,
+    NUMBER_BITS,
+    Mark,
+    PhaseSampling,
+    WaitKey,
+    write_step,
+)
 from rankwatch.failures import Failures
 from rankwatch.spans import Span, span_of
 

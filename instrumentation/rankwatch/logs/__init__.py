@@ -6,7 +6,6 @@ structlog.configure(processors=[lambda _, __, event: rankwatch.logs.fields() | e
 loguru.logger.add(rankwatch.logs.JsonHandler(), format="{message}")
 """
 
-from rankwatch.logs.context import fields
-from rankwatch.logs.json_lines import JsonFormatter, JsonHandler
+from rankwatch.logs.json_lines import JsonFormatter, JsonHandler, fields
 
 __all__ = ["JsonHandler", "JsonFormatter", "fields"]

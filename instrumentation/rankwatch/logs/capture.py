@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, TextIO
 
-from rankwatch.logs.context import current_step
-from rankwatch.logs.json_lines import is_on_device, message_of, severity_number, stack_of
+from rankwatch.logs.json_lines import current_step, is_on_device, message_of, severity_number, stack_of
 from rankwatch.logs.lines import LONGEST_BYTES, SLOTS, LineWriter, Source
 from rankwatch.untrusted.folders import Folder
 

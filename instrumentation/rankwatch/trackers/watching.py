@@ -1,4 +1,4 @@
-"""Rank 0's side of trackers: notes down which there are, and tells them at the exit how the run went."""
+"""Rank 0's side of trackers: writes down which there are, and tells them at the exit how the run went."""
 
 from __future__ import annotations
 
@@ -6,16 +6,32 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from rankwatch.conventions.vocabulary import DASHBOARD_PATH, TrackerKind
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import environment
+from rankwatch.conventions.vocabulary import DASHBOARD_PATH, TrackerKind, TrackerMetric, TrackerTag
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.finding import Found, Tracker, current_trackio_run, find, tensorboard_writers
-from rankwatch.trackers.note import write_note
+from rankwatch.trackers.finding import (
+    SUFFIX,
+    Found,
+    Tracker,
+    current_trackio_run,
+    find,
+    tensorboard_writers,
+    write_note,
+)
 from rankwatch.untrusted.folders import Folder
+from rankwatch.variables import is_on
+
+if TYPE_CHECKING:
+    from rankwatch.run import Run
+
 
 EXIT_SECONDS = 5.0
 """Longest time that all trackers together may delay the exit of the process."""
@@ -166,3 +182,41 @@ def tell(found: Found, facts: Facts, env: Mapping[str, str], *, timeout_seconds:
             for name, value in facts.metrics.items():
                 handle.add_scalar(name, value, step)
             handle.flush()
+
+
+_watch: TrackerWatch | None = None
+"""Of the run that this process started last."""
+
+
+def watch_trackers(run: Run, writer: Writer, env: Mapping[str, str]) -> None:
+    """Look for trackers from now on, unless that is turned off. Raises OSError."""
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+        _watch = None
+    if not is_on(environment.TRACKERS, env):
+        return
+    grafana = env.get(environment.DASHBOARD_URL, "")
+    began = time.monotonic()
+
+    def facts() -> Facts:
+        return _facts(run, writer, grafana, time.monotonic() - began)
+
+    _watch = TrackerWatch(*writer.beside(SUFFIX), facts, run._failures.note)
+    run.after_steps(_watch.peek)
+
+
+def _facts(run: Run, writer: Writer, grafana: str, seconds: float) -> Facts:
+    name, completed = run.identity.run, writer.integers[Now.STEPS_COMPLETED]
+    tags = {TrackerTag.RUN.value: name}
+    if grafana:
+        tags[TrackerTag.DASHBOARD_URL.value] = dashboard_url(grafana, name)
+    if not completed or seconds <= 0.0:
+        return Facts(tags, {}, -1)
+    goodput = min(1.0, run._steps.seconds / seconds)
+    metrics = {
+        TrackerMetric.GOODPUT.value: goodput,
+        TrackerMetric.STEP_SECONDS.value: run._steps.seconds / completed,
+        TrackerMetric.STEPS_PER_SECOND.value: completed / seconds,
+    }
+    return Facts(tags | {TrackerTag.GOODPUT.value: f"{goodput:.3f}"}, metrics, run._steps.current)

@@ -237,3 +237,13 @@ def _without_value(match: re.Match[str]) -> str:
         return match[0]
     before = match[0][: match.start(group) - match.start()]
     return f"{before}{HIDDEN}{_closing(match['rest'] or '')}"
+
+
+def json_entries(raw: bytes, name: str, most: int) -> list[object]:
+    """The first entries of the list of this name; none if the note makes no sense."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        return []
+    entries = document.get(name) if isinstance(document, dict) else None
+    return entries[:most] if isinstance(entries, list) else []

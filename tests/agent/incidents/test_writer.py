@@ -20,8 +20,7 @@ from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
 from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.logs.lines import FILE_BYTES
-from rankwatch.trackers.finding import Tracker
-from rankwatch.trackers.note import parse_note, write_note
+from rankwatch.trackers.finding import Tracker, parse_note, write_note
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.metrics_history import MetricsHistory

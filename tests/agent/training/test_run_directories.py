@@ -85,7 +85,7 @@ from rankwatch.profiling import traces_beside
 print(traces_beside(run / "0.blackbox"), traces_beside(boxes / "x" / "0.blackbox"))
 """
 KEPT = """
-from rankwatch.blackbox.kept import listed
+from rankwatch.blackbox.earlier_attempts import listed
 print(listed(run))
 """
 MODES = """

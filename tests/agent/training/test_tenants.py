@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.tenants import in_tenant, run_label, tenants_of
+from rankwatch.blackbox.tenants import run_label, tenants_of
 from rankwatch.conventions.states import BoxFault
+from rankwatch.identity import in_tenant
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_cli.commands import ls
 from rankwatch_cli.runs import named_run

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.vocabulary import TrackerKind
-from rankwatch.trackers.finding import Tracker
-from rankwatch.trackers.note import write_note
+from rankwatch.trackers.finding import Tracker, write_note
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.tracked_runs import TrackedRuns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rankwatch.blackbox import kept, layout
+from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS
 from rankwatch.conventions.vocabulary import DATASET
@@ -32,7 +32,7 @@ def attempt(directory: Path, begin: int, level: float, *, other_data_at: int = -
 def test_loss_after_a_bad_restart(tmp_path: Path) -> None:
     """A loss far above that of the attempt before is a divergence, where its box is kept; else it is not."""
     before = attempt(tmp_path, 0, 2.0)
-    place = kept.place_of(before.writer.path, 0)
+    place = earlier_attempts.place_of(before.writer.path, 0)
     place.parent.mkdir()
     before.writer.path.rename(place)
     after = attempt(tmp_path, 200, 5.0)

@@ -12,8 +12,7 @@ import rankwatch
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.conventions.states import Cause
 from rankwatch.conventions.vocabulary import TrackerKind
-from rankwatch.trackers.finding import Tracker
-from rankwatch.trackers.note import write_note
+from rankwatch.trackers.finding import Tracker, write_note
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
@@ -179,8 +178,8 @@ def test_verdict(found: Verdict, words: str, tmp_path: Path, monkeypatch: pytest
 
 def test_lack_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that waited for CPUs says so beside its verdict."""
-    monkeypatch.setattr("rankwatch.run_queue.RunQueueWait._waited", lambda _: time.monotonic() * 0.3)
-    monkeypatch.setattr("rankwatch.run_queue.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("rankwatch.hooks.RunQueueWait._waited", lambda _: time.monotonic() * 0.3)
+    monkeypatch.setattr("rankwatch.hooks.SAMPLE_SECONDS", 0.0)
     record(tmp_path)
     assert parts(tmp_path)["cpus"].split(maxsplit=1)[1] == (
         "CPUs are contended: the ranks wait 30% of their time for one"

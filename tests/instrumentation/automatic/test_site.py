@@ -259,7 +259,7 @@ def test_card_in_a_foreign_interpreter(tmp_path: Path) -> None:
     code = (
         "import keras\nfrom rankwatch.automatic import recording\nrun = recording.opened()\n"
         "for _ in range(3):\n    run.begin_step(); run.end_step()\n"
-        "import rankwatch.exit_summary; rankwatch.exit_summary.DEADLINE_SECONDS = 120.0\n"
+        "import rankwatch.lifecycle; rankwatch.lifecycle.DEADLINE_SECONDS = 120.0\n"
     )
     interpreter = next(each for each in other_interpreters() if version_of(each) >= (3, 11))
     variables = {"RANKWATCH_DIR": f"{tmp_path}/boxes", "RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "1"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.states import Cause
-from rankwatch.device import sampling
+from rankwatch.device import parts
 from support.device.jobs import Fault, Job, Result, Slow, complaints
 from support.device.programs import PROGRAMS
 
@@ -57,8 +57,8 @@ def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> No
 
 def time_each_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where steps are much shorter."""
-    monkeypatch.setattr(sampling, "MOST_OF_STEP", 1e-9)
-    monkeypatch.setattr(sampling, "MOST_EVERY", 8)
+    monkeypatch.setattr(parts, "MOST_OF_STEP", 1e-9)
+    monkeypatch.setattr(parts, "MOST_EVERY", 8)
 
 
 @pytest.mark.parametrize("program", ["ddp", "fsdp2", "one_f_one_b"])

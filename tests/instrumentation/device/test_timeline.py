@@ -17,8 +17,7 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.device.cuda import Captures
-from rankwatch.device.parts import WaitKey
-from rankwatch.device.sampling import MOST_EVERY
+from rankwatch.device.parts import MOST_EVERY, WaitKey
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
 from support.device.lone import PAIR, LoneRank
 from support.device.machine import EventBase, Operation

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from rankwatch.attempts import MOST_ATTEMPTS
 from rankwatch.conventions.states import GoodputState
+from rankwatch.identity import MOST_ATTEMPTS
 from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan
 from rankwatch_agent.training.goodput.rank_ledger import FirstStep, Process, RankLedger, Seconds
 from rankwatch_agent.training.goodput.run_ledger import RunLedger

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch import trace_ids
+from rankwatch import identity
 from rankwatch.conventions.states import RankState
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
 from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
@@ -71,8 +71,8 @@ class RunTrace:
         hold_seconds: float,
     ) -> None:
         self._cluster, self._run, self._state, self._send = cluster, run, state, send
-        self._trace = trace_ids.run_trace(cluster, run)
-        self._root = trace_ids.span(self._trace, SpanName.RUN.value)
+        self._trace = identity.run_trace(cluster, run)
+        self._root = identity.span(self._trace, SpanName.RUN.value)
         self._heartbeat_ns = max(1, int(heartbeat_seconds * _NS))
         self._hold = hold_seconds + _LATER_SECONDS
         self._attempts: dict[int, _Attempt] = {}
@@ -187,7 +187,7 @@ class RunTrace:
         start = min(start, end)  # the clock may have been set back
         values: dict[Attribute, Value] = {Attribute.INCIDENT_KIND: kind, Attribute.NODE: node}
         trace, parent = attempt_span(self._cluster, self._run, latest)
-        span = trace_ids.span(trace, SpanName.INCIDENT.value, latest, node, start)
+        span = identity.span(trace, SpanName.INCIDENT.value, latest, node, start)
         attributes = of_attempt(process, values)
         self._send(TraceSpan(trace, span, parent, SpanName.INCIDENT, start, end, attributes, error=kind))
 
@@ -228,7 +228,7 @@ class RunTrace:
         process = attempt.process
         trace, parent = attempt_span(self._cluster, self._run, process.attempt)
         for number, start, end, last_step, found in heartbeats:
-            span = trace_ids.span(trace, SpanName.HEARTBEAT.value, process.attempt, number)
+            span = identity.span(trace, SpanName.HEARTBEAT.value, process.attempt, number)
             values: dict[Attribute, Value] = {Attribute.STEPS: found.steps, Attribute.STEP: last_step}
             self._send(
                 TraceSpan(
@@ -332,7 +332,7 @@ class RunTrace:
         parent = self._of_attempt(done.process, name, *_walls(done), _checkpoint_attributes(done))
         self._send(parent._replace(error="" if done.failed else None, parental=bool(stages)))
         for number, stage in enumerate(stages):
-            span = trace_ids.span(parent.trace, parent.span, "stage", number, stage.stage)
+            span = identity.span(parent.trace, parent.span, "stage", number, stage.stage)
             start, end = _walls(stage)
             error = "" if stage.failed else None
             attributes = _checkpoint_attributes(stage)
@@ -355,13 +355,13 @@ class RunTrace:
     ) -> TraceSpan:
         """A span of a rank below its attempt."""
         trace, parent = attempt_span(self._cluster, self._run, process.attempt)
-        span = trace_ids.span(trace, name, process.attempt, process.rank, start)
+        span = identity.span(trace, name, process.attempt, process.rank, start)
         return TraceSpan(trace, span, parent, name, start, end, attributes)
 
     def _span(
         self, name: SpanName, number: int, parent: int, start: int, end: int, attributes: Mapping[str, Value]
     ) -> TraceSpan:
-        span = trace_ids.span(self._trace, name.value, number)
+        span = identity.span(self._trace, name.value, number)
         return TraceSpan(self._trace, span, parent, name, start, end, attributes)
 
     def _mine(self, process: Process) -> _Attempt | None:
@@ -396,4 +396,4 @@ def _scheduler_links(traceparent: str) -> tuple[SpanLink, ...]:
 
 
 def _scheduler_trace(links: tuple[SpanLink, ...]) -> dict[Attribute, Value]:
-    return {Attribute.SCHEDULER_TRACE: trace_ids.trace_text(links[0].trace)} if links else {}
+    return {Attribute.SCHEDULER_TRACE: identity.trace_text(links[0].trace)} if links else {}

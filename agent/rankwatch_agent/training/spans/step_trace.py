@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch import trace_ids
+from rankwatch import identity
 from rankwatch.conventions import COMMUNICATION
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Sampled, SpanName
 from rankwatch_agent.runtime.spans import SpanLink, TraceSpan, Value
@@ -22,15 +22,15 @@ MAX_PHASE_SPANS = 64
 
 def attempt_span(cluster: str, run: str, attempt: int) -> tuple[int, int]:
     """Trace and span of an attempt."""
-    trace = trace_ids.run_trace(cluster, run)
-    return trace, trace_ids.span(trace, SpanName.ATTEMPT.value, attempt)
+    trace = identity.run_trace(cluster, run)
+    return trace, identity.span(trace, SpanName.ATTEMPT.value, attempt)
 
 
 def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan]:
     """The spans of one rank's step: itself, then its phases."""
     process = step.process
-    trace = trace_ids.step_trace(cluster, process.run, process.attempt, step.number, step.repeat)
-    own = trace_ids.rank_step_span(trace, process.rank)
+    trace = identity.step_trace(cluster, process.run, process.attempt, step.number, step.repeat)
+    own = identity.rank_step_span(trace, process.rank)
     values: dict[Attribute, Value] = {
         Attribute.STEP: step.number,
         Attribute.SAMPLED: why.value,
@@ -56,7 +56,7 @@ def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan
         }
         yield TraceSpan(
             trace,
-            trace_ids.span(trace, "phase", process.rank, name, number),
+            identity.span(trace, "phase", process.rank, name, number),
             own,
             name,
             process.wall(start),

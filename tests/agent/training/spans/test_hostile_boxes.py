@@ -16,8 +16,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
-from rankwatch.identity import Identity
-from rankwatch.trace_ids import step_trace
+from rankwatch.identity import Identity, step_trace
 from rankwatch_agent.training.spans.heartbeats import MAX_EVENTS
 from rankwatch_agent.training.spans.steps import MAX_SAMPLED_A_MINUTE
 from support.fuzzing import BUSY_MACHINE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.trace_ids import rank_step_span, run_trace, step_trace, trace_text
+from rankwatch.identity import rank_step_span, run_trace, step_trace, trace_text
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.spans import TraceSpan
 from rankwatch_agent.runtime.supervisor import Snapshot

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankwatch.checkpoint_paths import parse_checkpoints
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
-from rankwatch.trackers.note import parse_note
+from rankwatch.trackers.finding import parse_note
 from rankwatch.untrusted.text import last_argument, message_of, redacted, redacted_place, spreadsheet_cell
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.restart_cycles import RestartCycles

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox import kept
+from rankwatch.blackbox import earlier_attempts
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
@@ -52,7 +52,7 @@ def test_earlier_attempts(tmp_path: Path) -> None:
     for number in range(5):
         attempt(tmp_path, number)
     attempt(tmp_path, 4, rank=10, world=11)
-    found = kept.listed(tmp_path / "job")
+    found = earlier_attempts.listed(tmp_path / "job")
     assert [(rank, number) for rank, number, _ in found] == [(0, 1), (0, 2), (0, 3)]
     assert [steps(path) for _, _, path in found] == [1, 2, 3]
     assert steps(tmp_path / "job" / "0.blackbox") == 4
@@ -63,10 +63,10 @@ def test_link(tmp_path: Path) -> None:
     for number in range(2):
         attempt(tmp_path, number)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / kept.FOLDER).symlink_to(tmp_path / "job" / kept.FOLDER)
+    (tmp_path / "other" / earlier_attempts.FOLDER).symlink_to(tmp_path / "job" / earlier_attempts.FOLDER)
     (tmp_path / "named").symlink_to(tmp_path / "job")
-    assert kept.listed(tmp_path / "other") == []
-    assert len(kept.listed(tmp_path / "named")) == 1, "a person may name a link"
+    assert earlier_attempts.listed(tmp_path / "other") == []
+    assert len(earlier_attempts.listed(tmp_path / "named")) == 1, "a person may name a link"
 
 
 def test_reasons(tmp_path: Path) -> None:
@@ -74,12 +74,14 @@ def test_reasons(tmp_path: Path) -> None:
     run = tmp_path / "job"
     for number in range(5):
         attempt(tmp_path, number)
-        for suffix in kept.REASONS:
+        for suffix in earlier_attempts.REASONS:
             (run / f"0{suffix}").write_text(f"{suffix} of {number}")
     (run / "0.crashed").write_bytes(bytes(2 << 20))
     attempt(tmp_path, 5)
     names = {each.name for each in (run / "earlier").iterdir()}
-    wanted = {f"0-{number}{suffix}" for number in (2, 3, 4) for suffix in (".blackbox", *kept.REASONS)}
+    wanted = {
+        f"0-{number}{suffix}" for number in (2, 3, 4) for suffix in (".blackbox", *earlier_attempts.REASONS)
+    }
     assert names == wanted - {"0-4.crashed"}
     assert (run / "earlier" / "0-2.killed").read_text() == ".killed of 2"
     assert not (run / "0.killed").exists()

@@ -1,8 +1,8 @@
-"""The boxes of earlier attempts: `<run>/earlier/<rank>-<attempt>.blackbox`.
+"""Earlier attempts of a run on this node: their boxes are `<run>/earlier/<rank>-<attempt>.blackbox`.
 
 The process that takes the place of a rank keeps the box that it finds there, so that a run can be looked at
 over its restarts, also where no agent has watched it. Of each rank the newest few are kept, with the small
-files that tell why the process ended.
+files that tell why the process ended. These boxes also number the attempt that begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from itertools import islice
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.reader import Reader
+from rankwatch.errors import BlackBoxError
+from rankwatch.identity import MOST_ATTEMPTS
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
+from rankwatch.processes import own_start
 from rankwatch.untrusted.folders import Folder
 
 FOLDER = "earlier"
@@ -80,3 +84,38 @@ def _numbers(names: Iterable[str]) -> Iterator[tuple[int, int]]:
         match = _NAME.fullmatch(name)
         if match is not None:
             yield int(match[1]), int(match[2])
+
+
+_MOST_BOXES = 512
+
+
+def next_attempt(run: Folder, counted: int) -> int:
+    """The number of the attempt that begins now: the one that the launcher counts, or a later one if ranks of
+    that attempt or of a later one have run here and are gone, or live here in a later one.
+
+    The last counts for a rank that is new here: the others may have replaced all boxes of earlier attempts.
+    """
+    return max([counted, *(attempt for attempt in _attempts(run) if attempt <= MOST_ATTEMPTS)])
+
+
+def _attempts(run: Folder) -> Iterator[int]:
+    """The least number that this attempt may have, by each box here. A rank that recorded before this process
+    started, and lives no more, was in an earlier one; one that lives is in this one.
+
+    All ranks of an attempt are started at about the same time, and record after they have imported torch."""
+    this = own_start()
+    if this is None:
+        return
+    for name in [each for each in islice(run.names(), _MOST_BOXES) if each.endswith(layout.SUFFIX)]:
+        try:
+            reader = Reader(run.path / name, folder=run)
+        except (BlackBoxError, OSError):
+            continue
+        try:
+            attempt = reader.header.identity.attempt
+            if reader.writer_alive():
+                yield attempt
+            elif reader.header.started_wall < this:
+                yield attempt + 1
+        finally:
+            reader.close()
