@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -95,7 +94,9 @@ class Substitutes:
             raise
 
     def _substitute(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = inspect.getattr_static(owner, name, None)
+        from inspect import getattr_static
+
+        original = getattr_static(owner, name, None)
         if original is None:
             self.missing.append(name)
             return

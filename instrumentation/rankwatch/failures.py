@@ -33,7 +33,6 @@ class Failures:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._logged: set[str] = set()
-        writer.refused_name = self._refused_name
         self.strict = True
         """Wrong use raises until the first step or the run has ended. After that it is only logged, because a
         branch first taken at step 10,000 must not end the run."""
@@ -50,17 +49,6 @@ class Failures:
                 warn("rankwatch could not %s: %s (training goes on; logged once)", what, text)
         except Exception:  # noqa: BLE001 - a filter that raises, or the end of the stack
             return
-
-    def _refused_name(self, name: str) -> None:
-        """Say once that the table of names is full."""
-        if "names" not in self._logged:
-            self._logged.add("names")
-            warn(
-                "rankwatch has no place for the name %.100r: a black box holds %d names, and values under "
-                "further names are dropped (said once)",
-                name,
-                layout.NAME_COUNT - 1,
-            )
 
     def caught(self, what: str, error: Exception) -> None:
         """Count and log an exception that a guard has caught; wrong use may raise."""

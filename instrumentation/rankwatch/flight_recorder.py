@@ -5,19 +5,18 @@ The server runs on a C++ thread, so it answers even while Python hangs. The agen
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rankwatch.conventions import environment
 from rankwatch.untrusted.folders import Folder
 from rankwatch.untrusted.peers import connect
 from rankwatch.variables import is_on
 
-SUFFIX = ".sock"
 _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
 _CLOSE_SECONDS = 2.0
 _WARNING = 1
@@ -60,6 +59,8 @@ class FlightRecorderServer:
     """A running worker server. Raises RuntimeError or OSError if it cannot be started."""
 
     def __init__(self, folder: Folder, name: str) -> None:
+        import ctypes
+
         from torch._C._distributed_c10d import _WorkerServer
 
         path = folder.path_of(name)
@@ -111,8 +112,10 @@ def _without_warnings() -> Iterator[None]:
         level.value = _WARNING
 
 
-def _torch_log_level() -> ctypes.c_int | None:
-    """The log level of torch's C++ code; None where torch was built with another logger."""
+def _torch_log_level() -> Any:
+    """The log level of torch's C++ code, a `c_int`; None where torch was built with another logger."""
+    import ctypes
+
     import torch
 
     try:

@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwatch import lifecycle, variables
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
 from rankwatch.conventions import Capability, Unseen, environment
 from rankwatch.errors import warn
-from rankwatch.fingerprints.recorder import Fingerprints
-from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.flight_recorder import (
-    FlightRecorderServer,
-    enable_nccl_timing,
-    records_all_backends,
-    reserve_entries,
-)
 from rankwatch.identity import Identity
 from rankwatch.lifecycle import announce, print_at_exit
 from rankwatch.logs import json_lines, lines
@@ -70,37 +63,30 @@ def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Ident
         return
     run.checkpoint_log.note_paths()
     if writer.plenty and variables.is_on(environment.LOG_LINES, os.environ):
-        _install(run, "keep the newest lines", lambda: _keep_lines(writer))
+        beside = writer.beside(lines.SUFFIX)
+        _install(run, "keep the newest lines", lambda: keep_lines(*beside, copied=writer.copied))
     if identity.rank == 0:
         _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
         _install(run, "look for experiment trackers", lambda: watch_trackers(run, writer, os.environ))
-    _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
-    _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
-    _install(run, "forget how the process before ended", lambda: _forget_kill(writer))
-    _install(run, "note torchrun's error file", lambda: _note_error_file(writer))
+    terminated, crashed = (
+        writer.beside(each) for each in (lifecycle.TERMINATED_SUFFIX, lifecycle.CRASHED_SUFFIX)
+    )
+    _install(run, "write stacks on SIGTERM", lambda: _write(run, lifecycle.StacksOnSigterm(*terminated)))
+    _install(run, "write stacks at a crash", lambda: _write(run, lifecycle.StacksOnCrash(*crashed)))
+    folder, killed = writer.beside(lifecycle.KILLED_SUFFIX)
+    _install(run, "forget how the process before ended", lambda: folder.remove(killed))
+    error_file = writer.beside(lifecycle.ERROR_FILE_SUFFIX)
+    _install(run, "note torchrun's error file", lambda: lifecycle.note_error_file(*error_file, os.environ))
     if recorder and "torch" in sys.modules:
         _install(run, "serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
 
 
-def _install(run: Run, what: str, action: Callable[[], None]) -> None:
+def _install(run: Run, what: str, action: Callable[[], object]) -> None:
     """Install a hook. One that fails does not affect the others."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
         run._failures.note(what, error)
-
-
-def _keep_lines(writer: Writer) -> None:
-    keep_lines(*writer.beside(lines.SUFFIX), copied=writer.copied)
-
-
-def _forget_kill(writer: Writer) -> None:
-    folder, name = writer.beside(lifecycle.KILLED_SUFFIX)
-    folder.remove(name)
-
-
-def _note_error_file(writer: Writer) -> None:
-    lifecycle.note_error_file(*writer.beside(lifecycle.ERROR_FILE_SUFFIX), os.environ)
 
 
 def _directory_of_rank_0(writer: Writer) -> Path | None:
@@ -113,14 +99,8 @@ def _watch_end(run: Run, writer: Writer) -> None:
     run.when_ended(writer.unlock)
 
 
-def _write_stacks(run: Run, writer: Writer) -> None:
-    stacks = lifecycle.StacksOnSigterm(*writer.beside(lifecycle.TERMINATED_SUFFIX))
-    lifecycle.on_fork(stacks.release)
-    run.when_ended(stacks.close)
-
-
-def _write_crash(run: Run, writer: Writer) -> None:
-    stacks = lifecycle.StacksOnCrash(*writer.beside(lifecycle.CRASHED_SUFFIX))
+def _write(run: Run, stacks: lifecycle.StacksOnSigterm | lifecycle.StacksOnCrash) -> None:
+    """Have the stacks written while the run goes on, in this process alone."""
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
 
@@ -152,15 +132,13 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
 def _watch_gpu(run: Run, writer: Writer, timeline: DeviceTimeline, torch: Any) -> Gpu:
     from rankwatch.device.cuda import Captures, Gpu
 
-    captures = Captures(writer, torch)
-    if captures.partly_visible:
-        _sees_no_waits(run, Unseen.TOO_OLD)
-
     def replays() -> None:
         timeline.spoil()
         writer.set_capability(Capability.WAITS, Unseen.CUDA_GRAPH)
 
-    captures.on_replay = replays
+    captures = Captures(writer, torch, replays)
+    if captures.partly_visible:
+        _sees_no_waits(run, Unseen.TOO_OLD)
     run.when_ended(captures.remove)
     run.when_ended(timeline.forget)
     run.gpu = Gpu(timeline, captures, torch)
@@ -173,7 +151,7 @@ def _profile_on_slow(run: Run, writer: Writer) -> None:
     if not writer.plenty:
         warn("rankwatch profiles no step: the file system of %s is small", writer.directory)
         return
-    from rankwatch.profiling import SlowStepProfiler
+    from rankwatch.profiler import SlowStepProfiler
 
     others = os.environ.get(environment.PROFILE_REQUESTS_FROM, "").split(",")
     trusted = [os.geteuid(), 0, writer.boxes.owner, *map(int, filter(str.strip, others))]
@@ -183,6 +161,8 @@ def _profile_on_slow(run: Run, writer: Writer) -> None:
 
 
 def _record_fingerprints(run: Run, writer: Writer) -> None:
+    from rankwatch.fingerprints.recorder import Fingerprints
+
     every = variables.fingerprint_steps(os.environ)
     run.fingerprints = Fingerprints(writer, lambda: run.identity, lambda: run.current_step, every)
     run.after_steps(run.fingerprints.resolve)
@@ -215,17 +195,21 @@ def _prepare_flight_recorder(run: Run) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
-        reserve_entries(os.environ, of_all_backends=records_all_backends())
+        from rankwatch import flight_recorder
+
+        flight_recorder.reserve_entries(os.environ, of_all_backends=flight_recorder.records_all_backends())
         if run.device is not None:
-            enable_nccl_timing(os.environ)
+            flight_recorder.enable_nccl_timing(os.environ)
 
 
 def _serve_flight_recorder(run: Run, writer: Writer) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
+        from rankwatch.flight_recorder import FlightRecorderServer
+
         writer.expect_questions()
-        run.when_ended(FlightRecorderServer(*writer.beside(SOCKET_SUFFIX)).close)
+        run.when_ended(FlightRecorderServer(*writer.beside(layout.SOCKET_SUFFIX)).close)
         run.when_ended(writer.end_questions)
 
 

@@ -8,13 +8,10 @@ on the run's name through torch's store. Nobody waits for that: see `publication
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwatch import processes
 from rankwatch.conventions import environment
@@ -34,11 +31,10 @@ _KEY = "rankwatch/run/"
 _FIRST_RANK_SECONDS = 5.0
 """Head start of rank 0, whose proposal does not change when torchrun starts its workers again."""
 _PAUSE_SECONDS = 0.02
-_CONNECT_TIMEOUT = timedelta(seconds=10)
+_CONNECT_SECONDS = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """What the caller of `start` says. None means that it is to be found."""
 
     run: str | None = None
@@ -46,7 +42,7 @@ class Given:
     world_size: int | None = None
     local_rank: int | None = None
     host: str | None = None
-    coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    coordinates: Mapping[str, tuple[int, int]] = {}
     number: int = 1
     """Number of the run in this process, from 1: the same on all ranks of a job that trains twice."""
 
@@ -149,12 +145,12 @@ def _identity(given: Given, run: str, place: Place, env: Mapping[str, str]) -> I
         rank=place.rank,
         world_size=place.world_size,
         local_rank=local_rank,
-        host=given.host or socket.gethostname(),
+        host=given.host or os.uname().nodename,
         short_name=job_name(env) or processes.script_name(),
         attempt=attempt_by(env),
         most_attempts=most_attempts_by(env),
         coordinates=dict(given.coordinates),
-    )
+    ).checked()
 
 
 def _local_rank(place: Place, env: Mapping[str, str]) -> int:
@@ -206,8 +202,11 @@ def find_store() -> Any:
     if distributed is None:
         return None
     if (place := _launcher_store()) is not None:
+        from datetime import timedelta
+
+        timeout = timedelta(seconds=_CONNECT_SECONDS)
         return distributed.TCPStore(
-            place[0], int(place[1]), is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
+            place[0], int(place[1]), is_master=False, timeout=timeout, wait_for_workers=False
         )
     if not distributed.is_initialized():
         return None

@@ -7,11 +7,9 @@ and `span_text` write them as W3C trace context does.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from typing import NamedTuple
 
 from rankwatch.errors import IdentityError
 
@@ -30,8 +28,7 @@ _TRACE_BYTES, _SPAN_BYTES = 16, 8
 _LENGTH_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(NamedTuple):
     """One rank of one run."""
 
     run: str
@@ -48,10 +45,11 @@ class Identity:
     """Number of the start of the job, from 0; see `rankwatch.launchers`."""
     most_attempts: int = 0
     """How many there may be, as the launcher says; 0 if it does not."""
-    coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    coordinates: Mapping[str, tuple[int, int]] = {}
     """Position in each parallel dimension: name -> (index, size), e.g. {"dp": (3, 8), "pp": (0, 2)}."""
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Identity:
+        """Return it. Raises IdentityError if its values contradict each other."""
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise IdentityError(f"rank {self.rank} does not fit a world of {self.world_size}")
         if self.local_rank < 0:
@@ -63,6 +61,7 @@ class Identity:
         for name, (index, size) in self.coordinates.items():
             if not 0 <= index < size:
                 raise IdentityError(f"coordinate {name}: index {index} does not fit size {size}")
+        return self
 
 
 def safe_run(run: str) -> str:
@@ -75,7 +74,9 @@ def safe_run(run: str) -> str:
         raise IdentityError(f"run id {run[:_RUN_BYTES]!r} has no usable character")
     if name == run and len(name) <= _RUN_BYTES:
         return name
-    digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARACTERS]
+    from hashlib import sha256  # loads OpenSSL, for names that few runs have
+
+    digest = sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARACTERS]
     return f"{name[: _RUN_BYTES - _HASH_CHARACTERS - 1]}-{digest}"
 
 
@@ -139,6 +140,8 @@ def span_text(span_id: int) -> str:
 def _number(size: int, *fields: str | int) -> int:
     """A hash of the fields, never 0, which stands for no id. Each field is preceded by its length, so that no
     two lists of fields are hashed alike."""
+    from hashlib import blake2b
+
     digest = blake2b(digest_size=size, person=b"rankwatch")
     for each in fields:
         raw = str(each).encode("utf-8", "surrogatepass")

@@ -11,11 +11,11 @@ does not count that. So the black boxes of the node count too: see `blackbox.ear
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rankwatch import processes
 from rankwatch.conventions import environment
 from rankwatch.errors import IdentityError
 from rankwatch.identity import MOST_ATTEMPTS
@@ -170,7 +170,7 @@ def ranks_here(env: Mapping[str, str]) -> int:
         number = None  # such as PET_NPROC_PER_NODE=gpu
     if number:
         return number
-    is_alone = multiprocessing.parent_process() is None and not any(each in env for each in RANK_VARIABLES)
+    is_alone = not processes.is_child() and not any(each in env for each in RANK_VARIABLES)
     return 1 if is_alone else _USUAL_RANKS
 
 

@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -168,6 +167,8 @@ def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
     directory = of_run()
     if directory is None or pid != os.getpid() or not sys.executable:
         return  # not rank 0; a forked child is not the rank either
+    import subprocess  # at the exit of rank 0 only
+
     try:
         subprocess.run(
             [*_interpreter(os.environ), "-m", "rankwatch_cli", "summary", os.fspath(directory)],

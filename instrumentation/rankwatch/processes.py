@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -33,12 +31,18 @@ def is_helper() -> bool:
     return data is not None and data.get_worker_info() is not None
 
 
+def is_child() -> bool:
+    """True in a child of multiprocessing, which has loaded it."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
 def is_child_without_rank(env: Mapping[str, str]) -> bool:
     """True in a child of multiprocessing whose variables are those of its parent.
 
     It may still be a rank, as under `torch.multiprocessing.spawn`, but its variables do not say which.
     """
-    if multiprocessing.parent_process() is None:
+    if not is_child():
         return False
     try:
         inherited = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -49,7 +53,8 @@ def is_child_without_rank(env: Mapping[str, str]) -> bool:
 
 def number_of_child() -> int | None:
     """Position of this child among those of its parent; None in any other process."""
-    identity = getattr(multiprocessing.current_process(), "_identity", ())
+    module: Any = sys.modules.get("multiprocessing.process")
+    identity = () if module is None else getattr(module.current_process(), "_identity", ())
     return identity[-1] - 1 if identity else None
 
 
@@ -63,13 +68,13 @@ def script_name() -> str:
 
 def run_of_one() -> str:
     """Return a run id for a process that is alone in its job."""
-    return f"{_word(script_name())}-{_word(socket.gethostname())}-{os.getpid()}-{_text(time.time())}"
+    return f"{_word(script_name())}-{_word(os.uname().nodename)}-{os.getpid()}-{_text(time.time())}"
 
 
 def run_of_job(address: str | None, port: str | None) -> str:
     """Return a run id that all ranks of the job derive by themselves. The next run may have it too."""
     if not address or address in ("localhost", "::1") or address.startswith("127."):
-        address = socket.gethostname()
+        address = os.uname().nodename
     name = f"{_word(script_name())}-{_word(address)}"
     return f"{name}-{port}" if port else name
 

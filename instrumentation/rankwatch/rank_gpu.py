@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,12 @@ _MAX_BYTES = 63
 """Longest name in the black box."""
 SAMPLE_SECONDS = 10.0
 """Shortest time between two samples. One copies a few hundred counters of the host, and no GPU is asked."""
+
+
+def has_cuda() -> bool:
+    """True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.version.cuda or torch.version.hip)
 
 
 def is_gpu_uuid(text: object) -> bool:

@@ -17,12 +17,9 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
-from rankwatch.device.timeline import DeviceTimeline
 from rankwatch.disabled import DisabledOperation, DisabledRun
 from rankwatch.errors import shown
 from rankwatch.failures import Ending, Failures, ending_by, guarded
-from rankwatch.fingerprints.recorder import Fingerprints
-from rankwatch.flops import FlopCount
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars, StatedValues, as_amount
 from rankwatch.spans import Batches, BatchWait, NullSpan, Phases, Span, phase_span
@@ -30,6 +27,8 @@ from rankwatch.steps import Steps
 
 if TYPE_CHECKING:
     from rankwatch.device.cuda import Gpu
+    from rankwatch.device.timeline import DeviceTimeline
+    from rankwatch.fingerprints.recorder import Fingerprints
 
 T = TypeVar("T")
 _WORK = RecordKind.WORK
@@ -60,10 +59,14 @@ class Run:
         """Complete as soon as the rank is known; see `rankwatch.identification`."""
         self._writer = writer
         self._failures = Failures(writer)
-        self.device = DeviceTimeline(writer, self._failures, clock) if on_gpu else None
+        self.device: DeviceTimeline | None = None
         """The timeline of the compute stream; None where torch was not built for GPUs."""
+        if on_gpu:
+            from rankwatch.device.timeline import DeviceTimeline  # which no training on CPUs needs
+
+            self.device = DeviceTimeline(writer, self._failures, clock)
         self.gpu: Gpu | None = None  # set by the hooks
-        self._steps = Steps(writer, self._failures, self.device, clock)
+        self._steps = Steps(writer, self._failures, self.device, clock, after_each=self._resolve)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
         self.checkpoint_log = CheckpointLog(writer, self._failures)
@@ -89,7 +92,6 @@ class Run:
         self._wait = BatchWait(self._spans[DATA_WAIT], self._steps, clock)
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
-        self._steps.call_after_each(self._resolve)
         # Reserved now: a full table of names must not hide the final state, or what caused it.
         for reserved in (*Lifecycle, *CHECKPOINT_OPERATIONS, LOSS):
             writer.name_number(reserved)
@@ -201,6 +203,8 @@ class Run:
         FLOPs of a token from then on. What is computed again for activation checkpointing counts, too.
         It is wrong use if `tokens` is no number above 0.
         """
+        from rankwatch.flops import FlopCount
+
         amount = as_amount("tokens", tokens)
         return FlopCount(amount, self.stated, self._failures, self.identity.coordinates)
 

@@ -7,10 +7,9 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankwatch import variables
 from rankwatch.blackbox import layout
@@ -19,7 +18,6 @@ from rankwatch.blackbox.place import REMEDY, Room, distrust, open_directory, own
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
 from rankwatch.conventions.vocabulary import BASELINE, FLOPS_PER_TOKEN
-from rankwatch.device.cuda import has_cuda
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError, shown, warn
 from rankwatch.failures import error_text
@@ -29,10 +27,13 @@ from rankwatch.identity import Identity, as_contact, as_run_class, as_traceparen
 from rankwatch.launchers import is_first_here, nvrx_job_by, ranks_here, started_before_by
 from rankwatch.processes import fill_standard_streams, is_helper, script_name
 from rankwatch.publication import Publication
-from rankwatch.rank_gpu import is_gpu_uuid
+from rankwatch.rank_gpu import has_cuda, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.scalars import as_amount
 from rankwatch.sweep import sweep
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 def start(
@@ -208,7 +209,7 @@ def _start(
     recorder: bool,
 ) -> Run:
     global _current
-    counted = replace(given, number=_runs())
+    counted = given._replace(number=_runs())
     try:
         run = Run(Identity(run=given.run or script_name()), writer, names, on_gpu=has_cuda())
         publication = Publication(
@@ -233,7 +234,7 @@ def _start(
 def _publish(writer: Writer, identity: Identity) -> Identity:
     with own_run(writer.boxes, identity.run) as run:
         attempt = next_attempt(run, identity.attempt)
-        identity = replace(identity, run=run.path.name, attempt=attempt)
+        identity = identity._replace(run=run.path.name, attempt=attempt)
     return writer.publish(identity)
 
 

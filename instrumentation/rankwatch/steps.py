@@ -6,13 +6,16 @@ import operator
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.device.timeline import DeviceTimeline
 from rankwatch.errors import shown
 from rankwatch.failures import Failures
+
+if TYPE_CHECKING:
+    from rankwatch.device.timeline import DeviceTimeline
 
 _FIRST_TOO_LARGE = 1 << 62
 """Step numbers are smaller than this, so that the next number still fits a word of the black box."""
@@ -25,7 +28,10 @@ _STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
 
 
 class Steps:
-    """The steps of one run. As a context manager it is the step that the last call of `number` chose."""
+    """The steps of one run. As a context manager it is the step that the last call of `number` chose.
+
+    after_each: called after each step, for values that a GPU delivers late.
+    """
 
     def __init__(
         self,
@@ -33,6 +39,8 @@ class Steps:
         failures: Failures,
         device: DeviceTimeline | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        after_each: Callable[[], None],
     ) -> None:
         self._writer = writer
         self._clock = clock
@@ -41,7 +49,7 @@ class Steps:
         self._wanted: int | None = None
         self._began = 0.0
         self._waiting_since = 0.0
-        self._resolve: Callable[[], None] = _nothing
+        self._after_each = after_each
         self.before_first: Callable[[], object] | None = None
         """Called once, when the first step begins."""
         self.current = -1
@@ -51,10 +59,6 @@ class Steps:
         self._last_ended = -_FIRST_TOO_LARGE
         self.seconds = 0.0
         """Of all steps that have ended."""
-
-    def call_after_each(self, resolve: Callable[[], None]) -> None:
-        """Call `resolve` after each step, for values that a GPU delivers late."""
-        self._resolve = resolve
 
     @property
     def open(self) -> bool:
@@ -117,7 +121,7 @@ class Steps:
         floats[_STEP_ENDED] = ended
         writer.integers[_STEPS_COMPLETED] += 1
         self._failures.strict = False
-        self._resolve()
+        self._after_each()
 
     def abandon(self) -> None:
         """Forget the open step, if there is one: its number is given again."""
@@ -176,6 +180,3 @@ def as_whole(number: object) -> int | None:
     except Exception:  # noqa: BLE001 - the code of any object
         return None
     return whole if whole is not None and -_FIRST_TOO_LARGE < whole < _FIRST_TOO_LARGE else None
-
-
-def _nothing() -> None: ...

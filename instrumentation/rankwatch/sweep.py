@@ -19,7 +19,6 @@ from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
 from rankwatch.checkpoint_paths import SUFFIX as CHECKPOINTS_SUFFIX
 from rankwatch.errors import BlackBoxError
-from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
@@ -29,7 +28,7 @@ from rankwatch.trackers.finding import SUFFIX as TRACKERS_SUFFIX
 from rankwatch.untrusted.folders import Folder
 
 SUFFIXES_BESIDE = (
-    SOCKET_SUFFIX,
+    layout.SOCKET_SUFFIX,
     QUESTIONS_SUFFIX,
     TERMINATED_SUFFIX,
     CRASHED_SUFFIX,

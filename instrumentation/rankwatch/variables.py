@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from typing import TYPE_CHECKING
 
 from rankwatch.conventions import environment
 from rankwatch.errors import warn
 from rankwatch.identity import as_contact
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 _END_OF_TIME = 1e11
 _FINGERPRINT_STEPS = 100
@@ -75,6 +78,8 @@ def amount(variable: str, env: Mapping[str, str], expected: str = "a number") ->
 
 def unix_time(value: float | str | datetime) -> float:
     """Unix time of a number of seconds, a text or a datetime with its zone. Raises ValueError."""
+    from datetime import datetime
+
     expected = "expected Unix seconds or a time with its zone, such as 2026-12-01T08:00Z"
     try:
         if isinstance(value, datetime) or (isinstance(value, str) and "-" in value):

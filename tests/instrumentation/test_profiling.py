@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankwatch
-from rankwatch import profiling
+from rankwatch import profiler, profiling
 from rankwatch.blackbox.reader import Reader
 from rankwatch.profiling import traces_beside
 from support.jobs.forked_ranks import shared_ranks
@@ -26,8 +26,8 @@ COUNT = 3
 def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[rankwatch.Run]:
     """A run that keeps three traces. It looks for requests after every step."""
     monkeypatch.setenv("RANKWATCH_PROFILE_ON_SLOW", str(COUNT))
-    monkeypatch.setattr(profiling, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(profiling, "_WINDOW_STEPS", 6)
+    monkeypatch.setattr(profiler, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(profiler, "_WINDOW_STEPS", 6)
     run = rankwatch.start(run="job", rank=0, world_size=1, directory=tmp_path, flight_recorder=False)
     assert isinstance(run, rankwatch.Run)
     yield run
@@ -158,7 +158,7 @@ def test_beside_own_profiler(profiled: rankwatch.Run, tmp_path: Path) -> None:
 
 def test_large_traces(profiled: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace beyond the limit is removed at once."""
-    monkeypatch.setattr(profiling, "MOST_BYTES", 100)
+    monkeypatch.setattr(profiler, "MOST_BYTES", 100)
     profiling.request(tmp_path, "job", 0)
     train(profiled, 20)
     folder = box(tmp_path).with_suffix(profiling.SUFFIX)
@@ -167,9 +167,9 @@ def test_large_traces(profiled: rankwatch.Run, tmp_path: Path, monkeypatch: pyte
 
 def test_number_of_requests(profiled: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank serves few requests in its life, whoever goes on asking."""
-    monkeypatch.setattr(profiling, "_COARSE_SECONDS", 0.0)
+    monkeypatch.setattr(profiler, "_COARSE_SECONDS", 0.0)
     served = []
-    monkeypatch.setattr(profiling.SlowStepProfiler, "_requested", lambda self: served.append(1) is None)
+    monkeypatch.setattr(profiler.SlowStepProfiler, "_requested", lambda self: served.append(1) is None)
     train(profiled, 200)
     assert len(served) == profiling.MOST_REQUESTS
 
@@ -180,9 +180,9 @@ def test_same_result(tmp_path: Path) -> None:
     code = (
         "import sys, torch, rankwatch\n"
         "from pathlib import Path\n"
-        "from rankwatch import profiling\n"
+        "from rankwatch import profiler, profiling\n"
         "torch.manual_seed(1)\n"
-        "profiling._LOOK_SECONDS = 0.0\n"
+        "profiler._LOOK_SECONDS = 0.0\n"
         f"run = rankwatch.start(run='job', rank=0, directory={str(tmp_path)!r}, flight_recorder=False)\n"
         f"profiling.request(Path({str(tmp_path)!r}), 'job', 0)\n"
         "model = torch.nn.Linear(8, 8)\n"

@@ -31,6 +31,8 @@ from enum import IntEnum
 MAGIC = b"RANKWBOX"
 VERSION = 1
 SUFFIX = ".blackbox"
+SOCKET_SUFFIX = ".sock"
+"""Of the socket beside the box on which the rank serves its flight recorder."""
 
 HEADER_SIZE = 4096
 NOW_OFFSET = 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import le, ne
 from pathlib import Path
@@ -26,8 +25,7 @@ GUARD_RECORDS = 64
 """Slots in front of the writer that a reader does not trust. They may be overwritten while they are read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """The fixed part of a black box."""
 
     identity: Identity
@@ -37,14 +35,14 @@ class Header:
     started_wall: float
     """The same moment on the wall clock, in seconds."""
     target_steps: int | None
+    capacity: int
+    """Number of records in the ring."""
     run_class: str = ""
     """Class of the run in printable ASCII; empty where it declares none."""
     contact: str = ""
     """Channel or mail address of the run; empty where it declares none."""
     checkpoint_interval_seconds: float | None = None
     """Longest time between two checkpoints that the run intends."""
-    capacity: int
-    """Number of records in the ring."""
     deadline_wall: float | None = None
     """Unix time by which the run is to be done."""
     process_started_wall: float | None = None
@@ -98,8 +96,7 @@ class AllocatorNow(NamedTuple):
     """Times that even this did not suffice."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NowBlock:
+class NowBlock(NamedTuple):
     """What the rank was doing when the block was read. After its end this is the final state."""
 
     step: int
@@ -126,7 +123,7 @@ class NowBlock:
     """Events on the GPU's compute stream that were dropped."""
     names_refused: int = 0
     """Times that a name found the table of names full, so that its record has no name."""
-    capabilities: Mapping[Capability, Unseen | None] = field(default_factory=dict)
+    capabilities: Mapping[Capability, Unseen | None] = {}
     """Capability -> why it is not visible; None where it is visible. Those that are unknown are left out."""
     cpu_wait_share: float | None = None
     """Part of its time in which the training thread was ready to run and had no CPU; None: not measured."""
@@ -320,7 +317,7 @@ def _identity(fixed: _Fixed, raw: bytes, short_name: str, attempt: int, most_att
             attempt=attempt,
             most_attempts=most_attempts,
             coordinates=coordinates,
-        )
+        ).checked()
     except IdentityError as error:
         raise _UnusableError("garbage", str(error)) from error
     if not identity.run:

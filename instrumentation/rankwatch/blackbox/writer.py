@@ -10,7 +10,6 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.blackbox import capturing, layout
@@ -18,7 +17,7 @@ from rankwatch.blackbox.copied import CopiedFile
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.place import create_hidden, is_shared_by_tenants, open_directory, own_run, take
 from rankwatch.conventions import Capability, Unseen
-from rankwatch.errors import BlackBoxError
+from rankwatch.errors import BlackBoxError, warn
 from rankwatch.identity import Identity
 from rankwatch.processes import own_start
 from rankwatch.untrusted.folders import Folder
@@ -90,8 +89,7 @@ class Writer:
         self.path = directory / hidden
         self._ids: dict[str, int] = {}
         self._next_name = itertools.count(1).__next__
-        self.refused_name: Callable[[str], object] = str
-        """Called with each name that the full table has no place for."""
+        self._said_full = False
         self.attach(self._map)
         offsets = range(layout.RING_OFFSET, self._size, layout.RECORD_SIZE)
         self.next_slot = enumerate(itertools.cycle(offsets)).__next__
@@ -113,7 +111,7 @@ class Writer:
         """
         try:
             run = own_run(self.boxes, identity.run)
-            identity = replace(identity, run=run.path.name)
+            identity = identity._replace(run=run.path.name)
             header = self._header(identity)
             self._map[: len(header)] = header
             if self._copies is not None:
@@ -161,7 +159,14 @@ class Writer:
         number = self._next_name()  # after `encode`: a value that is not text must not use up the table
         if number >= layout.NAME_COUNT:
             self.integers[Now.NAMES_REFUSED] += 1
-            self.refused_name(name)
+            if not self._said_full:
+                self._said_full = True
+                warn(
+                    "rankwatch has no place for the name %.100r: a black box holds %d names, "
+                    "and values under further names are dropped (said once)",
+                    name,
+                    layout.NAME_COUNT - 1,
+                )
             return 0
         self._put_name(number, raw)
         self.integers[Now.NAMES] = number

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import Substitutes
-from rankwatch.device.timeline import DeviceTimeline
+
+if TYPE_CHECKING:
+    from rankwatch.device.timeline import DeviceTimeline
 
 _MOST_HELD_UP = 3
 """Captures that a question has held up too long; further ones wait for none, as that may be on purpose."""
-
-
-def has_cuda() -> bool:
-    """True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and bool(torch.version.cuda or torch.version.hip)
 
 
 class ComputeStream:
@@ -79,10 +74,13 @@ class Captures:
 
     While one goes on, no event may be queried and no pinned memory allocated, in any thread. So it begins
     once nobody asks for the flight recorder (see `rankwatch.blackbox.capturing`).
+
+    on_replay: called when a graph that holds collectives is about to be replayed.
     """
 
-    def __init__(self, writer: Writer, torch: Any) -> None:
+    def __init__(self, writer: Writer, torch: Any, on_replay: Callable[[], object]) -> None:
         self._writer = writer
+        self._on_replay = on_replay
         self.open: dict[int, Any] = {}
         """Captures under way: address of the graph -> the stream on which it began; None while it begins."""
         self._patience = _MOST_HELD_UP
@@ -90,8 +88,6 @@ class Captures:
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._cuda = torch.cuda
         self._collectives = False
-        self.on_replay: Callable[[], object] = _nothing
-        """Called when a graph that holds collectives is about to be replayed."""
         graph = torch.cuda.CUDAGraph
         substitutes = Substitutes(
             (graph, "capture_begin", self._begin),
@@ -185,7 +181,7 @@ class Captures:
     def _replay(self, original: Any) -> Any:
         def replay(graph: Any, *arguments: Any, **named: Any) -> Any:
             if getattr(graph, "_rankwatch_has_collectives", False):
-                self.on_replay()
+                self._on_replay()
             return original(graph, *arguments, **named)
 
         return replay
@@ -208,6 +204,3 @@ class Gpu:
             self.device = device
             self.stream = ComputeStream(device, self.captures, self._torch)
             self.timeline.use(self.stream)
-
-
-def _nothing() -> None: ...

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from rankwatch.untrusted.beneath import look_beneath
-
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -139,10 +137,14 @@ class Folder:
 
         Links are followed if they stay below it, on Linux 5.6 and newer; else they are an error.
         """
+        from rankwatch.untrusted.beneath import look_beneath  # only who verifies checkpoints needs it
+
         return _open_regular(look_beneath(self._descriptor, PurePosixPath(path)), owner)
 
     def folder_beneath(self, path: str | PurePosixPath) -> Folder:
         """The folder at a path of several names below this one; links as in `open_beneath`."""
+        from rankwatch.untrusted.beneath import look_beneath
+
         looked = look_beneath(self._descriptor, PurePosixPath(path))
         try:
             return Folder(os.open(".", _OPEN_FOLDER, dir_fd=looked), self.path / path)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import stat
 import struct
+from typing import TYPE_CHECKING
 
 from rankwatch.untrusted.folders import Folder, NotOwnedError
+
+if TYPE_CHECKING:
+    import socket
 
 _FLOCK = struct.Struct("hhqqi4x")
 _CREDENTIALS = struct.Struct("3i")
@@ -31,6 +34,8 @@ def connect(folder: Folder, name: str, owner: int, seconds: float) -> socket.soc
     The path is looked up once: what is connected to is what was checked. Also, its length does not matter,
     where that of the address of a socket is bounded.
     """
+    import socket  # which no start of a rank needs
+
     looked = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fileno())
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +42,7 @@ _CLOSING = "'\")]}>.,;!"
 _BEFORE_LOGIN = "=,;([{'"
 _CONTACT_WORDS = ("mailto", "contact", "email", "mail")
 _QUERY = re.compile(r"\?[\w.~%+-]++=")
-_SECRET = re.compile(
-    r"""(?xi) (?= [abceghlmoprst] [aceifnoprtuw] ) (?:  # as all names below begin: five times as fast
+_SECRET = r"""(?xi) (?= [abceghlmoprst] [aceifnoprtuw] ) (?:  # as all names below begin: five times as fast
     (?: (?: passw(?:or)?d | passphrase | pwd | secret | access[-_]?key[-_]?id | authorization
           | (?: access | account | api | auth | encryption | license | master | private | secret | session
               | signing | storage | subscription ) [-_]?key ) ["']? \s{0,4} [=:]
@@ -59,9 +57,8 @@ _SECRET = re.compile(
     (?P<value> (?=[^\s,;&]) (?: "[^"\n]*+" | '[^'\n]*+' )?+ (?P<rest> [^\s,;&]*+ ) )
     | \b bearer \s{1,4} (?P<bearer> [\w.~+/=-]{12,}+ )
     )"""
-)
 """What is called a secret. Many a `token: ` is none: there the value must have letters and digits, and be no
-number with a unit."""
+number with a unit. Compiled at its first use: few processes have anything to redact."""
 _MOST_PASSES = 4
 """What is left of a text that is made for it may look like a login again."""
 _SHORTEST_WEAK = 6
@@ -117,7 +114,9 @@ def spreadsheet_cell(text: str) -> str:
 
 def last_argument(text: str) -> str:
     """The text as the end of a command that a person may copy into a shell: one word, and no option."""
-    shown = shlex.quote(printable(text))
+    from shlex import quote
+
+    shown = quote(printable(text))
     return f"-- {shown}" if shown.startswith("-") else shown
 
 
@@ -127,7 +126,7 @@ def redacted(text: str) -> str:
     Without userinfo, query and fragment of URLs, without logins such as `user:password@`, and without the
     value of what is called a password, a key, a token or a signature.
     """
-    return _until_stable(lambda each: _WORD.sub(_without_login, _SECRET.sub(_without_value, each)), text)
+    return _until_stable(lambda each: _WORD.sub(_without_login, re.sub(_SECRET, _without_value, each)), text)
 
 
 def message_of(text: str) -> str:
@@ -148,7 +147,7 @@ def redacted_page(url: str) -> str:
     """The same of the address of a page to look at, whose query and fragment name it: without its userinfo,
     and without the values of keys and tokens in it."""
     parts = urlsplit(url)
-    query, fragment = (_SECRET.sub(_without_value, each) for each in (parts.query, parts.fragment))
+    query, fragment = (re.sub(_SECRET, _without_value, each) for each in (parts.query, parts.fragment))
     netloc = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=netloc, query=query, fragment=fragment).geturl()
 

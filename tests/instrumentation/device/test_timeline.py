@@ -304,7 +304,7 @@ def test_second_begin_of_a_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPat
         begin(graph)
 
     monkeypatch.setattr(cuda.CUDAGraph, "capture_begin", refuses)
-    captures = Captures(rank.writer, rank.machine.torch)
+    captures = Captures(rank.writer, rank.machine.torch, lambda: None)
     graph = cuda.CUDAGraph()
     graph.capture_begin()
     with pytest.raises(RuntimeError, match="not permitted"):

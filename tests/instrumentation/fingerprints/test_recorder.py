@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -248,7 +247,7 @@ def test_groups_and_cost(run: rankwatch.Run, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_unusual_parameters(run: rankwatch.Run, tmp_path: Path) -> None:
     """What has no plain bits is left out; all else is read, of whatever type and size. Nothing fails."""
-    run.identity = dataclasses.replace(run.identity, world_size=2)
+    run.identity = run.identity._replace(world_size=2)
     plain = [torch.ones(3, dtype=each) for each in (torch.int8, torch.bool, torch.complex64, torch.bfloat16)]
     plain += [
         torch.zeros(0),
@@ -272,7 +271,7 @@ def test_unusual_parameters(run: rankwatch.Run, tmp_path: Path) -> None:
 
 def test_model_that_changes(run: rankwatch.Run, tmp_path: Path) -> None:
     """Parameters may come, go and change their type between two fingerprints."""
-    run.identity = dataclasses.replace(run.identity, world_size=2)
+    run.identity = run.identity._replace(world_size=2)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     for number in range(12):
         with run.step(number * 100):
@@ -294,7 +293,7 @@ def test_one_replica(run: rankwatch.Run, tmp_path: Path) -> None:
 
 
 def _fingerprint(run: rankwatch.Run, directory: Path, *, world: int) -> list[Read]:
-    run.identity = dataclasses.replace(run.identity, world_size=world)
+    run.identity = run.identity._replace(world_size=world)
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20)))
     for number in range(3):
         with run.step(number):
@@ -327,7 +326,7 @@ def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
     """The sums of a model on a GPU come without a synchronisation, and not while a graph is captured."""
-    run.identity = dataclasses.replace(run.identity, world_size=2)
+    run.identity = run.identity._replace(world_size=2)
     model = torch.nn.Linear(1000, 1000, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 
+from rankwatch.blackbox.layout import SOCKET_SUFFIX
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions.metrics import metric
-from rankwatch.flight_recorder import SUFFIX
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
@@ -97,7 +97,7 @@ class CollectivesCollector:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
         self._directory = directory
-        self._directories = RunDirectories(directory, BoxFaults(), suffix=SUFFIX, monotonic=monotonic)
+        self._directories = RunDirectories(directory, BoxFaults(), suffix=SOCKET_SUFFIX, monotonic=monotonic)
         self._pull_seconds = pull_seconds
         self._suspect_seconds = suspect_seconds
         self._timeout_seconds = timeout_seconds
@@ -112,7 +112,7 @@ class CollectivesCollector:
         """Ask the ranks whose time has come. Raises NotApplicable where no rank serves a flight recorder."""
         now = self._monotonic()
         known = {
-            rank.path.with_suffix(SUFFIX): (run, rank)
+            rank.path.with_suffix(SOCKET_SUFFIX): (run, rank)
             for run in self._conditions.runs.values()
             for rank in run.ranks
         }

@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.capturing import may_ask
-from rankwatch.blackbox.layout import SUFFIX as BOX_SUFFIX
-from rankwatch.flight_recorder import SUFFIX
 from rankwatch.untrusted.folders import Folder, look
 from rankwatch.untrusted.peers import connect
 from rankwatch_agent.runtime.connect import seconds_left
@@ -92,7 +91,7 @@ class FlightRecorderClient:
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
                 target = f"/handler/{_TARGETS.get(name, name)}"
-                with may_ask(self._path.with_suffix(BOX_SUFFIX), self._owner) as free:
+                with may_ask(self._path.with_suffix(layout.SUFFIX), self._owner) as free:
                     if not free:
                         raise CapturingRankError(f"did not ask {self._path}: it captures a CUDA graph")
                     replies[name] = self._body("POST", target, left, deadline)
@@ -178,7 +177,7 @@ class FlightRecorderClient:
 
 def socket_beside(box: Path) -> Path | None:
     """The socket of the rank whose black box this is; None where it serves no flight recorder."""
-    path = box.with_suffix(SUFFIX)
+    path = box.with_suffix(layout.SOCKET_SUFFIX)
     try:
         return path if stat.S_ISSOCK(look(path).st_mode) else None
     except OSError:
