@@ -17,8 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rankwatch.automatic.imports import when_imported
-
 _COMPILER = "torch._dynamo"
 
 
@@ -32,6 +30,8 @@ def keep_out_of_graphs(phase: Callable[[str], object]) -> Callable[[], None]:
 
     Returns a function that stops waiting for the compiler.
     """
+    from rankwatch.automatic.imports import when_imported  # needed beside torch only
+
     return when_imported({_COMPILER: lambda compiler: _substitute(phase)})
 
 

@@ -260,92 +260,64 @@ def _choice(value: Any, choices: Collection[str]) -> str:
     return _text(value)
 
 
-def _whole_number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _of(value: Any, *types: type) -> Any:
+    """The value, if it is of one of these types; a bool is no number."""
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise ValueError(value)
     return value
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(value)
-    return float(value)
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(value)
-    return value
+    return float(_of(value, int, float))
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError(value)
-    return tuple(map(_text, value))
+    return tuple(map(_text, _of(value, list)))
 
 
-def _table(value: Any) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise ValueError(value)
-    return {key: _number(each) for key, each in value.items()}
-
-
-def _text_table(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError(value)
-    return {key: _text(each) for key, each in value.items()}
-
-
-def _tables(value: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
-        raise ValueError(value)
-    return value
-
-
-def _inline_table(text: str) -> Any:
-    return tomllib.loads(f"value = {text}")["value"]
+def _table(value: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
+    return {key: read(each) for key, each in _of(value, dict).items()}
 
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _pairs(text: str) -> dict[str, float]:
+def _pairs(text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     pairs = (part.partition("=") for part in _split(text))
-    return {name.strip(): float(number) for name, _, number in pairs}
-
-
-def _text_pairs(text: str) -> dict[str, str]:
-    pairs = (part.partition("=") for part in _split(text))
-    return {name.strip(): each.strip() for name, _, each in pairs}
-
-
-def _optional_path(value: Any) -> Path | None:
-    return Path(value) if _text(value) else None
+    return {name.strip(): parse(each) for name, _, each in pairs}
 
 
 _KINDS: Mapping[Any, _Kind] = MappingProxyType(
     {
         str: _Kind("a string", "TEXT", _text),
-        int: _Kind("a whole number", "N", _whole_number, int),
+        int: _Kind("a whole number", "N", lambda value: _of(value, int), int),
         float: _Kind("a number", "X", _number, float),
-        bool: _Kind("true or false", "", _boolean),
+        bool: _Kind("true or false", "", lambda value: _of(value, bool)),
         Path: _Kind("a string", "PATH", lambda value: Path(_text(value))),
-        Path | None: _Kind("a string", "PATH", _optional_path),
+        Path | None: _Kind("a string", "PATH", lambda value: Path(value) if _text(value) else None),
         tuple[str, ...]: _Kind("a list of strings", "A,B,...", _texts, _split),
         tuple[Path, ...]: _Kind(
             "a list of strings", "A,B,...", lambda value: tuple(map(Path, _texts(value))), _split
         ),
         Mapping[str, float]: _Kind(
-            "a table of numbers (in flags and environment NAME=NUMBER,...)", "NAME=X,...", _table, _pairs
+            "a table of numbers (in flags and environment NAME=NUMBER,...)",
+            "NAME=X,...",
+            lambda value: _table(value, _number),
+            lambda text: _pairs(text, float),
         ),
         Mapping[str, str]: _Kind(
             "a table of strings (in flags and environment NAME=TEXT,...)",
             "NAME=TEXT,...",
-            _text_table,
-            _text_pairs,
+            lambda value: _table(value, _text),
+            lambda text: _pairs(text, str.strip),
         ),
-        Mapping[str, Mapping[str, Any]]: _Kind("a table of tables", "TOML", _tables, _inline_table),
+        Mapping[str, Mapping[str, Any]]: _Kind(
+            "a table of tables",
+            "TOML",
+            lambda value: _table(value, lambda each: _of(each, dict)),
+            lambda text: tomllib.loads(f"value = {text}")["value"],
+        ),
     }
 )
 

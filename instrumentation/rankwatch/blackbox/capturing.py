@@ -36,7 +36,7 @@ def create(folder: Folder, name: str) -> int:
     return folder.create(name, mode=0o600)
 
 
-def answered(lock: int) -> bool:
+def wait_for_answer(lock: int) -> bool:
     """Wait until no question is under way, in the rank that has announced a capture.
 
     lock: the descriptor of its file with the lock. Returns False if a question takes too long.

@@ -45,7 +45,7 @@ _SETTLE_SECONDS = 0.05
 _LOOK_SECONDS = 1.0
 """A user can make millions of names."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_TURN_SECONDS = 0.5
+_LOCK_SECONDS = 0.5
 """Longest wait for others that replace a box of the same run, which takes a millisecond."""
 _BETWEEN_TRIES = 0.001
 LEAST_CAPACITY = 1024
@@ -181,7 +181,7 @@ def _replace_ended(boxes: Folder, hidden: str, run: Folder, rank: int, *, keeps_
     neither a new process with the same pid nor another PID namespace can mislead.
     """
     name = f"{rank}{layout.SUFFIX}"
-    with _turn(run):
+    with _locked(run):
         try:
             old = run.open_file(name)
         except FileNotFoundError:
@@ -206,13 +206,13 @@ def _replace_ended(boxes: Folder, hidden: str, run: Folder, rank: int, *, keeps_
 
 
 @contextlib.contextmanager
-def _turn(run: Folder) -> Iterator[None]:
+def _locked(run: Folder) -> Iterator[None]:
     """Keep other processes from replacing boxes of this run meanwhile.
 
     Any user can hold this lock, and some file systems have none. Then it is left out: of two processes that
     claim the same rank of a run, and start at the same moment, both may record.
     """
-    end = time.monotonic() + _TURN_SECONDS
+    end = time.monotonic() + _LOCK_SECONDS
     with contextlib.suppress(OSError):
         while time.monotonic() < end:
             try:

@@ -249,13 +249,13 @@ class Writer:
         folder, name = self.beside(capturing.SUFFIX)
         folder.remove(name)
 
-    def is_left_alone(self) -> bool:
+    def wait_for_questions(self) -> bool:
         """Wait until nobody asks for the flight recorder of this rank, which has announced a capture. Returns
         False if somebody does so for longer than an answer takes."""
         if self._copies is not None:
             with contextlib.suppress(OSError):
                 self._copies.copy()  # the announcement must be there before the question
-        return self._questions < 0 or capturing.answered(self._questions)
+        return self._questions < 0 or capturing.wait_for_answer(self._questions)
 
     def unlock(self) -> None:
         """Close the descriptor, which releases the lock. Writing stays possible."""

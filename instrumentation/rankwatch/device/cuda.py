@@ -136,7 +136,7 @@ class Captures:
     def _announce(self, graph: int) -> None:
         self.open[graph] = None
         self._writer.integers[Now.CAPTURING] = len(self.open)
-        if self._patience and not self._writer.is_left_alone():
+        if self._patience and not self._writer.wait_for_questions():
             self._patience -= 1
 
     def _over(self, graph: int, before: Any = None) -> None:

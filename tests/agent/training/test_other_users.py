@@ -334,7 +334,7 @@ done()
         pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
         assert pulls["job", "0", "success"] == 1
         writer.integers[Now.CAPTURING] = 1
-        assert writer.is_left_alone()
+        assert writer.wait_for_questions()
 
 
 def test_clock_of_a_box(node_directory: Path) -> None:

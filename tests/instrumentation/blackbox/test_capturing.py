@@ -28,7 +28,7 @@ def test_capture(writer: Writer) -> None:
         assert first
         assert second
     writer.integers[Now.CAPTURING] = 1
-    assert writer.is_left_alone()
+    assert writer.wait_for_questions()
     with may_ask(writer.path, os.geteuid()) as free:
         assert not free
     writer.integers[Now.CAPTURING] = 0
@@ -42,7 +42,7 @@ def test_question_under_way(writer: Writer) -> None:
 
     def capture() -> None:
         writer.integers[Now.CAPTURING] = 1
-        assert writer.is_left_alone()
+        assert writer.wait_for_questions()
         begun.set()
 
     with may_ask(writer.path, os.geteuid()) as free:
@@ -60,8 +60,8 @@ def test_endless_question(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> No
     """Whoever never ends a question holds a capture up for half a second, and not for ever."""
     monkeypatch.setattr(capturing, "MOST_SECONDS", 0.0)
     with may_ask(writer.path, os.geteuid()):
-        assert not writer.is_left_alone()
-    assert writer.is_left_alone()
+        assert not writer.wait_for_questions()
+    assert writer.wait_for_questions()
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "short"])

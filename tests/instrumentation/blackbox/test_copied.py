@@ -156,7 +156,7 @@ def test_cut_during_a_copy(writer: Writer, copies: int, monkeypatch: pytest.Monk
 def test_capture(writer: Writer) -> None:
     """A capture is announced in the file before anybody can ask: the thread would be too late."""
     writer.integers[Now.CAPTURING] = 1
-    assert writer.is_left_alone()
+    assert writer.wait_for_questions()
     with may_ask(writer.path, os.geteuid()) as free:
         assert not free
 
@@ -238,7 +238,7 @@ def test_forked_child(writer: Writer) -> None:
     if child == 0:
         writer.detach()
         write(writer, 5)
-        writer.is_left_alone()
+        writer.wait_for_questions()
         os._exit(0)
     os.waitpid(child, 0)
     copy(writer)

@@ -509,7 +509,7 @@ def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted() -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rank.writer, "is_left_alone", interrupted)
+    monkeypatch.setattr(rank.writer, "wait_for_questions", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rank.machine.torch.cuda.CUDAGraph().capture_begin()
     assert rank.writer.integers[Now.CAPTURING] == 0
