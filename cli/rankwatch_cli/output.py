@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from rankwatch.untrusted.outputs import create_output
+from rankwatch.untrusted.paths import create_output
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
 

@@ -133,7 +133,7 @@ def start(
             run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
             contact=contact or variables.contact(os.environ),
             checkpoint_interval_seconds=checkpoint_interval_seconds
-            or variables.checkpoint_interval(os.environ),
+            or variables.amount(environment.CHECKPOINT_INTERVAL, os.environ, "seconds"),
             traceparent=as_traceparent(os.environ.get(environment.TRACEPARENT, "")),
             deadline=done_by or variables.deadline(os.environ),
             started_before=started_before_by(os.environ),
@@ -280,14 +280,13 @@ def _names(phases: Iterable[str]) -> dict[str, None]:
 
 def _stated(flops_per_token: float | None, baseline: float | None) -> dict[str, float]:
     """The values of scalars that stay the same; 0 where there is none. Raises UsageError."""
-    found = {}
-    for name, argument, given, variable in (
-        (FLOPS_PER_TOKEN, "flops_per_token", flops_per_token, environment.FLOPS_PER_TOKEN),
-        (BASELINE, "baseline_tokens_per_second", baseline, environment.BASELINE_TOKENS_PER_SECOND),
-    ):
-        declared = variables.amount(variable, os.environ) if given is None else as_amount(argument, given)
-        found[name] = declared
-    return found
+    return {
+        name: variables.amount(variable, os.environ) if given is None else as_amount(argument, given)
+        for name, argument, given, variable in (
+            (FLOPS_PER_TOKEN, "flops_per_token", flops_per_token, environment.FLOPS_PER_TOKEN),
+            (BASELINE, "baseline_tokens_per_second", baseline, environment.BASELINE_TOKENS_PER_SECOND),
+        )
+    }
 
 
 def _deadline(given: float | str | datetime | None) -> float:

@@ -30,11 +30,6 @@ def is_disabled(env: Mapping[str, str]) -> bool:
     return env.get(environment.DISABLE, "").lower() not in environment.OFF
 
 
-def checkpoint_interval(env: Mapping[str, str]) -> float:
-    """The declared interval in seconds; 0 where there is none."""
-    return amount(environment.CHECKPOINT_INTERVAL, env, "seconds")
-
-
 def target_steps(env: Mapping[str, str]) -> int | None:
     """The declared number of steps; None where there is none."""
     text = env.get(environment.TARGET_STEPS, "")

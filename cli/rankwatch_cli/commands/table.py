@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.outputs import create_output
+from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import note
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory

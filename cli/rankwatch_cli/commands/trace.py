@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.outputs import create_output
+from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import as_json, note
 from rankwatch_cli.runs import named_run, runs_directory

@@ -137,13 +137,13 @@ class Folder:
 
         Links are followed if they stay below it, on Linux 5.6 and newer; else they are an error.
         """
-        from rankwatch.untrusted.beneath import look_beneath  # only who verifies checkpoints needs it
+        from rankwatch.untrusted.paths import look_beneath  # only who verifies checkpoints needs it
 
         return _open_regular(look_beneath(self._descriptor, PurePosixPath(path)), owner)
 
     def folder_beneath(self, path: str | PurePosixPath) -> Folder:
         """The folder at a path of several names below this one; links as in `open_beneath`."""
-        from rankwatch.untrusted.beneath import look_beneath
+        from rankwatch.untrusted.paths import look_beneath
 
         looked = look_beneath(self._descriptor, PurePosixPath(path))
         try:

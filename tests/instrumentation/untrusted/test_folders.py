@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.untrusted import beneath
+from rankwatch.untrusted import paths
 from rankwatch.untrusted.folders import Folder, NotOwnedError, NotRegularError
 from rankwatch.untrusted.peers import connect, lock_holder
 from support.processes.users import ALICE, BOB, node_directory, program_of
@@ -64,7 +64,7 @@ def test_beneath(folder: Folder, kernel: str, monkeypatch: pytest.MonkeyPatch) -
         def missing(*_: object) -> int:
             raise NotImplementedError
 
-        monkeypatch.setattr(beneath, "_openat2", missing)
+        monkeypatch.setattr(paths, "_openat2", missing)
     assert content(folder.open_beneath("inner/file")) == b"inner"
     for path in ("outside", "absolute", "elsewhere/secret", "../secret", "/etc/passwd", "", "inner/../file"):
         with pytest.raises(OSError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.untrusted.outputs import create_output
+from rankwatch.untrusted.paths import create_output
 from rankwatch_cli.output import write_file
 from support.processes.users import BOB, node_directory, run_as
 

@@ -1,11 +1,12 @@
-"""Look-ups of paths that must not lead out of a folder."""
+"""Paths of several names: of what a checkpoint holds, which must not lead out of its folder, and of what a
+person has a command write, perhaps in a folder of somebody else."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPENAT2 = 437
@@ -13,6 +14,7 @@ _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_BENEATH = 0x08
 _OPENAT2_TRIES = 8
 """Linux answers EAGAIN if a folder is renamed during the look-up."""
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def look_beneath(folder: int, path: PurePosixPath) -> int:
@@ -27,6 +29,31 @@ def look_beneath(folder: int, path: PurePosixPath) -> int:
         return _openat2(folder, os.fspath(path))
     except NotImplementedError:
         return _by_names(folder, path)
+
+
+def create_output(path: Path) -> int:
+    """Open the file to write at a path, created or emptied; its descriptor. Raises OSError.
+
+    Links and pipes of root and of this user are taken, such as /dev/stdout. Those of others are not: a link
+    would lead root into any file of the node, and a pipe may have nobody who reads it.
+    """
+    try:
+        file = os.open(path, _WRITE | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not _is_trusted(path.lstat()):
+            raise
+        file = os.open(path, _WRITE, 0o666)
+    try:
+        status = os.fstat(file)
+        if stat.S_ISREG(status.st_mode):
+            os.ftruncate(file, 0)
+        elif not _is_trusted(status):
+            raise OSError(errno.EINVAL, f"it is no regular file, and belongs to user {status.st_uid}")
+        os.set_blocking(file, True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _by_names(folder: int, path: PurePosixPath) -> int:
@@ -64,3 +91,7 @@ def _openat2(folder: int, path: str) -> int:
         if failure != errno.EAGAIN:
             raise OSError(failure, os.strerror(failure))
     raise OSError(errno.EAGAIN, "its folder is renamed all the time")
+
+
+def _is_trusted(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
