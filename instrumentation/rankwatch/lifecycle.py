@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import subprocess  # here: imported at the exit, it makes Python forget that Ctrl-C ended the program
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -167,8 +168,6 @@ def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
     directory = of_run()
     if directory is None or pid != os.getpid() or not sys.executable:
         return  # not rank 0; a forked child is not the rank either
-    import subprocess  # at the exit of rank 0 only
-
     try:
         subprocess.run(
             [*_interpreter(os.environ), "-m", "rankwatch_cli", "summary", os.fspath(directory)],
