@@ -15,7 +15,7 @@ from rankwatch.checkpoint_files.distributed_metadata import (
     merge,
     read_metadata,
 )
-from rankwatch.checkpoint_files.names import absent
+from rankwatch.checkpoint_files.layouts import absent
 from rankwatch.checkpoint_files.pickles import MOST_BYTES, PickleError
 from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, ReadError, Region, TooMuchError
 from rankwatch.checkpoint_files.result import MOST_PROBLEMS, Damage, Verification

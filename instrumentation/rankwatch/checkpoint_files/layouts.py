@@ -1,13 +1,16 @@
-"""What a checkpoint of each framework must have besides whole files: what is written last, and by whom."""
+"""What a checkpoint of each framework must have besides whole files: what is written last, and by whom.
+
+And what the names in and of a checkpoint say: its step, and if it is meant to be temporary.
+"""
 
 from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterator
 from itertools import islice
 
 from rankwatch.checkpoint_files import manifest
-from rankwatch.checkpoint_files.names import absent, is_temporary, step_of
 from rankwatch.checkpoint_files.reading import MOST_JSON_BYTES, ReadError, TooMuchError, parse_json
 from rankwatch.checkpoint_files.result import MOST_PROBLEMS, CheckpointError, Damage, Verification
 from rankwatch.checkpoint_files.tree import Tree
@@ -29,6 +32,21 @@ _OF_RANKS = (
     re.compile(r"(?:.*/)?random_states_(\d+)\.pkl"),
 )
 """Files that every rank writes one of, numbered from 0."""
+_STEP_NAMES = (
+    re.compile(r"step[-_=]?(\d+)"),
+    re.compile(r"checkpoint[-_](\d+)"),
+    re.compile(r"iter[-_](\d+)"),
+    re.compile(r"global[-_]?step[-_=]?(\d+)"),
+    re.compile(r"ckpt[-_](\d+)"),
+    re.compile(r"(\d+)"),
+    re.compile(r".*step[-_=]?(\d+)(?!.*step).*"),
+    re.compile(r".*?[-_](\d+)"),
+)
+"""Of a name without its suffix, the surest first; `epoch=1-step=500.ckpt` is Lightning's."""
+TORCH_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin"})
+_TEMPORARY = re.compile(
+    r".*(\.tmp|\.partial|\.incomplete|\.part|\.writing|[-_.]tmp[-_]?\w*|\.temp)|\.tmp.*|tmp[-_].*"
+)
 
 
 def check_layout(tree: Tree, above: Tree | None, names: list[str], found: Verification) -> None:
@@ -143,3 +161,27 @@ def read_pointer(tree: Tree, name: str) -> str:
 def iteration_of(text: str) -> int | None:
     """The iteration that Megatron's tracker file names; None if it names none."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def step_of(name: str) -> int | None:
+    """The step that the name of a checkpoint says; None for a name without one."""
+    stem, dot, suffix = name.rpartition(".")
+    base = stem if dot and f".{suffix}" in (*TORCH_SUFFIXES, ".safetensors", ".tmp", ".partial") else name
+    for pattern in _STEP_NAMES:
+        match = pattern.fullmatch(base)
+        if match and len(match[1]) <= 18:
+            return int(match[1])
+    return None
+
+
+def absent(ranks: set[int]) -> Iterator[int]:
+    """The ranks from 0 to the highest that are not there, in order. The highest may be any number."""
+    following = 0
+    for rank in sorted(ranks):
+        yield from range(following, rank)
+        following = rank + 1
+
+
+def is_temporary(name: str) -> bool:
+    """True for a name that writers use until they rename."""
+    return _TEMPORARY.fullmatch(name) is not None

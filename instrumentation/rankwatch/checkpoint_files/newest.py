@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.checkpoint_files.layouts import read_step
-from rankwatch.checkpoint_files.names import TORCH_SUFFIXES, is_temporary, step_of
+from rankwatch.checkpoint_files.layouts import TORCH_SUFFIXES, is_temporary, read_step, step_of
 from rankwatch.checkpoint_files.reading import Pace, ReadError
 from rankwatch.checkpoint_files.result import CheckpointError, CheckpointGoneError, Outcome, Verification
 from rankwatch.checkpoint_files.tree import Tree

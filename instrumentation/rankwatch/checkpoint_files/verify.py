@@ -1,17 +1,37 @@
-"""`verify`: is this checkpoint what was written?"""
+"""`verify`: is this checkpoint what was written?
+
+A checkpoint is one file, or a folder: its manifest, its shards, its files, and what must be there besides.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from rankwatch.checkpoint_files.folder import verify_folder
-from rankwatch.checkpoint_files.layouts import TRACKER, iteration_of, read_pointer
-from rankwatch.checkpoint_files.names import is_temporary, step_of
-from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, Pace, ReadError
+from rankwatch.checkpoint_files import manifest
+from rankwatch.checkpoint_files.distributed import is_distributed, verify_distributed
+from rankwatch.checkpoint_files.layouts import (
+    TRACKER,
+    check_layout,
+    is_temporary,
+    iteration_of,
+    read_pointer,
+    step_of,
+)
+from rankwatch.checkpoint_files.reading import (
+    MOST_JSON_BYTES,
+    MissingFileError,
+    OpenFile,
+    Pace,
+    ReadError,
+    TooMuchError,
+)
 from rankwatch.checkpoint_files.result import (
     CheckpointError,
     CheckpointGoneError,
@@ -19,12 +39,23 @@ from rankwatch.checkpoint_files.result import (
     Problem,
     Verification,
 )
-from rankwatch.checkpoint_files.single_file import verify_file
+from rankwatch.checkpoint_files.single_file import verify_file, verify_index
 from rankwatch.checkpoint_files.tree import Tree, parent_of
 from rankwatch.untrusted.folders import Folder, NotRegularError, open_path
 
 _LATEST = "latest"
 """The pointer of DeepSpeed."""
+_MOST_NAME_CHARACTERS = 128 << 20
+"""Of the tensors in a folder that has an index of them."""
+_LEAST_NAME_BYTES = 100
+"""What a name takes in memory besides its characters."""
+_MOST_TIMES_READ = 8
+"""Each byte of a checkpoint is read at most three times, unless files share it."""
+_MOST_COMPRESSED = 64
+"""A file system can hold so many bytes in one, if they are not all zeros."""
+_SMALL_BYTES = 1 << 30
+_MANIFESTS = (manifest.NAME, "integrity.json")
+_INDEX = re.compile(r".*\.(safetensors|bin)\.index\.json")
 
 
 def verify(
@@ -104,7 +135,7 @@ def _verify_folder(folder: Folder, found: Verification, pace: Pace, owner: int |
                 stack.enter_context(above)
         found.path = tree.path
         before = tree.fingerprint()
-        verify_folder(tree, above, found)
+        _verify_files(tree, above, found)
         return bool(found.problems) and tree.fingerprint() != before
 
 
@@ -143,3 +174,187 @@ def _existing(tree: Tree, name: str, pointer: str) -> Tree:
         raise CheckpointError(f"{said} is not there") from None
     except OSError as error:
         raise CheckpointError(f"{said} could not be opened: {error.strerror}") from None
+
+
+def _verify_files(tree: Tree, above: Tree | None, found: Verification) -> None:
+    """Verify all that lies in a folder, itself in `above`. Raises CheckpointError if there is too much."""
+    names = _list(tree, found)
+    folders: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        folders[folder].append(file)
+    differing: dict[str, str] = {}
+    covered = _verify_by_manifest(tree, names, differing, found)
+    used: dict[str, set[str]] = defaultdict(set)
+    for name in (*covered, *(problem.file for problem in found.problems)):
+        folder, _, file = name.rpartition("/")
+        used[folder].add(file)
+    for folder, files in sorted(folders.items()):
+        prefix = f"{folder}/" if folder else ""
+        _verify_rest(tree, prefix, files, used[folder], differing, found)
+    named = {problem.file for problem in found.problems}
+    for name, detail in differing.items():
+        if name not in named:
+            found.problem(name, Damage.FLIPPED, detail)
+    check_layout(tree, above, names, found)
+
+
+def _list(tree: Tree, found: Verification) -> list[str]:
+    """Paths of all files in the folder, and how much may be read of them."""
+    names, most = [], 0
+    shared: set[tuple[int, int]] = set()
+    for name, status in tree.files(found.not_checked):
+        names.append(name)
+        found.bytes += status.st_size
+        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in shared:
+            continue
+        if status.st_nlink > 1:
+            shared.add((status.st_dev, status.st_ino))
+        most += min(status.st_size, _MOST_COMPRESSED * 512 * status.st_blocks)
+    found.files = len(names)
+    refusal = f"could not verify {tree.path}: its files share their bytes, and are read more than"
+    tree.pace.limit(_MOST_TIMES_READ * most + _SMALL_BYTES, f"{refusal} {_MOST_TIMES_READ} times")
+    return sorted(names)
+
+
+def _verify_by_manifest(
+    tree: Tree, names: list[str], differing: dict[str, str], found: Verification
+) -> set[str]:
+    """Hold files against the manifests that there are; returns those that are as they were written.
+
+    Shards that differ go to `differing` with the reason: only `.metadata` knows the tensors in them.
+    """
+    covered: set[str] = set()
+    for name in names:
+        if name.rpartition("/")[2] not in _MANIFESTS:
+            continue
+        try:
+            with tree.file(name) as file:
+                data = file.read_all(MOST_JSON_BYTES)
+            parse = manifest.parse if name.endswith(manifest.NAME) else manifest.parse_megatron
+            given = parse(data, tree.path / name)
+        except ReadError as error:
+            found.not_checked(name, str(error))
+            continue
+        except CheckpointError as error:
+            found.problem(name, Damage.MALFORMED, str(error))
+            continue
+        found.format = found.format or ("manifest" if given.step is not None else "megatron")
+        found.step = given.step if given.step is not None else found.step
+        found.verified_bytes += len(data) if name.endswith(manifest.NAME) else 0
+        covered.add(name)
+        folder = name.rpartition("/")[0]
+        listed = {str(PurePosixPath(folder, each)): expected for each, expected in given.files.items()}
+        for path, expected in sorted(listed.items()):
+            if _matches(tree, path, expected, given.algorithm, differing, found):
+                covered.add(path)
+    return covered
+
+
+def _matches(
+    tree: Tree,
+    name: str,
+    expected: manifest.FileDigest,
+    algorithm: str,
+    differing: dict[str, str],
+    found: Verification,
+) -> bool:
+    """True if a file is as it was written; else what is wrong is named as exactly as its format allows."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with tree.file(name) as file:
+            size = file.size
+            if expected.bytes in (None, size):
+                file.feed(digest)
+                if digest.hexdigest() == expected.digest:
+                    found.verified_bytes += size
+                    return True
+            detail = f"its {algorithm} differs from the manifest's"
+            damage = Damage.FLIPPED
+            if expected.bytes not in (None, size):
+                detail = f"it has {size} bytes, the manifest says {expected.bytes}"
+                damage = Damage.TRUNCATED if size < (expected.bytes or 0) else Damage.EXTRA
+            if name.endswith(".distcp"):
+                differing[name] = detail
+                return False
+            within = _localise(file, name, found)
+    except MissingFileError as error:
+        found.problem(name, Damage.MISSING, f"{error}, and the manifest lists it")
+        return False
+    except TooMuchError as error:
+        found.not_read(name, str(error))
+        return False
+    except ReadError as error:
+        found.problem(name, Damage.MISSING, str(error))
+        return False
+    for problem in within:
+        found.problem(name, problem.damage, f"{problem.detail}; {detail}", problem.tensor)
+    if not within:
+        found.problem(name, damage, detail)
+    return False
+
+
+def _localise(file: OpenFile, name: str, found: Verification) -> list[Problem]:
+    """What the format itself shows of a file that differs from its manifest."""
+    only = Verification(found.path)
+    verify_file(file, name, only)
+    return only.problems
+
+
+def _verify_rest(
+    tree: Tree,
+    prefix: str,
+    files: list[str],
+    used: set[str],
+    differing: dict[str, str],
+    found: Verification,
+) -> None:
+    """Verify the files of one folder, to which `prefix` leads, that no manifest covers."""
+    left = [each for each in files if is_distributed([each]) and each not in used]
+    if left or any(f"{prefix}{each}" in differing for each in files):
+        found.format = found.format or "distributed"
+        used |= verify_distributed(tree, prefix, files, found)
+    indices = [name for name in files if _INDEX.fullmatch(name) and name not in used]
+    tensors = _Names()
+    for name in files:
+        if name in used or name in _MANIFESTS or manifest.parts_in([name]):
+            continue
+        try:
+            with tree.file(f"{prefix}{name}") as file:
+                names = verify_file(file, f"{prefix}{name}", found)
+            if indices and name.endswith((".safetensors", ".bin")):
+                tensors.keep(name, names)
+        except MissingFileError:
+            found.problem(f"{prefix}{name}", Damage.MISSING, "it vanished while the checkpoint was read")
+        except TooMuchError as error:
+            found.not_read(f"{prefix}{name}", str(error))
+        except ReadError as error:
+            found.not_checked(f"{prefix}{name}", str(error))
+    for name in indices:
+        try:
+            with tree.file(f"{prefix}{name}") as file:
+                verify_index(file.read_all(MOST_JSON_BYTES), f"{prefix}{name}", tensors.by_file(), found)
+        except ReadError as error:
+            found.not_checked(f"{prefix}{name}", str(error))
+
+
+class _Names:
+    """Names of tensors by the file in which they are, as many as fit into memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, set[str]] = {}
+        self._left = _MOST_NAME_CHARACTERS
+
+    def keep(self, file: str, names: Iterable[str]) -> None:
+        kept = self._files.setdefault(file, set())
+        for name in names:
+            self._left -= len(name) + _LEAST_NAME_BYTES
+            if self._left < 0:
+                return
+            kept.add(name)
+
+    def by_file(self) -> dict[str, set[str]]:
+        """All of them. Raises TooMuchError if they were too many."""
+        if self._left < 0:
+            raise TooMuchError("the shards hold more tensors than can be compared with it")
+        return self._files

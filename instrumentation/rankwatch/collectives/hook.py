@@ -6,28 +6,27 @@ below it, so nothing is re-implemented. That key is active for every device and 
 below autograd, tracing and fake tensors, so whatever arrives there is about to be enqueued for real.
 
 On CPU (gloo) the end of a collective is seen by the future of its work, on a backend thread, or by the wait
-for its output (`tensor_waits`), whichever comes first. The end of a send or receive is seen by the wait for
-it (`waiting`). On CUDA (NCCL) the tables of the group are written, and the waits of the compute stream are
+for its output, whichever comes first. The end of a send or receive is seen by the wait for it
+(`host_waits`). On CUDA (NCCL) the tables of the group are written, and the waits of the compute stream are
 timed by its own clock (`device_waits`).
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from rankwatch.blackbox.writer import Writer
-from rankwatch.collectives.call import Call
+from rankwatch.collectives.call import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Call, Operator
 from rankwatch.collectives.device_waits import DeviceWaits
-from rankwatch.collectives.exit import ExitWait
 from rankwatch.collectives.groups import Groups
-from rankwatch.collectives.operators import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Operator
-from rankwatch.collectives.tensor_waits import TensorWaits
-from rankwatch.collectives.waiting import Waiting
+from rankwatch.collectives.host_waits import TensorWaits, WorkWaits
 from rankwatch.compiling import uncompiled
 from rankwatch.device.cuda import Gpu
 from rankwatch.device.parts import WaitKey
@@ -57,8 +56,8 @@ class CollectiveHook:
             self._device = self._device_waits(gpu, torch)
             if self._device is not None:
                 undo.callback(self._device.remove)
-            self._waiting = Waiting(c10d.Work, failures, self._device)
-            undo.callback(self._waiting.remove)
+            self._work_waits = WorkWaits(c10d.Work, failures, self._device)
+            undo.callback(self._work_waits.remove)
             self._tensor_waits = TensorWaits(failures, self._device)
             undo.callback(self._tensor_waits.remove)
             self._library = torch.library.Library("c10d", "IMPL")
@@ -84,7 +83,7 @@ class CollectiveHook:
     def forget(self) -> None:
         """Stop waiting, in a forked child: no collective completes there."""
         self._futures.clear()
-        self._waiting.forget()
+        self._work_waits.forget()
         self._tensor_waits.forget()
         self._groups.forget()
 
@@ -174,7 +173,7 @@ class CollectiveHook:
                     self._tensor_waits.expect(call, arguments[0])
             elif future is not None:
                 return  # it ends before the caller goes on, and its future is enough
-            self._waiting.follow(work, call)
+            self._work_waits.follow(work, call)
         except Exception as error:  # noqa: BLE001 - the operation is in flight: training must go on
             self._failures.note(_FOLLOW, error)
             self._guard(call.wait_only)  # its end may never be seen, and it must not look hung for ever
@@ -198,3 +197,33 @@ def _redispatch(operator: Any) -> Any:
     """What `operator.redispatch` calls, if this torch has it: that saves a Python frame."""
     handle = getattr(operator, "_handle", None)
     return getattr(handle, "redispatch_boxed", operator.redispatch)
+
+
+_EXIT_SECONDS = 2.0
+
+
+class ExitWait:
+    """Waits, when the interpreter exits, for the futures that would call back into it.
+
+    A collective that fails later would call into a dead interpreter, which aborts the process. So the exit
+    waits for the collectives in flight, at most two seconds. The groups of those that remain are kept from
+    being destroyed, because their destruction would fail the collectives.
+    """
+
+    def __init__(self, in_flight: Collection[object]) -> None:
+        self._in_flight = in_flight
+        atexit.register(self._wait)
+
+    def cancel(self) -> None:
+        """No further collective is followed. Those in flight are still waited for."""
+        if not self._in_flight:
+            atexit.unregister(self._wait)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while self._in_flight and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._in_flight:
+            c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+            for group in list(c10d._world.pg_map):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankwatch.checkpoint_files import CheckpointError, Verification, newest
-from rankwatch.checkpoint_files.names import step_of
+from rankwatch.checkpoint_files.layouts import step_of
 from rankwatch.checkpoint_files.newest import candidates
 from support.checkpoints import flip, save_distributed, state
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from rankwatch.checkpoint_files import Damage, Outcome, folder, reading, verify
+from rankwatch.checkpoint_files import Damage, Outcome, reading, verify
 from support.checkpoints import flip, truncate, write_safetensors
 
+verifying = sys.modules["rankwatch.checkpoint_files.verify"]  # the package has a function of its name
 TWO = {"a": ("F32", [2, 3], b"a" * 24), "b": ("BF16", [5], b"b" * 10)}
 
 
@@ -108,7 +110,7 @@ def test_shards_of_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "limit"), [(folder, "_MOST_NAME_CHARACTERS"), (reading, "MOST_JSON_VALUES")]
+    ("module", "limit"), [(verifying, "_MOST_NAME_CHARACTERS"), (reading, "MOST_JSON_VALUES")]
 )
 def test_index_of_more_than_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str

@@ -9,8 +9,8 @@ import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.collectives import CollectiveHook, call
+from rankwatch.collectives.call import OPERATIONS, Operator
 from rankwatch.collectives.groups import Group
-from rankwatch.collectives.operators import OPERATIONS, Operator
 from rankwatch.device.cuda import Gpu
 from rankwatch.device.timeline import DeviceTimeline
 from support.agent.process import until
@@ -121,13 +121,13 @@ def test_own_failure_after_collective(
     until(lambda: recording.groups[0].oldest == 0.0, "nothing is shown as in flight")
 
 
-@pytest.mark.parametrize("part", ["_work_of", "_waiting.follow"])
+@pytest.mark.parametrize("part", ["_work_of", "_work_waits.follow"])
 def test_own_failure_to_follow(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """The collective runs and does not look hung, and the failure is counted."""
     owner, _, name = f"hook.{part}".rpartition(".")
-    monkeypatch.setattr({"hook": hook, "hook._waiting": hook._waiting}[owner], name, None)
+    monkeypatch.setattr({"hook": hook, "hook._work_waits": hook._work_waits}[owner], name, None)
     tensor = torch.ones(2)
     dist.group.WORLD._reduce_scatter_base(torch.ones(1), torch.ones(1)).wait()
     dist.all_reduce(tensor, async_op=True).wait()

@@ -10,11 +10,10 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.collectives import CollectiveHook, tensor_waits
-from rankwatch.collectives.call import Call
+from rankwatch.collectives import CollectiveHook, host_waits
+from rankwatch.collectives.call import Call, Operator
 from rankwatch.collectives.groups import Group
-from rankwatch.collectives.operators import Operator
-from rankwatch.collectives.tensor_waits import TensorWaits
+from rankwatch.collectives.host_waits import TensorWaits
 from support.agent.process import until
 from support.jobs.gloo import Recording
 from support.training.blackbox import Read, of_kind
@@ -175,7 +174,7 @@ def test_own_failures(
 
 def test_bound(recording: Recording, waits: TensorWaits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound waits are not seen, but the collectives are still recorded."""
-    monkeypatch.setattr(tensor_waits, "MOST_AWAITED", 2)
+    monkeypatch.setattr(host_waits, "MOST_AWAITED", 2)
     tensors = [torch.ones(1) for _ in range(3)]
     calls = [call(recording, [each]) for each in tensors]
     for each, tensor in zip(calls, tensors, strict=True):

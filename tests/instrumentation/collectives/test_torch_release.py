@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankwatch import compiling
-from rankwatch.collectives.operators import OPERATIONS, Operator
+from rankwatch.collectives.call import OPERATIONS, Operator
 
 torch = pytest.importorskip("torch")
 c10d = pytest.importorskip("torch._C._distributed_c10d")

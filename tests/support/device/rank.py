@@ -16,7 +16,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.collectives.groups import Group, Groups
-from rankwatch.collectives.waiting import Waiting
+from rankwatch.collectives.host_waits import WorkWaits
 from rankwatch.conventions import PHASES
 from rankwatch.device.parts import WaitKey
 from rankwatch.hooks import _watch_gpu
@@ -143,7 +143,7 @@ class Rank:
         run.after_steps(self.timeline.resolve)
         broadcast = writer.name_number("broadcast")
         self.waits = DeviceWaits(self.gpu, self.groups, run._failures, broadcast, torch, self.distributed)
-        self.waiting = Waiting(self.work_class, run._failures, self.waits)
+        self.waiting = WorkWaits(self.work_class, run._failures, self.waits)
 
     # -- own work ---------------------------------------------------------------------------------
 

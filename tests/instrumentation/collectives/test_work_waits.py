@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankwatch.collectives import waiting
-from rankwatch.collectives.waiting import Waiting
+from rankwatch.collectives import host_waits
+from rankwatch.collectives.host_waits import WorkWaits
 from support.jobs.gloo import Recording, gloo
 
 torch = pytest.importorskip("torch")
@@ -40,8 +40,8 @@ class FakeCall:
 
 
 @pytest.fixture
-def follower(recording: Recording) -> Iterator[Waiting]:
-    found = Waiting(dist.Work, recording.failures)
+def follower(recording: Recording) -> Iterator[WorkWaits]:
+    found = WorkWaits(dist.Work, recording.failures)
     yield found
     found.remove()
 
@@ -57,7 +57,7 @@ class Plain(dist.Work):  # type: ignore[misc,name-defined]
     """A work that inherits `wait` from PyTorch."""
 
 
-def test_wait(follower: Waiting) -> None:
+def test_wait(follower: WorkWaits) -> None:
     """The call is informed of the beginning and the end of the wait."""
     with gloo() as group:
         call = FakeCall()
@@ -68,7 +68,7 @@ def test_wait(follower: Waiting) -> None:
         assert call.noted == ["began", "ended"]
 
 
-def test_failing_wait(follower: Waiting) -> None:
+def test_failing_wait(follower: WorkWaits) -> None:
     """It raises as it does without the hook, also for works implemented in Python, and the call is
     informed."""
     for work in (Plain(), Endless()):
@@ -81,7 +81,7 @@ def test_failing_wait(follower: Waiting) -> None:
     assert call.noted == ["began", "failed"]
 
 
-def test_abandoned_work(follower: Waiting) -> None:
+def test_abandoned_work(follower: WorkWaits) -> None:
     """A work is abandoned when the trainer has dropped it and enqueues the next one, or when the hook is
     removed."""
     first, second, third = FakeCall(), FakeCall(), FakeCall()
@@ -99,16 +99,16 @@ def test_abandoned_work(follower: Waiting) -> None:
     assert second.noted == ["abandoned"]
 
 
-def test_bound(follower: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound(follower: WorkWaits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound an operation counts as abandoned at once."""
-    monkeypatch.setattr(waiting, "MOST_FOLLOWED", 2)
+    monkeypatch.setattr(host_waits, "MOST_FOLLOWED", 2)
     works, calls = [Plain() for _ in range(3)], [FakeCall() for _ in range(3)]
     for work, call in zip(works, calls, strict=True):
         follower.follow(work, call)  # type: ignore[arg-type]
     assert [call.noted for call in calls] == [[], [], ["abandoned"]]
 
 
-def test_own_failures(follower: Waiting, recording: Recording) -> None:
+def test_own_failures(follower: WorkWaits, recording: Recording) -> None:
     """Failures at the beginning, at the end and on abandoning are counted, and the wait returns as usual."""
     with gloo() as group:
         work = group._reduce_scatter_base(torch.ones(1), torch.ones(1))
@@ -123,7 +123,7 @@ def test_own_failures(follower: Waiting, recording: Recording) -> None:
 def test_restored_wait(recording: Recording) -> None:
     """Removing the hook restores the original `wait`, unless another tool has replaced ours since."""
     found = dist.Work.__dict__["wait"]
-    ours = Waiting(dist.Work, recording.failures)
+    ours = WorkWaits(dist.Work, recording.failures)
     assert dist.Work.__dict__["wait"] is not found
     ours.remove()
     assert dist.Work.__dict__["wait"] is found
@@ -132,7 +132,7 @@ def test_restored_wait(recording: Recording) -> None:
         def wait(self) -> str:
             return "waited"
 
-    replaced = Waiting(Other, recording.failures)
+    replaced = WorkWaits(Other, recording.failures)
     theirs = Other.wait
     Other.wait = lambda self: theirs(self) + " twice"  # type: ignore[method-assign]
     kept = Other.wait
