@@ -123,8 +123,8 @@ ALLOWED = {
 SAVED = "the checkpoint that this process saves, or that a child verifies with the rights of its user"
 LOOKED_AT = {
     "instrumentation/rankwatch/automatic/launching.py": PACKAGE,
-    "instrumentation/rankwatch/automatic/seams/distributed_checkpoints.py": SAVED,
-    "instrumentation/rankwatch/automatic/seams/saving.py": SAVED,
+    "instrumentation/rankwatch/automatic/patches/distributed_checkpoints.py": SAVED,
+    "instrumentation/rankwatch/automatic/patches/saving.py": SAVED,
     "instrumentation/rankwatch/checkpoint_files/verify.py": SAVED,
     "agent/rankwatch_agent/incidents/dumps.py": SETTING,
     "agent/rankwatch_agent/incidents/profiles.py": OWN,

@@ -2,7 +2,7 @@
 
 All files that the training thread saves between the same two steps are one checkpoint, because they hold the
 same state: model, optimizer, scheduler, random numbers, or `best` beside `last`. Its first file must hold
-training state (see `rankwatch.automatic.training_state`). The time of an operation is from the beginning of
+training state (see `rankwatch.automatic.patches.saving`). The time of an operation is from the beginning of
 its first file to the end of its last one; it blocks training for the time of its files.
 """
 
@@ -37,7 +37,7 @@ class _Stage(NamedTuple):
     failed: bool
 
 
-class Operation:
+class ObservedOperation:
     """A save or a load that is not recorded yet. Moments are on the monotonic clock."""
 
     def __init__(self, name: str, step: int, began: float) -> None:
@@ -124,7 +124,7 @@ class Operation:
 class Part:
     """A call that is part of an operation: the write of one file, or a whole save of a library."""
 
-    def __init__(self, operation: Operation, began: float) -> None:
+    def __init__(self, operation: ObservedOperation, began: float) -> None:
         self.operation = operation
         self.began = began
         self.outer: Part | None = None
@@ -144,16 +144,15 @@ class Checkpoints:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._run: Run | None = None
-        self._joining: Operation | None = None
+        self._joining: ObservedOperation | None = None
         """The operation of this pause between steps; more files may follow."""
         self._waited_at: int | None = None
         """Step after which training has waited for a save that began before that step."""
-        self._early: deque[Operation] = deque(maxlen=_MOST_EARLY)
+        self._early: deque[ObservedOperation] = deque(maxlen=_MOST_EARLY)
         self._thread = threading.local()
         self.waiting = False
         """True while `settle` has something to do."""
-        self.begins: Callable[[], object] = _nothing
-        """Called when the training thread begins an operation, so that whatever is timed can end before."""
+        self._pause: Callable[[], object] | None = None
 
     def attach(self, run: Run) -> None:
         """Record into this run from now on, also what was loaded before it began."""
@@ -161,6 +160,14 @@ class Checkpoints:
         run.after_steps(self.settle)
         run.when_ended(self._detach)
         self.settle()
+
+    def pause_before(self, pause: Callable[[], object]) -> None:
+        """Have this called when the training thread begins an operation: whatever is timed ends before."""
+        self._pause = pause
+
+    def _pause_loop(self) -> None:
+        if self._pause is not None:
+            self._pause()
 
     def _detach(self) -> None:
         self._run = None
@@ -177,7 +184,7 @@ class Checkpoints:
             part = Part(self._begun(name, now), now)
             part.operation.beside = True
         else:
-            self.begins()
+            self._pause_loop()
             now = self.clock()
             part = Part(self._begun(name, now) if lasting else self._joined(name, now), now)
             part.blocks, part.lasting = True, lasting
@@ -263,7 +270,7 @@ class Checkpoints:
             self._run.checkpoint_log.renamed(old, new)
 
     def finish(
-        self, operation: Operation, *, error: BaseException | None = None, failed: bool = False
+        self, operation: ObservedOperation, *, error: BaseException | None = None, failed: bool = False
     ) -> None:
         """A lasting operation has ended, in any thread; `end` says the rest. Later calls do nothing."""
         if operation.finished:
@@ -279,12 +286,12 @@ class Checkpoints:
         if operation.returned:
             self._record(operation)
 
-    def wait_begins(self, operation: Operation, stage: str) -> AbstractContextManager[None] | None:
+    def wait_begins(self, operation: ObservedOperation, stage: str) -> AbstractContextManager[None] | None:
         """A thread is about to wait for a lasting operation. Returns what `wait_ends` needs; None if it does
         not hold training up, or what it is part of counts as blocking already."""
         if not _on_training_thread() or self.current() is not None or operation.finished:
             return None
-        self.begins()
+        self._pause_loop()
         phase = nullcontext() if self._run is None else self._run.phase(CHECKPOINT)
         phase.__enter__()
         if self._run is not None and self._run.current_step > operation.step:
@@ -293,7 +300,7 @@ class Checkpoints:
         return phase
 
     def wait_ends(
-        self, operation: Operation, phase: AbstractContextManager[None] | None, *, finishes: bool
+        self, operation: ObservedOperation, phase: AbstractContextManager[None] | None, *, finishes: bool
     ) -> None:
         """It has waited. finishes: the operation has ended, so that `finish` counts the wait."""
         if phase is not None:
@@ -302,7 +309,7 @@ class Checkpoints:
                 operation.wait_ends(self.clock())
 
     @contextmanager
-    def operation(self, name: str) -> Iterator[Operation]:
+    def operation(self, name: str) -> Iterator[ObservedOperation]:
         """What a framework does as one checkpoint. Calls inside it become its stages."""
         part = self.begin(name)
         try:
@@ -324,15 +331,15 @@ class Checkpoints:
         if operation is not None:
             self._record(operation)
 
-    def current(self) -> Operation | None:
+    def current(self) -> ObservedOperation | None:
         """The operation that this thread works for."""
         part: Part | None = getattr(self._thread, "part", None)
         return None if part is None else part.operation
 
-    def _new(self, name: str, now: float) -> Operation:
-        return Operation(name, -1 if self._run is None else self._run.current_step, now)
+    def _new(self, name: str, now: float) -> ObservedOperation:
+        return ObservedOperation(name, -1 if self._run is None else self._run.current_step, now)
 
-    def _joined(self, name: str, began: float) -> Operation:
+    def _joined(self, name: str, began: float) -> ObservedOperation:
         """The operation of this pause, or a new one."""
         found = self._joining
         if found is not None and (
@@ -344,7 +351,7 @@ class Checkpoints:
             self._joining = self._begun(name, began)
         return self._joining
 
-    def _begun(self, name: str, now: float) -> Operation:
+    def _begun(self, name: str, now: float) -> ObservedOperation:
         operation = self._new(name, now)
         if self._run is not None:
             waited = name == SAVE and self._waited_at == operation.step
@@ -352,7 +359,7 @@ class Checkpoints:
         return operation
 
     def _extend(
-        self, operation: Operation, began: float, ended: float, *, blocks: bool, failed: bool
+        self, operation: ObservedOperation, began: float, ended: float, *, blocks: bool, failed: bool
     ) -> None:
         operation.ended = max(operation.ended, ended)
         operation.failed |= failed
@@ -363,7 +370,7 @@ class Checkpoints:
             if failed:
                 self.settle()
 
-    def _record(self, operation: Operation) -> None:
+    def _record(self, operation: ObservedOperation) -> None:
         if self._run is not None:
             operation.record(self._run)
         else:
@@ -373,9 +380,6 @@ class Checkpoints:
 
 def _on_training_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _nothing() -> None: ...
 
 
 checkpoints = Checkpoints()

@@ -69,7 +69,7 @@ class Evaluation:
 
     @property
     def waiting(self) -> bool:
-        """True while `trains` and `pauses` have something to do."""
+        """True while `training_goes_on` and `pause` have something to do."""
         return self._began > 0.0 or self._candidate > 0.0
 
     def forward_began(self, module: Any, since: float = 0.0) -> bool:
@@ -96,7 +96,7 @@ class Evaluation:
         if self._candidate:
             self._begin(self._candidate)
 
-    def trains(self, module: Any = None) -> None:
+    def training_goes_on(self, module: Any = None) -> None:
         """Training goes on: a forward pass of this module with gradient, a backward pass, an optimizer."""
         if module is not None and module is not self._latest():
             self._learn(module)
@@ -106,7 +106,7 @@ class Evaluation:
                 self._begin(self._candidate)  # the first evaluation of all, before anything was trained
         self._end()
 
-    def pauses(self) -> None:
+    def pause(self) -> None:
         """A checkpoint begins, or the run ends: no training follows at once."""
         if self._candidate:
             self._begin(self._candidate)
@@ -118,7 +118,7 @@ class Evaluation:
         assert self._run is not None
         steps = self._run.steps_completed
         if steps == self._steps:
-            self.pauses()
+            self.pause()
         self._steps = steps
 
     def _begin(self, began: float) -> None:

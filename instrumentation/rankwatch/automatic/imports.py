@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,19 +20,16 @@ Failed = Callable[[str, Exception], object]
 """Called with the name of a module whose patch has raised, and with the exception."""
 
 
-def when_imported(
-    patches: Iterable[tuple[str, Patch]] | Mapping[str, Patch], failed: Failed | None = None
-) -> Callable[[], None]:
+def when_imported(patches: Mapping[str, Patch], failed: Failed | None = None) -> Callable[[], None]:
     """Call each patch once with the module of its name. An exception of a patch never reaches the import.
 
     Returns a function that stops waiting for the modules that are not imported yet.
     """
-    pairs = patches.items() if isinstance(patches, Mapping) else patches
     finder = _Watcher(failed or _ignore)
-    for name, patch in pairs:
+    for name, patch in patches.items():
         loaded = sys.modules.get(name)
         if loaded is None or getattr(getattr(loaded, "__spec__", None), "_initializing", False):
-            finder.wait_for(name, patch)
+            finder.patches[name] = patch
         else:
             finder.call(name, patch, loaded)
     finder.install()
@@ -47,19 +44,17 @@ class _Watcher:
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
-        self._patches: dict[str, list[Patch]] = {}
+        self.patches: dict[str, Patch] = {}
+        """By the module that is waited for."""
         self._asking = threading.local()
 
-    def wait_for(self, name: str, patch: Patch) -> None:
-        self._patches.setdefault(name, []).append(patch)
-
     def install(self) -> None:
-        if self._patches:
+        if self.patches:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
         """Stop watching."""
-        self._patches.clear()
+        self.patches.clear()
         self._leave()
 
     def _leave(self) -> None:
@@ -77,7 +72,7 @@ class _Watcher:
     ) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that reports its end; None for others."""
         asking = getattr(self._asking, "name", "")
-        if name not in self._patches or asking == name:
+        if name not in self.patches or asking == name:
             return None
         self._asking.name = name  # a finder behind this one may ask all of them, this one included
         try:
@@ -99,9 +94,10 @@ class _Watcher:
         return None
 
     def _imported(self, name: str, module: ModuleType) -> None:
-        for patch in self._patches.pop(name, ()):
+        patch = self.patches.pop(name, None)
+        if patch is not None:
             self.call(name, patch, module)
-        if not self._patches:
+        if not self.patches:
             self._leave()
 
 

@@ -12,12 +12,19 @@ closed later, with its true time:
 So Muon and Adam, or the generator and the discriminator of a GAN, make one step, also where each has batches
 of its own. Meanwhile the now block shows what is probable: no open step, and a following one as soon as
 training goes on.
+
+`Waits` keeps the waits for batches, because only what follows shows whether a batch was for training.
+`TrainingThread` knows which thread trains: events of the others would tear its steps and phases apart.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Any, NamedTuple
 
 from rankwatch.steps import Steps
@@ -27,6 +34,10 @@ _MOST_OPTIMIZERS = 100_000
 _LONGEST_ABSENCE = 16
 """Iterations without a step of an optimizer after which it is not waited for: it belongs to another loop of
 the script, or seldom steps."""
+_MOST_WAITS = 64
+"""Waits that are kept; beyond, the oldest are dropped. Loops fetch all batches of a step ahead at most."""
+_STEPS_TO_TAKE_OVER = 3
+"""Optimizer steps of another thread, while the training thread does nothing, after which that one trains."""
 
 
 class _Known(NamedTuple):
@@ -76,7 +87,7 @@ class Iterations:
         """True while an iteration is under way, or is pending."""
         return self._open
 
-    def trains(self, moment: float) -> bool:
+    def training_goes_on(self, moment: float) -> bool:
         """Training goes on: forward, backward or an optimizer. True if `begin` must follow."""
         if self._stepped:
             undecided = not self._following_since
@@ -97,7 +108,7 @@ class Iterations:
         self._open = True
         self._steps.begin()
 
-    def steps(self, optimizer: int) -> None:
+    def optimizer_begins(self, optimizer: int) -> None:
         """This optimizer is about to step."""
         if optimizer in self._stepped:
             self._repeats = True
@@ -108,7 +119,7 @@ class Iterations:
             self._following_since, self._next_place = 0.0, None
             self._steps.show_open()
 
-    def stepped(self, optimizer: int, moment: float, trained: object = None) -> None:
+    def optimizer_ended(self, optimizer: int, moment: float, trained: object = None) -> None:
         """It has stepped. trained: once it is gone, the optimizer is not waited for."""
         self._stepped.add(optimizer)
         if optimizer not in self._known and len(self._known) >= _MOST_OPTIMIZERS:
@@ -136,7 +147,7 @@ class Iterations:
             return False
         return known.trained is None or known.trained() is not None
 
-    def fetches(self, place: Callable[[], Hashable]) -> bool:
+    def wait_for_batch(self, place: Callable[[], Hashable]) -> bool:
         """The loop waits for a batch, at this place of its code. True if it belongs to an iteration whose
         training has begun before.
 
@@ -156,7 +167,7 @@ class Iterations:
         self.begin(self._following_since)
         return True
 
-    def evaluates(self) -> None:
+    def evaluation_begins(self) -> None:
         """An evaluation begins: the iteration is over, unless training has gone on since its last step."""
         if not self._following_since:
             self.close()
@@ -194,7 +205,7 @@ def trained_by(optimizer: Any) -> Any:
         return optimizer
 
 
-class Elsewhere:
+class DeferredSteps:
     """Steps of optimizers inside of a backward pass or in another thread.
 
     They are kept until the training thread comes to where they count.
@@ -204,7 +215,7 @@ class Elsewhere:
         self.pending: dict[int, float] = {}
         """Moment of the step by optimizer."""
 
-    def stepped(self, optimizer: int, moment: float) -> None:
+    def optimizer_ended(self, optimizer: int, moment: float) -> None:
         """An optimizer, named as `Iterations` names it, has stepped. Any thread calls this."""
         self.pending[optimizer] = moment
 
@@ -215,9 +226,141 @@ class Elsewhere:
         if iterations is None:
             return
         for optimizer in steps:
-            iterations.steps(optimizer)
+            iterations.optimizer_begins(optimizer)
             if not iterations.open:
                 iterations.begin(moment or steps[optimizer])
         latest = max(steps.values())
         for optimizer in steps:
-            iterations.stepped(optimizer, moment or latest)
+            iterations.optimizer_ended(optimizer, moment or latest)
+
+
+class Wait(NamedTuple):
+    """One wait for a batch, on the monotonic clock."""
+
+    began: float
+    ended: float
+    iterator: weakref.ref[Any] | None
+    amounts: dict[str, float]
+    """Work of the batch, by unit."""
+    exhausted: bool
+    """There was no further batch."""
+
+    @property
+    def abandoned(self) -> bool:
+        """The loop has dropped the iterator, so the batch was only looked at."""
+        return self.iterator is not None and self.iterator() is None
+
+
+class Waits:
+    """The waits since training went on last."""
+
+    def __init__(self) -> None:
+        self._waits: deque[Wait] = deque(maxlen=_MOST_WAITS)
+
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
+    @property
+    def first_began(self) -> float:
+        """When the first wait began that counts; 0 without one."""
+        return next((each.began for each in self._waits if not each.abandoned), 0.0)
+
+    @property
+    def last_began(self) -> float:
+        """When the last wait began; 0 without one."""
+        return self._waits[-1].began if self._waits else 0.0
+
+    def add(self, began: float, ended: float, iterator: object, amounts: dict[str, float]) -> None:
+        """A batch has come."""
+        self._drop_exhausted()
+        self._waits.append(Wait(began, ended, _reference(iterator), amounts, False))
+
+    def exhausted(self, began: float, ended: float, iterator: object) -> None:
+        """There was no further batch. If training follows at once, the loop fetches a batch ahead; if nothing
+        was trained with the batches before, the loop has only read them."""
+        reference = _reference(iterator)
+        before = len(self._waits)
+        self.drop(reference)
+        if len(self._waits) == before:
+            self._waits.append(Wait(began, ended, reference, {}, True))
+
+    def last_iterator(self) -> weakref.ref[Any] | None:
+        """The iterator of the last wait."""
+        return self._waits[-1].iterator if self._waits else None
+
+    def drop(self, iterator: weakref.ref[Any] | None) -> None:
+        """Forget the waits for batches of this iterator: they were not for training."""
+        if any(each.iterator is iterator for each in self._waits):
+            self._waits = deque(
+                [each for each in self._waits if each.iterator is not iterator], maxlen=_MOST_WAITS
+            )
+
+    def take(self) -> list[Wait]:
+        """The waits for training that goes on now. They are forgotten here."""
+        taken = [each for each in self._waits if not each.abandoned]
+        self._waits.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._waits.clear()
+
+    def _drop_exhausted(self) -> None:
+        if self._waits and self._waits[-1].exhausted:
+            self._waits.pop()
+
+
+def _reference(iterator: object) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # a generator of a framework, or none
+        return None
+
+
+class TrainingThread:
+    """The thread that trains: the first that runs a backward pass or an optimizer, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._ident = 0
+        self._thread: threading.Thread | None = None
+        self._foreign_steps = 0
+        self._foreign_ident = 0
+
+    def is_here(self) -> bool:
+        """True in the training thread, and in every thread before there is one."""
+        return self._ident in (0, threading.get_ident())
+
+    def trains_here(self) -> bool:
+        """True if this thread trains, from now on if there was none or it is gone."""
+        ident = threading.get_ident()
+        if ident == self._ident:
+            self._foreign_steps = 0
+            return True
+        if self._thread is None or not self._thread.is_alive():
+            self._take(ident)
+            return True
+        return False
+
+    def stepped_in_other_thread(self) -> bool:
+        """An optimizer has stepped in this other thread. True if this thread trains from now on."""
+        ident = threading.get_ident()
+        self._foreign_steps = self._foreign_steps + 1 if ident == self._foreign_ident else 1
+        self._foreign_ident = ident
+        if self._foreign_steps < _STEPS_TO_TAKE_OVER:
+            return False
+        self._take(ident)
+        return True
+
+    def _take(self, ident: int) -> None:
+        self._ident, self._foreign_steps = ident, 0
+        self._thread = threading.current_thread()
+
+
+def is_inside_backward() -> bool:
+    """True if this thread is inside of a backward pass, by its stack: in a hook of a gradient."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "backward" and "torch" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,6 +1,6 @@
-"""The training loop of this process, as the seams of torch show it: events in, steps and phases out.
+"""The training loop of this process, as the patches of torch show it: events in, steps and phases out.
 
-Each seam calls the method of its event on the thread where it happens. Events of other threads than the
+Each patch calls the method of its event on the thread where it happens. Events of other threads than the
 training one count only where an optimizer steps. The first backward pass or optimizer step opens the run.
 """
 
@@ -13,17 +13,20 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from rankwatch import lifecycle
-from rankwatch.automatic import leading, recording
+from rankwatch.automatic import recording, reporting
 from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.evaluation import Evaluation
-from rankwatch.automatic.forward import Forward
-from rankwatch.automatic.iterations import Elsewhere, Iterations, trained_by
-from rankwatch.automatic.phases import Phases
-from rankwatch.automatic.threads import TrainingThread, is_inside_backward
-from rankwatch.automatic.values import values
+from rankwatch.automatic.iterations import (
+    DeferredSteps,
+    Iterations,
+    TrainingThread,
+    Waits,
+    is_inside_backward,
+    trained_by,
+)
+from rankwatch.automatic.phases import Forward, Phases
+from rankwatch.automatic.values import amounts_of, values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.automatic.waits import Waits
-from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
@@ -65,7 +68,7 @@ class Loop:
         """Ids of the optimizers whose `step` is running, or has raised, the outermost first."""
         self._updated = False
         """One of them has really stepped; a gradient scaler may keep it from it."""
-        self._elsewhere = Elsewhere()
+        self._deferred = DeferredSteps()
         self._backwards = 0
         self.updates = 0
         """Steps of optimizers so far."""
@@ -75,7 +78,7 @@ class Loop:
     def fetch_began(self, place: Callable[[], Hashable] = lambda: 0) -> float:
         """The loop asks for a batch, at this place of its code. Returns what `fetch_ended` needs; 0 if it is
         no wait of its own."""
-        if self._off or self._fetching or not self._thread.is_here() or leading.leads():
+        if self._off or self._fetching or not self._thread.is_here() or reporting.is_reported():
             return 0.0
         if self._in_backward and not is_inside_backward():
             self._in_backward = False  # Ctrl-C has come before `backward_ended`
@@ -87,8 +90,8 @@ class Loop:
         if self._iterations is None:
             self._first_place = place()
         elif not self.stepping:
-            self._count_elsewhere()
-            if self._iterations.fetches(place):
+            self._count_deferred()
+            if self._iterations.wait_for_batch(place):
                 self._record_waits()
         if self._phases is not None:
             self._phases.data_wait.show(moment)
@@ -120,7 +123,7 @@ class Loop:
             self._begin_forward(module)
             return True
         self._forward.enter()
-        if not self.stepping and not leading.leads():
+        if not self.stepping and not reporting.is_reported():
             self._evaluation.forward_began(module, self._waits.last_began)
             self._evaluated_iterator = self._waits.last_iterator()
             self._drop_waits_of_evaluation()
@@ -143,8 +146,8 @@ class Loop:
         self._fetching = False
         try:
             self._in_backward = True
-            if not leading.leads():
-                self._trains(moment)
+            if not reporting.is_reported():
+                self._training_goes_on(moment)
             self._forward.backward_began(moment)
             self._phases.backward.begin(self._clock())
             self._count_backward()
@@ -154,18 +157,18 @@ class Loop:
             self._in_backward = begun
         return True
 
-    def backward_ended(self) -> None:
-        """It has returned, or raised."""
+    def backward_ended(self) -> bool:
+        """It has returned, or raised. True if its forward pass was not seen."""
         self._in_backward = False
         if self._off or self._phases is None:
-            return
+            return False
         moment = self._clock()
         self._phases.backward.end(moment)
-        self._forward.backward_ended()
         visibility.sees(Capability.BACKWARD)
-        if self._elsewhere.pending:
+        if self._deferred.pending:
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.IN_BACKWARD)
-            self._count_elsewhere(moment)
+            self._count_deferred(moment)
+        return self._forward.unseen
 
     # -- optimizer --------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class Loop:
             return
         key = id(optimizer if caller is None else caller)
         if key not in self.stepping:
-            self._step_elsewhere(optimizer)
+            self._defer_step(optimizer)
             return
         while self.stepping.pop() != key:  # the last one: a `step` may call that of its base class
             pass
@@ -200,11 +203,11 @@ class Loop:
                 self._phases.optimizer.end(moment)
             visibility.sees(Capability.OPTIMIZER)
             self.updates += 1
-            if not leading.leads():
+            if not reporting.is_reported():
                 trained = trained_by(optimizer)
-                self._iterations.stepped(id(trained), moment, trained)
+                self._iterations.optimizer_ended(id(trained), moment, trained)
             _report(values.stepped, optimizer if self._updated else None)
-            if leading.leads():
+            if reporting.is_reported():
                 _report(values.write, self._run)
 
     def update_began(self, scaler: object) -> bool:
@@ -213,7 +216,7 @@ class Loop:
             return False
         _report(values.scales, scaler)
         self._forward.end()
-        self._count_elsewhere()
+        self._count_deferred()
         self._phases.optimizer.begin(self._clock())
         return True
 
@@ -232,15 +235,16 @@ class Loop:
         """A checkpoint or an evaluation begins: a step whose optimizers have stepped is over."""
         if self._iterations is not None and not self.stepping and not self._in_backward:
             self._forward.end()
-            self._count_elsewhere()
-            self._evaluation.pauses()
+            self._count_deferred()
+            self._evaluation.pause()
             self._iterations.close()
 
-    def give_way(self) -> None:
-        """A framework leads from now on. A step that was guessed and has not ended is not recorded."""
-        self.pause()
-        self._waits.clear()
+    def stop_inferring(self) -> None:
+        """A framework reports its training from now on. A step that was inferred and has not ended is not
+        recorded."""
         if self._iterations is not None:
+            self.pause()
+            self._waits.clear()
             self._iterations.abandon()
 
     # -- how --------------------------------------------------------------------------------------
@@ -260,8 +264,7 @@ class Loop:
         self._phases = Phases(run)
         self._iterations = Iterations(run._steps, self._step_ends, self._first_place)
         self._evaluation.attach(run)
-        checkpoints.begins = self.pause
-        leading.give_way = self.give_way
+        checkpoints.pause_before(self.pause)
         run.after_steps(self._run_may_end)
         run.when_ended(self.stop)
         lifecycle.on_fork(self.stop)
@@ -274,7 +277,7 @@ class Loop:
     def _run_may_end(self) -> None:
         """Called after each step and at the end of the run, whose last step may be pending."""
         if self._iterations is not None and not self._off:
-            self._count_elsewhere()
+            self._count_deferred()
             self._iterations.close()
 
     def _step_ends(self) -> None:
@@ -282,17 +285,17 @@ class Loop:
         _report(values.write, self._run)
         visibility.sees(Capability.STEPS)
 
-    def _trains(self, moment: float) -> None:
+    def _training_goes_on(self, moment: float) -> None:
         """Training goes on at this moment, so the waits before were for training."""
         assert self._iterations is not None
-        if self._elsewhere.pending:
-            self._count_elsewhere()
+        if self._deferred.pending:
+            self._count_deferred()
         if checkpoints.waiting:
             checkpoints.settle()
         if self._evaluation.waiting:
-            self._evaluation.trains()
+            self._evaluation.training_goes_on()
         began = self._waits.first_began or moment
-        if self._iterations.trains(began):
+        if self._iterations.training_goes_on(began):
             self._iterations.begin(min(began, self._forward.began or moment))
         if self._waits and not self._iterations.pending:
             self._record_waits()
@@ -310,16 +313,16 @@ class Loop:
         """Forget the waits for batches that were evaluated. One for training before them is over, too."""
         if self._evaluation.open:
             if self._iterations is not None and not self.stepping:
-                self._iterations.evaluates()
+                self._iterations.evaluation_begins()
             self._waits.drop(self._evaluated_iterator)
             self._forward.end()
 
     def _begin_forward(self, module: Any) -> None:
         moment = self._clock()
-        if not leading.leads():
-            self._evaluation.trains(module)
+        if not reporting.is_reported():
+            self._evaluation.training_goes_on(module)
             if self._phases is not None and self._backwards:
-                self._trains(moment)
+                self._training_goes_on(moment)
         self._forward.begin(moment)
 
     def _optimizers_begin(self, optimizer: Any) -> None:
@@ -327,11 +330,11 @@ class Loop:
         assert self._iterations is not None
         moment = self._clock()
         self._fetching = False
-        if not leading.leads():
-            self._count_elsewhere()
-            self._iterations.steps(id(trained_by(optimizer)))
+        if not reporting.is_reported():
+            self._count_deferred()
+            self._iterations.optimizer_begins(id(trained_by(optimizer)))
             if not self._iterations.pending:
-                self._trains(moment)
+                self._training_goes_on(moment)
             elif self._waits:
                 self._record_waits()
         self._forward.end()
@@ -343,16 +346,16 @@ class Loop:
         if self._phases is not None:
             self._phases.optimizer.abandon()
 
-    def _step_elsewhere(self, optimizer: Any) -> None:
+    def _defer_step(self, optimizer: Any) -> None:
         """An optimizer has stepped inside of a backward pass, or in another thread."""
-        self._elsewhere.stepped(id(trained_by(optimizer)), self._clock())
+        self._deferred.optimizer_ended(id(trained_by(optimizer)), self._clock())
         if not self._in_backward and self._phases is not None and not self._thread.is_here():
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.OTHER_THREAD)
-            self._thread.stepped_elsewhere()
+            self._thread.stepped_in_other_thread()
 
-    def _count_elsewhere(self, moment: float = 0.0) -> None:
-        if self._elsewhere.pending and self._iterations is not None:
-            self._elsewhere.count(None if leading.leads() else self._iterations, moment)
+    def _count_deferred(self, moment: float = 0.0) -> None:
+        if self._deferred.pending and self._iterations is not None:
+            self._deferred.count(None if reporting.is_reported() else self._iterations, moment)
 
     def _count_backward(self) -> None:
         self._backwards += 1

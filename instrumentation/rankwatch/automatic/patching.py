@@ -103,12 +103,6 @@ def note_displaced() -> None:
                 visibility.cannot_see(each, Unseen.REPLACED)
 
 
-def undo_all() -> None:
-    """Put every original back."""
-    for replacement in list(_replaced.values()):
-        replacement.undo()
-
-
 def replace(
     owner: Any,
     name: str,

@@ -15,11 +15,11 @@ import math
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rankwatch.automatic.training_state import is_plain_tensor, is_tensor
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import LOSS, Capability, Unseen
+from rankwatch.conventions import LOSS, TOKENS, Capability, Unseen
 from rankwatch.conventions.vocabulary import GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE, UPDATE_SKIPPED
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
@@ -50,7 +50,7 @@ class Values:
         self.finds_loss = True
         """False while a framework's integration reports the loss."""
 
-    # -- what seams report ------------------------------------------------------------------------
+    # -- what patches report ----------------------------------------------------------------------
 
     def backward(self, loss: object) -> None:
         """The tensor, or tensors, that a backward pass starts from."""
@@ -207,6 +207,23 @@ def _readable(value: Any, capability: Capability) -> Any:
     return float(value.item()) if value.is_cpu else value.detach().clone()
 
 
+def is_tensor(value: object) -> bool:
+    """True for a tensor of torch."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_plain_tensor(value: object) -> bool:
+    """True for a tensor of torch that holds all its elements, unlike a DTensor."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return False
+    # The first test spares the others, and a failed search for an attribute.
+    return type(value) is torch.Tensor or (
+        isinstance(value, torch.Tensor) and not hasattr(value, "placements")
+    )
+
+
 def _obstacle(value: Any) -> Unseen | None:
     plain = is_plain_tensor(value)
     if not plain and not is_tensor(value):
@@ -265,3 +282,56 @@ def _place(value: Any) -> int:
 
 values = Values()
 """Those of this process."""
+
+
+SAMPLES = "samples"
+_INPUTS, _MASK = "input_ids", "attention_mask"
+_MOST_TENSORS = 64
+
+
+def amounts_of(batch: object) -> dict[str, float]:
+    """Unit of work -> amount, of a batch of a data loader. Empty, with a note, if the batch does not tell.
+
+    samples: the first dimension of `input_ids`, else the one on which all tensors of the batch agree.
+    tokens: the elements of `input_ids` without those that `attention_mask` leaves out. Unknown if the mask is
+    on a device.
+    """
+    amounts: dict[str, float] = {}
+    inputs: Any = batch.get(_INPUTS) if isinstance(batch, Mapping) else None
+    if is_plain_tensor(inputs) and inputs.dim() > 0:
+        amounts[SAMPLES] = float(inputs.shape[0])
+        tokens = _tokens(inputs, batch.get(_MASK))  # type: ignore[attr-defined]
+        if tokens is not None:
+            amounts[TOKENS] = tokens
+    else:
+        first = {shape[0] for each in _tensors(batch) if (shape := each.shape)}
+        if len(first) == 1:
+            amounts[SAMPLES] = float(first.pop())
+    if amounts:
+        visibility.sees(Capability.WORK)
+    elif not visibility.has_seen(Capability.WORK):
+        visibility.cannot_see(Capability.WORK, Unseen.UNKNOWN_FORMAT)
+    return amounts
+
+
+def _tokens(inputs: Any, mask: Any) -> float | None:
+    if mask is None:
+        return float(inputs.numel())
+    if not is_plain_tensor(mask) or mask.shape != inputs.shape or not mask.is_cpu:
+        return None
+    return float((mask != 0).sum().item())
+
+
+def _tensors(batch: object) -> Iterator[Any]:
+    """Tensors of the batch: the batch itself, its items, and the values of mappings among them.
+
+    Lists inside of it are left out: their tensors may be one for each sample.
+    """
+    items = [batch] if is_plain_tensor(batch) or isinstance(batch, Mapping) else batch
+    if not isinstance(items, (list, tuple)):
+        return
+    for each in items[:_MOST_TENSORS]:
+        if is_plain_tensor(each):
+            yield each
+        elif isinstance(each, Mapping):
+            yield from (value for value in list(each.values())[:_MOST_TENSORS] if is_plain_tensor(value))

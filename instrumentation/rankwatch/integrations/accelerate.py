@@ -18,8 +18,8 @@ from typing import Any
 
 from rankwatch.automatic import installing, loop, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE
+from rankwatch.automatic.patches import data_loading
 from rankwatch.automatic.patching import guarded, watch
-from rankwatch.automatic.seams import data_loading
 from rankwatch.conventions import Capability
 from rankwatch.integrations.frameworks import class_when_used, require, watch_checkpoint
 from rankwatch.starting import run_of_script
@@ -47,7 +47,7 @@ def _loaded_from(_: Any, accelerator: Any, input_dir: Any = None, *rest: Any, **
 def patch_loaders(module: ModuleType) -> None:
     """Let the wait for the first batch of an epoch begin where ranks synchronize their random states. Record
     the wait of the ranks that get their batches from rank 0: they have no data loader of their own."""
-    watch(module, "synchronize_rng_states", began=lambda *_, **__: data_loading.asked())
+    watch(module, "synchronize_rng_states", began=lambda *_, **__: data_loading.loader_asked())
     watch(module.DataLoaderDispatcher, "_fetch_batches", began=_fetch_began, ended=_fetch_ended)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from rankwatch.automatic import loop
 from rankwatch.automatic.checkpoints import LOAD, SAVE
+from rankwatch.automatic.patches import optimization
 from rankwatch.automatic.patching import watch
-from rankwatch.automatic.seams.optimizers import only_sets_up
 from rankwatch.automatic.values import values
 from rankwatch.conventions import Capability
 from rankwatch.integrations.frameworks import watch_checkpoint
@@ -23,7 +23,7 @@ from rankwatch.integrations.frameworks import watch_checkpoint
 def patch(module: ModuleType) -> None:
     """Let every engine report."""
     engine = module.DeepSpeedEngine
-    only_sets_up(engine, "__init__")
+    optimization.only_sets_up(engine, "__init__")
     watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
     watch(engine, "scale", began=_scales, ended=_scaled)
     watch(engine, "_take_model_step", began=_step_began, ended=_step_ended, shows=Capability.OPTIMIZER)
@@ -67,7 +67,7 @@ def _backward_began(
 
 def _backward_ended(began: bool | None, result: object, error: BaseException | None) -> None:
     if began:
-        loop.current().backward_ended()
+        optimization.backward_ended()
 
 
 def _scales(engine: Any, loss: Any) -> Any:

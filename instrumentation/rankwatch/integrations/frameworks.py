@@ -1,4 +1,4 @@
-"""What the integrations share: how they find their framework, lead, and record checkpoints and steps."""
+"""What the integrations share: how they find their framework, report, and record checkpoints and steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from rankwatch.automatic import leading, loop, recording
+from rankwatch.automatic import loop, recording, reporting
 from rankwatch.automatic.checkpoints import Part, checkpoints
-from rankwatch.automatic.leading import Lead
 from rankwatch.automatic.patching import watch
+from rankwatch.automatic.reporting import ReportedTraining
 from rankwatch.conventions import Capability
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
@@ -40,12 +40,22 @@ def class_when_used(module: str, name: str, own: type, bases: Callable[[], Itera
     return found
 
 
-def take_lead(name: str, *, added: bool) -> Lead | None:
-    """Let a framework lead, see `rankwatch.automatic.leading.lead`. added: the script itself has added the
-    callback, so the run that the script has started is meant as well."""
+def begin_reporting(name: str, *, added: bool = False) -> ReportedTraining | None:
+    """Let a framework report, see `rankwatch.automatic.reporting.begin`. added: the script itself has added
+    the callback, so the run that the script has started is meant as well."""
     if added and recording.join_script():
         loop.current.cache_clear()  # what it has seen belongs to no run
-    return leading.lead(name)
+    return reporting.begin(name, loop.current().stop_inferring)
+
+
+def evaluation_began(*_: Any, **__: Any) -> None:
+    """The framework begins to evaluate. For `watch`, and for hooks of any arguments."""
+    reporting.evaluation_began(loop.current().stop_inferring)
+
+
+def evaluation_ended(*_: Any, **__: Any) -> None:
+    """The evaluation is over."""
+    reporting.evaluation_ended()
 
 
 def watch_checkpoint(

@@ -23,15 +23,21 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rankwatch.automatic import installing, leading
+from rankwatch.automatic import installing, reporting
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
-from rankwatch.automatic.leading import Lead
+from rankwatch.automatic.patches.saving import bytes_of
 from rankwatch.automatic.patching import guarded, watch
-from rankwatch.automatic.seams.saving import bytes_of
-from rankwatch.automatic.values import values
-from rankwatch.automatic.work import amounts_of
+from rankwatch.automatic.reporting import ReportedTraining
+from rankwatch.automatic.values import amounts_of, values
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import class_when_used, require, take_lead, watch_checkpoint
+from rankwatch.integrations.frameworks import (
+    begin_reporting,
+    class_when_used,
+    evaluation_began,
+    evaluation_ended,
+    require,
+    watch_checkpoint,
+)
 
 if not any(find_spec(each) for each in ("pytorch_lightning", "lightning_fabric")):
     require("lightning", integration="lightning", name="Lightning")
@@ -64,8 +70,8 @@ def patch_restoring(module: ModuleType) -> None:
 
 def patch_fetching(module: ModuleType) -> None:
     """Record the wait for each training batch, whatever the loader is."""
-    watch(module._TrainingEpochLoop, "_on_before_fetch", ended=lambda *_: leading.fetch_began())
-    watch(module._TrainingEpochLoop, "_on_after_fetch", began=lambda *_: leading.fetch_ended())
+    watch(module._TrainingEpochLoop, "_on_before_fetch", ended=lambda *_: reporting.fetch_began())
+    watch(module._TrainingEpochLoop, "_on_after_fetch", began=lambda *_: reporting.fetch_ended())
 
 
 def patch_fabric(module: ModuleType) -> None:
@@ -195,9 +201,7 @@ class _Callback:
         installing.install()
 
     def _forget(self) -> None:
-        self._lead: Lead | None = None
-        self._loss: Any = None
-        """Sum over the batches of the open step so far."""
+        self._reported: ReportedTraining | None = None
         self._done = 0
         """Number of the last step."""
         self._optimizer_steps = 0
@@ -217,7 +221,7 @@ class _Callback:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         installing.install()
         if stage == "fit":
-            self._lead = take_lead(_NAME, added=self.added)
+            self._reported = begin_reporting(_NAME, added=self.added)
 
     @_guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -227,70 +231,59 @@ class _Callback:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._done = _steps_done(trainer)
         self._optimizer_steps = trainer.global_step
-        if self._lead is not None:
+        if self._reported is not None:
             if not pl_module.automatic_optimization:
                 self._hook = _after_updates(self._updated)
             if trainer.ckpt_path and self._done:
-                self._lead.resumed(self._done)
+                self._reported.run.resumed(self._done)
             if target := _target(trainer):
-                self._lead.target(target)
+                self._reported.run.target(target)
 
     @_guarded
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        lead = self._lead
-        if lead is not None:
-            if not lead.step_open:
-                lead.begin_step(self._done + 1)
-            lead.work(**amounts_of(batch))
+        reported = self._reported
+        if reported is not None:
+            if not reported.step_open:
+                reported.begin_step(self._done + 1)
+            reported.work(**amounts_of(batch))
 
     @_guarded
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        lead = self._lead
-        if lead is None:
+        reported = self._reported
+        if reported is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is None:
             values.finds_loss = not pl_module.automatic_optimization  # from now on
         else:
-            self._loss = loss if self._loss is None else self._loss + loss
+            reported.add_loss(loss)
         if trainer.global_step != self._optimizer_steps or self._updates:
             self._optimizer_steps, self._updates = trainer.global_step, 0
             self._done += 1
-            if self._loss is not None:
-                lead.loss(self._loss)
-                self._loss = None
-            lead.end_step()
+            reported.end_step()
 
     @_guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if self._lead is not None and isinstance(exception, KeyboardInterrupt):
-            self._lead.run.fail(exception)  # Lightning turns it into an exit with code 1
+        if self._reported is not None and isinstance(exception, KeyboardInterrupt):
+            self._reported.run.fail(exception)  # Lightning turns it into an exit with code 1
         self._release()
 
     def _updated(self, *_: Any) -> None:
         self._updates += 1
 
     def _release(self) -> None:
-        lead, self._lead = self._lead, None
-        self._loss = None
+        reported, self._reported = self._reported, None
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        if lead is not None:
-            lead.end_step(failed=True)
-            lead.release()
+        if reported is not None:
+            reported.release()
 
-    def _evaluation_began(self, trainer: Any, pl_module: Any) -> None:
-        leading.evaluation_began()
-
-    def _evaluation_ended(self, trainer: Any, pl_module: Any) -> None:
-        leading.evaluation_ended()
-
-    on_sanity_check_start = on_validation_start = _guarded(_evaluation_began)
+    on_sanity_check_start = on_validation_start = _guarded(evaluation_began)
     on_test_start = on_predict_start = on_validation_start
-    on_sanity_check_end = on_validation_end = _guarded(_evaluation_ended)
+    on_sanity_check_end = on_validation_end = _guarded(evaluation_ended)
     on_test_end = on_predict_end = on_validation_end
 
 

@@ -15,11 +15,12 @@ import os
 import threading
 from typing import Any
 
-from rankwatch.automatic import installing, leading
-from rankwatch.automatic.leading import Lead
+from rankwatch.automatic import installing, reporting
 from rankwatch.automatic.patching import guarded
+from rankwatch.automatic.reporting import ReportedTraining
 from rankwatch.automatic.values import values
 from rankwatch.conventions import TOKENS, environment
+from rankwatch.integrations.frameworks import begin_reporting, evaluation_began, evaluation_ended
 
 _FACTORY = "rankwatch.integrations.torchtitan.register"
 """What the variable holds, alone or among others, separated by commas."""
@@ -71,7 +72,7 @@ class _Events:
     """The steps of the training, from the records of its structured logger."""
 
     def __init__(self) -> None:
-        self._lead: Lead | None = None
+        self._reported: ReportedTraining | None = None
         self._number: int | None = None
         """Number of the step that begins with its first batch; None once it has begun."""
         self._first = True
@@ -81,51 +82,51 @@ class _Events:
         """One record. A span has two: `..._start` and `..._end`, and before it `..._error` if it raises."""
         if name == "step_start":
             self._step_begins(record)
-        elif self._lead is None:
+        elif self._reported is None:
             return
         elif name == "fetching_batch_start":
             self._no_batch = False
-            leading.fetch_began()
+            reporting.fetch_began()
         elif name == "fetching_batch_error":
             self._no_batch = True
         elif name == "fetching_batch_end":
-            self._fetched(self._lead)
+            self._fetched(self._reported)
         elif name == "metric_value":
             if getattr(record, "event_name", "") == "local_valid_tokens":
-                self._lead.work(**{TOKENS: float(getattr(record, "value", 0))})
+                self._reported.work(**{TOKENS: float(getattr(record, "value", 0))})
         else:
-            self._step_ends(self._lead, name)
+            self._step_ends(self._reported, name)
 
     def _step_begins(self, record: logging.LogRecord) -> None:
-        if self._lead is None:
-            self._lead = leading.lead(_NAME)
+        if self._reported is None:
+            self._reported = begin_reporting(_NAME)
             values.finds_loss = True  # no record holds it
         step = getattr(record, "step", None)
         self._number = step if isinstance(step, int) else None
-        if self._lead is not None and self._first and self._number is not None:
+        if self._reported is not None and self._first and self._number is not None:
             self._first = False
             if self._number > 1:
-                self._lead.resumed(self._number - 1)
+                self._reported.run.resumed(self._number - 1)
 
-    def _fetched(self, lead: Lead) -> None:
-        leading.fetch_ended()
+    def _fetched(self, reported: ReportedTraining) -> None:
+        reporting.fetch_ended()
         if self._no_batch:  # the data has ended: torchtitan gives this step up
-            lead.forget_waits()
-            lead.end_step(failed=True)
+            reported.forget_waits()
+            reported.end_step(failed=True)
         elif self._number is not None:
-            lead.begin_step(self._number)
+            reported.begin_step(self._number)
             self._number = None
 
-    def _step_ends(self, lead: Lead, name: str) -> None:
+    def _step_ends(self, reported: ReportedTraining, name: str) -> None:
         if name in ("checkpoint_save_start", "step_end"):  # the first one comes after every step
-            lead.end_step()
+            reported.end_step()
         elif name == "step_error":
-            lead.end_step(failed=True)
+            reported.end_step(failed=True)
         elif name == "eval_start":
-            lead.end_step()
-            leading.evaluation_began()
+            reported.end_step()
+            evaluation_began()
         elif name == "eval_end":
-            leading.evaluation_ended()
+            evaluation_ended()
         elif name == "torch_distributed_teardown_start":
-            lead.release()
-            self._lead = None
+            reported.release()
+            self._reported = None

@@ -18,17 +18,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rankwatch.automatic import installing, leading
+from rankwatch.automatic import installing, reporting
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
-from rankwatch.automatic.leading import Lead
 from rankwatch.automatic.patching import Function, guarded, replace, watch
-from rankwatch.automatic.work import amounts_of
+from rankwatch.automatic.reporting import ReportedTraining
+from rankwatch.automatic.values import amounts_of
 from rankwatch.conventions import Capability
 from rankwatch.integrations.frameworks import (
+    begin_reporting,
     checkpoint_ended,
     class_when_used,
+    evaluation_began,
+    evaluation_ended,
     require,
-    take_lead,
     watch_checkpoint,
 )
 
@@ -51,7 +53,7 @@ def _watch_calls(kind: type) -> None:
     watch(kind, "training_step", began=_batch_began, ended=_batch_ended, shows=Capability.LOSS)
     replace(kind, "get_batch_samples", _timing_fetches, shows=Capability.DATA_WAIT)
     for name in ("evaluate", "predict", "evaluation_loop"):
-        watch(kind, name, began=_evaluation_began, ended=_evaluation_ended, shows=Capability.EVALUATION)
+        watch(kind, name, began=evaluation_began, ended=evaluation_ended, shows=Capability.EVALUATION)
     for name, path in (("_save_checkpoint", _saved_to), ("save_model", _exported_to)):
         watch_checkpoint(kind, name, SAVE, path, shows=Capability.CHECKPOINTS)
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler"):
@@ -61,11 +63,9 @@ def _watch_calls(kind: type) -> None:
 class _Training:
     """One call of `Trainer.train` that has called `on_train_begin`. It holds no state between two of them."""
 
-    def __init__(self, lead: Lead, trainer: Any, state: Any) -> None:
-        self.lead = lead
+    def __init__(self, reported: ReportedTraining, trainer: Any, state: Any) -> None:
+        self.reported = reported
         self.trainer = trainer
-        self.loss: Any = None
-        """Sum over the batches of the open step so far."""
         self.inside = False
         """True inside `training_step`. An override of it calls the one that it overrides."""
         self.skips = False
@@ -73,38 +73,21 @@ class _Training:
         self.replicas = _replicas(trainer)
         """Ranks that work on the same batch."""
         if state.max_steps > 0:
-            self.lead.target(state.max_steps)
+            self.reported.run.target(state.max_steps)
         if state.global_step > 0:
-            self.lead.resumed(state.global_step)
+            self.reported.run.resumed(state.global_step)
             self.skips = True
-
-    def add(self, loss: Any) -> None:
-        """Add the loss of a batch: exactly as the Trainer does, and without waiting for the device."""
-        self.loss = loss if self.loss is None else self.loss + loss
-
-    def end_step(self) -> None:
-        """The optimizer has stepped, or its step was skipped."""
-        if self.loss is not None:
-            self.lead.loss(self.loss)
-            self.loss = None
-        self.lead.end_step()
 
     def abandon_step(self) -> None:
         """An exception has ended the step, or the Trainer stops before its optimizer."""
-        self.loss = None
         self.inside = False
-        self.lead.end_step(failed=True)
-
-    def release(self) -> None:
-        """The Trainer leads no more."""
-        self.abandon_step()
-        self.lead.release()
+        self.reported.end_step(failed=True)
 
 
 _trainer: Any = None
 """The Trainer whose `train` is under way: the outermost one."""
 _training: _Training | None = None
-"""Its training, if it leads. The callback holds nothing: a hyperparameter search pickles it."""
+"""Its training, if it reports. The callback holds nothing: a hyperparameter search pickles it."""
 
 
 # -- the callback ------------------------------------------------------------------------------------------
@@ -124,18 +107,18 @@ class _Callback:
         """The Trainer is about to fetch the first batch. After out of memory it begins once more."""
         global _training
         if _trainer is not None and state is _trainer.state:
-            found = take_lead(_NAME, added=self.added)
+            found = begin_reporting(_NAME, added=self.added)
             _training = None if found is None else _Training(found, _trainer, state)
 
     @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if _training is not None:
-            _training.lead.begin_step(state.global_step + 1)
+            _training.reported.begin_step(state.global_step + 1)
 
     @_guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if _training is not None:
-            _training.end_step()
+            _training.reported.end_step()
 
 
 def _bases() -> list[type]:
@@ -173,7 +156,7 @@ def _release() -> None:
     global _training
     training, _training = _training, None
     if training is not None:
-        training.release()
+        training.reported.release()
 
 
 def _attempt_ended(token: Any, result: Any, error: BaseException | None) -> None:
@@ -185,11 +168,11 @@ def _batch_began(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: An
     training = _training
     if training is None or training.inside or trainer is not training.trainer:
         return None
-    if not training.lead.step_open:  # a loop of its own, which calls no `on_step_begin`
+    if not training.reported.step_open:  # a loop of its own, which calls no `on_step_begin`
         _release()
         return None
     training.inside = True
-    training.lead.work(**{unit: each / training.replicas for unit, each in amounts_of(inputs).items()})
+    training.reported.work(**{unit: each / training.replicas for unit, each in amounts_of(inputs).items()})
     return training
 
 
@@ -197,7 +180,7 @@ def _batch_ended(training: _Training | None, result: Any, error: BaseException |
     if training is not None:
         training.inside = False
         if error is None:
-            training.add(result)
+            training.reported.add_loss(result)
 
 
 def _timing_fetches(original: Function) -> Function:
@@ -216,14 +199,14 @@ def _timing_fetches(original: Function) -> Function:
 
 @_guarded
 def _forget_waits(training: _Training) -> None:
-    training.lead.forget_waits()
+    training.reported.forget_waits()
 
 
 class _Fetches(Iterator[Any]):
     """The Trainer's iterator over batches; each `next` is a wait for data, whatever the loader is."""
 
-    _began = staticmethod(_guarded(leading.fetch_began))
-    _ended = staticmethod(_guarded(leading.fetch_ended))
+    _began = staticmethod(_guarded(reporting.fetch_began))
+    _ended = staticmethod(_guarded(reporting.fetch_ended))
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -246,14 +229,6 @@ def _one() -> int:
 
 
 # -- evaluations and checkpoints, also those that a script asks for between two trainings --------------------
-
-
-def _evaluation_began(trainer: Any, *args: Any, **kwargs: Any) -> None:
-    leading.evaluation_began()
-
-
-def _evaluation_ended(token: Any, result: Any, error: BaseException | None) -> None:
-    leading.evaluation_ended()
 
 
 def _saved_to(_: Any, trainer: Any, model: Any, trial: Any = None, **__: Any) -> Path:

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.automatic import forward, loop, patching
+from rankwatch.automatic import installing, loop, patching
 from support.training.recorded import Recorded
+
+PATCHED = (
+    "torch.utils.data.dataloader",
+    "torch.compiler",
+    "torch._tensor",
+    "torch.autograd",
+    "torch.optim.optimizer",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.amp.grad_scaler",
+    "torch.distributed.fsdp.sharded_grad_scaler",
+)
 
 
 @pytest.fixture
@@ -20,22 +31,21 @@ def recorded(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     import torch
     import torch.optim.optimizer as optimizers
 
-    from rankwatch.automatic.seams import autograd, data_loading, gradient_scaling, modules
-    from rankwatch.automatic.seams import optimizers as optimizer_hooks
+    from rankwatch.automatic.patches import modules
 
-    monkeypatch.setattr(forward, "look", forward.look)
+    monkeypatch.setattr(modules, "_root_modules", None)
     recording = loop.Loop(lambda: run)
     monkeypatch.setattr(loop, "current", lambda: recording)
     hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
     before = [each.copy() for each in hooks]
     call = torch.nn.Module.__call__
-    for seam in (data_loading, modules, autograd, optimizer_hooks, gradient_scaling):
-        for name, patch in seam.targets().items():
-            if name.startswith("torch."):
-                patch(importlib.import_module(name))
+    patches = installing.patches()
+    for name in PATCHED:
+        patches[name](importlib.import_module(name))
     yield Recorded(run, tmp_path)
     loop.current().stop()
-    patching.undo_all()
+    for each in list(patching._replaced.values()):
+        each.undo()
     torch.nn.Module.__call__ = call
     for now, then in zip(hooks, before, strict=True):
         now.clear()

@@ -14,11 +14,7 @@ from rankwatch.automatic.imports import when_imported
 from rankwatch.automatic.visibility import Visibility
 from rankwatch.conventions import Capability
 
-PATCHES = [
-    pytest.param(name, patch, id=f"{seam.__module__.rpartition('.')[2]}-{name}")
-    for seam in installing._seams()
-    for name, patch in seam().items()
-]
+PATCHES = [pytest.param(name, patch, id=name) for name, patch in installing.patches().items()]
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -26,7 +22,7 @@ PATCHES = [
 def test_another_release(
     name: str, patch: Callable[[ModuleType], object], installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module without any of the functions that a seam knows is imported all the same. What it lacks is not
+    """A module without any of the functions that are watched is imported all the same. What it lacks is not
     visible. Where even the class is missing, or the rest of the library, that is noted once as a failure of
     ours, with a reason."""
     failures: list[Exception] = []
@@ -53,7 +49,8 @@ def test_another_release(
     ],
 )
 def test_too_old(name: str, capability: Capability, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module of torch without the functions of a seam cannot show is not visible, for that reason."""
+    """What a module of torch cannot show without the functions that are watched is not visible, for that
+    reason."""
     seen = Visibility()
     for module in sys.modules.copy():
         if module.startswith("rankwatch.automatic.") and hasattr(sys.modules[module], "visibility"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from rankwatch.automatic.seams import data_loading
+from rankwatch.automatic.patches import data_loading
 from support.training.recorded import Recorded
 
 WAIT, PLAIN = "data_wait", ["forward", "backward", "optimizer"]

@@ -64,7 +64,7 @@ class Script:
     def train(self) -> None:
         self.tick()
         self.model.train()
-        self.evaluation.trains(self.model)
+        self.evaluation.training_goes_on(self.model)
         self.tick()
 
 
@@ -128,7 +128,7 @@ def test_averaged_model(script: Script) -> None:
     script.look(torch.nn.Linear(1, 1).eval())
     ended = script.now
     script.tick()
-    script.evaluation.pauses()
+    script.evaluation.pause()
     assert script.run.phases == [(ended - 1.0, ended)]
 
 
@@ -144,7 +144,7 @@ def test_end_of_the_run(script: Script) -> None:
 def test_wrapped_module(script: Script) -> None:
     """A module is known to be trained by the parameters that it shares with its wrapper."""
     inner = torch.nn.Linear(1, 1)
-    script.evaluation.trains(torch.nn.Sequential(inner))
+    script.evaluation.training_goes_on(torch.nn.Sequential(inner))
     inner.eval()
     script.look(inner)
     script.train()
@@ -186,7 +186,7 @@ def test_two_evaluations(script: Script) -> None:
     """A checkpoint between two evaluations keeps them apart."""
     script.model.eval()
     script.look()
-    script.evaluation.pauses()
+    script.evaluation.pause()
     script.look()
     script.train()
     assert len(script.run.phases) == 2

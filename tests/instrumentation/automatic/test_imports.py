@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.automatic.imports import when_imported
+from rankwatch.automatic.imports import Patch, when_imported
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_failing_patch(package: Path) -> None:
     """The import succeeds, the other patches run, and the failure is reported."""
     failures: list[tuple[str, Exception]] = []
     seen: list[ModuleType] = []
-    patches = [("library.leaf", lambda _: [][0]), ("library.leaf", seen.append)]
+    patches: dict[str, Patch] = {"library": lambda _: [][0], "library.leaf": seen.append}
     when_imported(patches, lambda name, error: failures.append((name, error)))
     assert importlib.import_module("library.leaf") is seen[0]
-    assert [(name, type(error)) for name, error in failures] == [("library.leaf", IndexError)]
+    assert [(name, type(error)) for name, error in failures] == [("library", IndexError)]
 
 
 def test_failing_module(package: Path) -> None:

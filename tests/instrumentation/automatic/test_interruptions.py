@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import rankwatch.automatic
 from rankwatch.automatic import loop as loops
-from rankwatch.automatic.seams import optimizers
+from rankwatch.automatic.patches import optimization
 from rankwatch.blackbox.layout import RecordKind
 from support.training.blackbox import box, read
 from support.training.recorded import Recorded
@@ -158,7 +158,7 @@ class Interrupting:
 
 
 def iterate(module: Any, optimizer: Any, batches: Any) -> None:
-    """One iteration, as the seams report it."""
+    """One iteration, as the patches report it."""
     loop = loops.current()
     began = loop.fetch_began()
     loop.fetch_ended(began, batches, None, None)
@@ -166,8 +166,8 @@ def iterate(module: Any, optimizer: Any, batches: Any) -> None:
         loop.forward_ended()
     if loop.backward_began(None):
         loop.backward_ended()
-    optimizers._began(optimizer, (), {})
-    optimizers._ended(optimizer, (), {})
+    optimization._step_began(optimizer, (), {})
+    optimization._step_ended(optimizer, (), {})
 
 
 def interrupted_at(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:

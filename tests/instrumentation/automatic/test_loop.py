@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankwatch.automatic import forward, loop
+from rankwatch.automatic import loop, phases
 from rankwatch.automatic.visibility import Visibility
 from rankwatch.conventions import Capability, Unseen
 from support.training.recorded import Recorded
@@ -352,7 +352,7 @@ def test_one_evaluation(recorded: Recorded, with_loader: bool) -> None:
 def test_functions_instead_of_modules(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that calls no module has no forward phase, and says so; its steps are as exact as others."""
     states = Visibility()
-    for each in (loop, forward):
+    for each in (loop, phases):
         monkeypatch.setattr(each, "visibility", states)
     monkeypatch.setattr(states, "cannot_see", lambda *what: said.append(what))
     said: list[Any] = []

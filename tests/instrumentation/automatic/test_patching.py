@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankwatch.automatic import patching, visibility
-from rankwatch.automatic.patching import MOST_FAILURES, guarded, note_displaced, replace, undo_all, watch
+from rankwatch.automatic.patching import MOST_FAILURES, guarded, note_displaced, replace, watch
 from rankwatch.automatic.visibility import Visibility
 from rankwatch.conventions import Capability, Unseen
 
@@ -43,7 +43,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Visibility]:
     monkeypatch.setattr(patching, "visibility", fresh)
     before = dict(vars(Library))
     yield fresh
-    undo_all()
+    for each in list(patching._replaced.values()):
+        each.undo()
     assert dict(vars(Library)) == before
 
 

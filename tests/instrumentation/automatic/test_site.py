@@ -85,9 +85,8 @@ def test_same_places() -> None:
 
 def test_woken_before_what_is_watched() -> None:
     """A module that is half imported when rankwatch wakes would be missed."""
-    watched = {name for seam in installing._seams() for name in seam()}
     wakers = tuple(f"{each}." for each in sitecustomize._FRAMEWORKS)
-    assert [name for name in watched if not f"{name}.".startswith(wakers)] == []
+    assert [name for name in installing.patches() if not f"{name}.".startswith(wakers)] == []
 
 
 def test_readable_by_old_pythons() -> None:
@@ -244,7 +243,7 @@ def test_half_imported_library(tmp_path: Path) -> None:
     (tmp_path / "accelerate" / "accelerator.py").write_text("import torch\nclass Accelerator: pass\n")
     code = (
         "import sys\nimport rankwatch.automatic.installing as installing\n"
-        "seen = []\ninstalling._seams = lambda: (lambda: {'accelerate.accelerator': seen.append},)\n"
+        "seen = []\ninstalling.patches = lambda: {'accelerate.accelerator': seen.append}\n"
         "from accelerate import accelerator\nprint(seen == [accelerator])\n"
     )
     ended = python(code, [library(tmp_path)])

@@ -6,8 +6,8 @@ from collections import UserDict
 
 import pytest
 
+from rankwatch.automatic.values import amounts_of
 from rankwatch.automatic.visibility import visibility
-from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability, Unseen
 
 torch = pytest.importorskip("torch")

@@ -75,7 +75,7 @@ def test_checkpoints(job: Job) -> None:
 
 
 def test_phases(job: Job) -> None:
-    """Forward, backward and optimizer of every step come from the seams of torch."""
+    """Forward, backward and optimizer of every step come from the patches of torch."""
     for rank in range(RANKS):
         for phase in ("forward", "backward", "optimizer"):
             assert job.seconds_of_steps(rank, phase) > 0.0

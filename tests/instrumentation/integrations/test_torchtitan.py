@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.automatic import leading, recording
+from rankwatch.automatic import recording, reporting
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.automatic.values import values
 from rankwatch.blackbox.layout import RecordKind
@@ -36,7 +36,7 @@ def log(run: rankwatch.Run, monkeypatch: pytest.MonkeyPatch) -> torchtitan_recor
     """A structured logger that reports into the run."""
     monkeypatch.setattr(recording, "opened", lambda: run)
     monkeypatch.setattr(recording, "is_open", lambda: True)
-    monkeypatch.setattr(leading, "_lead", None)
+    monkeypatch.setattr(reporting, "_reported", None)
     monkeypatch.setattr(values, "finds_loss", True)
     stand_in = torchtitan_records.StandIn()
     stand_in.logger.addHandler(torchtitan._Handler())
@@ -72,7 +72,7 @@ def test_steps(log: torchtitan_records.StandIn, tmp_path: Path) -> None:
     whether a checkpoint is due, and evaluations, lie after it."""
     train(log, accumulation=2, validate_every=4)
     check_steps(read(box(tmp_path)))
-    assert not leading.leads()  # a loop that follows in this process is not torchtitan's
+    assert not reporting.is_reported()  # a loop that follows in this process is not torchtitan's
 
 
 def test_resume(log: torchtitan_records.StandIn, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -16,15 +16,8 @@ _FUNCTIONS = 8
 """Functions that are looked at to find where a loop asks for a batch."""
 
 
-def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """The base classes of their iterators."""
-    return {
-        "torch.utils.data.dataloader": _patch_iterators,
-        "torchdata.stateful_dataloader.stateful_dataloader": _patch_iterators,
-    }
-
-
-def _patch_iterators(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
+    """Watch the base classes of their iterators."""
     names = ("_BaseDataLoaderIter", "_StatefulBaseDataLoaderIter")
     iterators = [each for name in names if "__next__" in vars(each := getattr(module, name, object))]
     for iterator in iterators or [None]:
@@ -35,7 +28,7 @@ _asked = 0.0
 """When a framework's loader was asked for the batch that it is about to ask torch's loader for; else 0."""
 
 
-def asked() -> None:
+def loader_asked() -> None:
     """A framework's loader was asked for a batch. What it does before it asks torch's belongs to the wait."""
     global _asked
     _asked = time.monotonic()

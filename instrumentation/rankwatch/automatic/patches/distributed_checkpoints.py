@@ -17,7 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from rankwatch.automatic.checkpoints import LOAD, SAVE, Operation, Part, checkpoints
+from rankwatch.automatic.checkpoints import LOAD, SAVE, ObservedOperation, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, CheckpointStage
@@ -39,23 +39,6 @@ _MOST_UPLOADS = 16
 """Uploads that are followed at a time."""
 
 
-def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """The logger, the two executors of asynchronous saves, which hold the future of the upload, and the reply
-    that holds the one of the copy."""
-    package = "torch.distributed.checkpoint"
-    return {
-        f"{package}.logger": _listen,
-        f"{package}.filesystem": _watch_writer,
-        f"{package}.state_dict_saver": _watch_reply,
-        f"{package}._async_thread_executor": lambda module: _watch_executor(
-            module, "_ThreadBasedAsyncCheckpointExecutor"
-        ),
-        f"{package}._async_process_executor": lambda module: _watch_executor(
-            module, "_ProcessBasedAsyncCheckpointExecutor"
-        ),
-    }
-
-
 class _Call:
     """A function that has begun and not ended."""
 
@@ -64,7 +47,7 @@ class _Call:
         self.name = name
         self.began = checkpoints.clock()
         self.part: Part | None = None
-        self.operation: Operation | None = None
+        self.operation: ObservedOperation | None = None
         """The upload that a background thread works for."""
         self.size = 0
 
@@ -72,7 +55,7 @@ class _Call:
 class Upload:
     """An asynchronous save that is not durable yet."""
 
-    def __init__(self, operation: Operation, identifier: str, rank: int) -> None:
+    def __init__(self, operation: ObservedOperation, identifier: str, rank: int) -> None:
         self.operation = operation
         self.identifier = identifier
         self.rank = rank
@@ -158,7 +141,7 @@ class DistributedCheckpoints(logging.Handler):
         elif call.operation is not None:
             self._finish(call.operation, failed=failed)
 
-    def _operation(self, call: _Call) -> Operation | None:
+    def _operation(self, call: _Call) -> ObservedOperation | None:
         """The operation that the call, or the outermost one around it, works for."""
         outermost = self._calls[0] if self._calls else call
         if outermost.part is not None:
@@ -187,7 +170,7 @@ class DistributedCheckpoints(logging.Handler):
 
     # -- uploads ----------------------------------------------------------------------------------
 
-    def _add_upload(self, operation: Operation, message: Mapping[str, Any]) -> None:
+    def _add_upload(self, operation: ObservedOperation, message: Mapping[str, Any]) -> None:
         upload = Upload(operation, str(message.get("checkpoint_id")), int(message.get("global_rank") or 0))
         self._uploads = [*self._uploads, upload][-_MOST_UPLOADS:]
 
@@ -228,12 +211,12 @@ class DistributedCheckpoints(logging.Handler):
             upload.operation.raised(_cause(error))
         self._finish(upload.operation, failed=failed)
 
-    def _finish(self, operation: Operation, *, failed: bool) -> None:
+    def _finish(self, operation: ObservedOperation, *, failed: bool) -> None:
         self._uploads = [each for each in self._uploads if each.operation is not operation]
         checkpoints.finish(operation, failed=failed)
 
 
-def _watch_waits(future: Any, operation: Operation, stage: CheckpointStage) -> None:
+def _watch_waits(future: Any, operation: ObservedOperation, stage: CheckpointStage) -> None:
     """Watch the two methods of this future that wait for it, until it is done."""
     finishes = stage is CheckpointStage.WAIT_PREVIOUS
 
@@ -280,14 +263,17 @@ distributed_checkpoints = DistributedCheckpoints()
 """The one of this process."""
 
 
-def _listen(module: ModuleType) -> None:
+def patch_logger(module: ModuleType) -> None:
+    """Listen to the logger."""
     logger = getattr(module, "_dcp_logger", None) or logging.getLogger(_LOGGER)
     if distributed_checkpoints not in logger.handlers:
         logger.addHandler(distributed_checkpoints)
     visibility.sees(Capability.CHECKPOINTS)
 
 
-def _watch_writer(module: ModuleType) -> None:
+def patch_files(module: ModuleType) -> None:
+    """Watch what a rank writes and reads."""
+
     def wrote(_: object, result: Any, error: BaseException | None) -> None:
         if error is None and result.done():
             distributed_checkpoints.wrote(sum(each.size_in_bytes for each in result.value()))
@@ -299,7 +285,9 @@ def _watch_writer(module: ModuleType) -> None:
     watch(module.FileSystemReader, "read_data", began=transfers)
 
 
-def _watch_reply(module: ModuleType) -> None:
+def patch_reply(module: ModuleType) -> None:
+    """Watch the reply of an asynchronous save that holds the future of the copy."""
+
     def made(_: object, staging_completion: Any, upload_completion: Any) -> None:
         distributed_checkpoints.staging_began(staging_completion)
 
@@ -308,7 +296,9 @@ def _watch_reply(module: ModuleType) -> None:
         watch(reply, "__init__", began=made)
 
 
-def _watch_executor(module: ModuleType, name: str) -> None:
+def patch_executor(module: ModuleType) -> None:
+    """Watch one of the two executors of asynchronous saves: it holds the future of the upload."""
+
     def executed(_: object, result: Any, error: BaseException | None) -> None:
         if error is None:
             distributed_checkpoints.upload_began(result)
@@ -316,4 +306,6 @@ def _watch_executor(module: ModuleType, name: str) -> None:
     def executes(*_: Any, storage_writer: Any = None, **__: Any) -> None:
         distributed_checkpoints.transfers(getattr(storage_writer, "path", None))
 
-    watch(getattr(module, name), "execute_save", began=executes, ended=executed)
+    kind = "Process" if module.__name__.endswith("_async_process_executor") else "Thread"
+    executor = getattr(module, f"_{kind}BasedAsyncCheckpointExecutor")
+    watch(executor, "execute_save", began=executes, ended=executed)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from rankwatch.automatic import forward, loop
+from rankwatch.automatic import loop
 from rankwatch.automatic.patching import guarded, replace
 from rankwatch.automatic.visibility import visibility
 from rankwatch.compiling import keep_from_compiler
@@ -33,19 +33,25 @@ _CALLS = 8
 """Calls of root modules for which they are learned later, where a forward pass was not seen."""
 
 
-def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """torch's base class of modules."""
-    return {"torch.compiler": _patch}
+_root_modules: RootModules | None = None
+"""Those of this process."""
 
 
-def _patch(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
+    """Watch torch's base class of modules, once `torch.compiler` is there."""
+    global _root_modules
     if not hasattr(module, "is_compiling"):
         visibility.cannot_see(Capability.FORWARD, Unseen.TOO_OLD)
         return
     torch = importlib.import_module("torch.nn.modules.module")
-    modules = RootModules(torch.Module, module.is_compiling)
-    modules.learn()
-    forward.look = modules.look
+    _root_modules = RootModules(torch.Module, module.is_compiling)
+    _root_modules.learn()
+
+
+def learn_more() -> None:
+    """A forward pass was not seen: the next module that is called may be one that no other module calls."""
+    if _root_modules is not None:
+        _root_modules.learn_more()
 
 
 class _Event:
@@ -111,8 +117,8 @@ class RootModules:
         learner = _reporting(self._original, self._compiling, self._began, self._ended)
         self._learner = self._base.__call__ = functools.wraps(self._original)(learner)
 
-    def look(self) -> None:
-        """A forward pass was not seen. Loops where that is so in each step look ever more seldom."""
+    def learn_more(self) -> None:
+        """A forward pass was not seen. Loops where that is so in each step learn ever more seldom."""
         self._unseen += 1
         if self._unseen & (self._unseen - 1) == 0 and len(self._classes) < _MOST_CLASSES:
             self._calls_left = _CALLS

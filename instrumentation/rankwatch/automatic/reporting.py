@@ -1,6 +1,6 @@
-"""A framework that leads: it knows its steps, batches, loss and evaluations, so nothing of them is guessed.
+"""Training that a framework reports: it knows its steps, batches, loss and evaluations, so none is inferred.
 
-One framework leads at a time. While it does, the seams of torch only add phases and values to its steps.
+One framework reports at a time. While it does, the patches of torch only add phases and values to its steps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rankwatch.conventions import DATA_WAIT, EVALUATION, LOSS, Capability
 from rankwatch.run import Run
 
 
-class Lead:
-    """The framework that leads, and the step that it has opened."""
+class ReportedTraining:
+    """The training of the framework that reports, and the step that it has opened."""
 
     def __init__(self, name: str, run: Run) -> None:
         self.name = name
@@ -27,14 +27,6 @@ class Lead:
         """Begin of the first wait for a batch since the last step; 0 for none."""
         self._loss: Any = None
         self._amounts: dict[str, float] = {}
-
-    def target(self, steps: int) -> None:
-        """The number of steps that the framework wants to reach."""
-        self.run.target(steps)
-
-    def resumed(self, step: int) -> None:
-        """The framework goes on from a checkpoint of this step."""
-        self.run.resumed(step)
 
     def begin_step(self, number: int) -> None:
         """A step begins, with the first wait for a batch since the last one."""
@@ -52,16 +44,16 @@ class Lead:
         amounts, self._amounts = self._amounts, {}
         if not self.step_open:
             return
-        if loss is not None:
+        if loss is not None and not failed:
             self.run.scalar(LOSS, loss)
         self.run.work(**amounts)
         self.step_open = False
         self.run._steps.end(failed=failed)
         visibility.sees(Capability.STEPS)
 
-    def loss(self, value: Any) -> None:
-        """The loss of the step that is open."""
-        self._loss = value
+    def add_loss(self, value: Any) -> None:
+        """The loss of a batch. That of the step is their sum, and nobody waits for the device."""
+        self._loss = value if self._loss is None else self._loss + value
         visibility.sees(Capability.LOSS)
 
     def work(self, **amounts: float) -> None:
@@ -83,53 +75,45 @@ class Lead:
         self.run._steps.waiting_since(0.0)
 
     def release(self) -> None:
-        """The framework leads no more. A step that is open was not carried out."""
-        global _lead
+        """The framework reports no more. A step that is open was not carried out."""
+        global _reported
         self.end_step(failed=True)
-        if _lead is self:
-            _lead = None
+        if _reported is self:
+            _reported = None
             values.finds_loss = True
 
 
-_lead: Lead | None = None
-
-
-def _nothing() -> None: ...
-
-
-give_way: Callable[[], object] = _nothing
-"""Called before a framework begins to lead, so that guesses about steps end. `rankwatch.automatic.loop` sets
-it."""
+_reported: ReportedTraining | None = None
 _said = False
 
 
-def lead(name: str) -> Lead | None:
-    """Let this framework lead, and open the run if need be. None if another one leads, or nothing is
-    recorded."""
-    global _lead
-    if _lead is not None and _lead.name != name:
-        _say_second(name, _lead)
+def begin(name: str, stop_inferring: Callable[[], object]) -> ReportedTraining | None:
+    """Let this framework report, and open the run if need be. None if another one reports, or nothing is
+    recorded. stop_inferring: called before it begins, so that no step is inferred any more."""
+    global _reported
+    if _reported is not None and _reported.name != name:
+        _say_second(name, _reported)
         return None
     run = recording.opened()
-    if _lead is None and isinstance(run, Run):
-        give_way()
-        _lead = Lead(name, run)
+    if _reported is None and isinstance(run, Run):
+        stop_inferring()
+        _reported = ReportedTraining(name, run)
         values.finds_loss = False
         values.forget_optimizers()
-    return _lead
+    return _reported
 
 
-def leads() -> bool:
-    """True while a framework knows its steps, batches and loss itself: it leads, or evaluates."""
-    return _lead is not None or _evaluation.depth > 0
+def is_reported() -> bool:
+    """True while a framework knows its steps, batches and loss itself: it reports them, or evaluates."""
+    return _reported is not None or _evaluation.depth > 0
 
 
-def _say_second(name: str, leading: Lead) -> None:
+def _say_second(name: str, reported: ReportedTraining) -> None:
     global _said
-    if not _said and leading.run.identity.rank == 0 and sys.stderr is not None:
+    if not _said and reported.run.identity.rank == 0 and sys.stderr is not None:
         _said = True
         print(
-            f"rankwatch: {leading.name} trains in this process already, so steps of {name} are not recorded",
+            f"rankwatch: {reported.name} trains in this process already, so steps of {name} are not recorded",
             file=sys.stderr,
             flush=True,
         )
@@ -163,23 +147,23 @@ _evaluation = _Nested()
 
 def fetch_began() -> None:
     """The framework asks its loader for a training batch."""
-    if _fetch.enter(None if _evaluation.depth else _lead):
+    if _fetch.enter(None if _evaluation.depth else _reported):
         _fetch.owner.run.phase(DATA_WAIT).__enter__()
 
 
 def fetch_ended() -> None:
     """The batch is there, or there is none."""
     if _fetch.leave():
-        lead = _fetch.owner
-        wait = lead.run.phase(DATA_WAIT)
+        reported = _fetch.owner
+        wait = reported.run.phase(DATA_WAIT)
         wait.__exit__(None, None, None)
-        lead.waited(wait._began)
+        reported.waited(wait._began)
 
 
-def evaluation_began() -> None:
+def evaluation_began(stop_inferring: Callable[[], object]) -> None:
     """The framework begins to evaluate, also outside of a training. Such a call opens no run."""
-    if _lead is None:
-        give_way()
+    if _reported is None:
+        stop_inferring()
     if _evaluation.enter(recording.opened() if recording.is_open() else None):
         _evaluation.owner.evaluation().__enter__()
 
