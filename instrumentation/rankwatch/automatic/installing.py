@@ -79,7 +79,7 @@ def install() -> None:
 
 def install_in_child() -> None:
     """The same for a child of multiprocessing, as soon as it joins a process group: then it is a rank."""
-    when_imported({_PROCESS_GROUPS: functools.partial(patch_process_groups, first=install)}, _failed)
+    when_imported({_PROCESS_GROUPS: functools.partial(patch_process_groups, before=install)}, _failed)
 
 
 def patches() -> dict[str, Callable[[ModuleType], object]]:
@@ -91,13 +91,13 @@ def _patch(patching: str, function: str, module: ModuleType) -> None:
     getattr(importlib.import_module(f"rankwatch.{patching}"), function)(module)
 
 
-def patch_process_groups(module: ModuleType, first: Callable[[], object] | None = None) -> None:
+def patch_process_groups(module: ModuleType, before: Callable[[], object] | None = None) -> None:
     """Watch the function that joins a process group: the first one shows that this process is a rank, before
-    anything is trained. first: called before the process joins one."""
+    anything is trained. before: called before the process joins one."""
 
     def joins(*args: Any, **kwargs: Any) -> None:
-        if first is not None:
-            first()
+        if before is not None:
+            before()
         # Before the group is there: collectives and the flight recorder are watched from its start.
         recording.opened()
 

@@ -106,12 +106,12 @@ def note_displaced() -> None:
 def replace(
     owner: Any,
     name: str,
-    make_wrapper: Callable[[Function], Function],
+    make_wrapper: Callable[[Function, Replacement], Function],
     *,
     shows: Capability | Sequence[Capability] = (),
     also: Sequence[str] = (),
 ) -> Replacement | None:
-    """Replace `owner.name`, an attribute of a module or class, by `make_wrapper(original)`.
+    """Replace `owner.name`, an attribute of a module or class, by `make_wrapper(original, replacement)`.
 
     also: names of modules that hold the same function under the same name. Those that are loaded get the
         wrapper too; those that are not will take it from the owner.
@@ -120,32 +120,6 @@ def replace(
     replaced already stays as it is. None, with a note that `shows` is not visible, if there is no such
     attribute, or no owner. The wrapper itself must keep its exceptions away from training; `watch` does it.
     """
-    return _replace(owner, name, lambda original, _: make_wrapper(original), shows, also)
-
-
-def watch(
-    owner: Any,
-    name: str,
-    *,
-    began: Began | None = None,
-    ended: Ended | None = None,
-    shows: Capability | Sequence[Capability] = (),
-    also: Sequence[str] = (),
-) -> Replacement | None:
-    """Replace `owner.name`, as `replace` does. The function calls `began` before it and `ended` after it.
-
-    Their exceptions are counted and never reach training; after several they are not called any more.
-    """
-    return _replace(owner, name, functools.partial(_watching, began, ended), shows, also)
-
-
-def _replace(
-    owner: Any,
-    name: str,
-    make_wrapper: Callable[[Function, Replacement], Function],
-    shows: Capability | Sequence[Capability],
-    also: Sequence[str],
-) -> Replacement | None:
     shown = (shows,) if isinstance(shows, Capability) else tuple(shows)
     found = _replaced.get((id(owner), name))
     original = inspect.getattr_static(owner, name, _ABSENT)
@@ -165,6 +139,22 @@ def _replace(
     replacement.put(wrapper if kind is None else kind(wrapper), [sys.modules.get(each) for each in also])
     _replaced[id(owner), name] = replacement
     return replacement
+
+
+def watch(
+    owner: Any,
+    name: str,
+    *,
+    began: Began | None = None,
+    ended: Ended | None = None,
+    shows: Capability | Sequence[Capability] = (),
+    also: Sequence[str] = (),
+) -> Replacement | None:
+    """Replace `owner.name`, as `replace` does. The function calls `began` before it and `ended` after it.
+
+    Their exceptions are counted and never reach training; after several they are not called any more.
+    """
+    return replace(owner, name, functools.partial(_watching, began, ended), shows=shows, also=also)
 
 
 def _watching(

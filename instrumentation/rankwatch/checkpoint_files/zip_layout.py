@@ -80,13 +80,11 @@ def read_layout(region: Region, report: Report) -> Layout:
     by_torch = 2 * sum(each.flags == _TORCH_FLAGS and not any(each.constants[2:]) for each in entries) > len(
         entries
     )
-    if by_torch and not _ends_with(region, start + size, _tail(start, size, count)):
-        report("", "its end record differs from what torch writes")
+    if by_torch:
+        tail, end_of_directory = _tail(start, size, count), start + size
+        if region.size - end_of_directory != len(tail) or region.read(end_of_directory, len(tail)) != tail:
+            report("", "its end record differs from what torch writes")
     return Layout(entries, start, by_torch)
-
-
-def _ends_with(region: Region, start: int, tail: bytes) -> bool:
-    return region.size - start == len(tail) and region.read(start, len(tail)) == tail
 
 
 def check_entry(region: Region, entry: Entry, until: int, by_torch: bool, report: Report) -> int | None:

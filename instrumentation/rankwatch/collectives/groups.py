@@ -35,17 +35,13 @@ class Group:
         self._collectives = itertools.count()
         self._point_to_point = itertools.count()
         self._incomplete: dict[object, float] = {}
-        self.process_group: Callable[[], Any] = _no_group
+        self.process_group: Callable[[], Any] = lambda: None
         """Returns the process group that it counts for; None once that is gone."""
         self._has_row = place is not None
         row = place or 0
         self._enqueued_word = Now.GROUP_ENQUEUED + row
         self._oldest_word = Now.GROUP_OLDEST + row
         self._operation_word = Now.GROUP_OPERATION + row
-
-    def stands_for(self, process_group: Any) -> None:
-        """Count for this process group from now on."""
-        self.process_group = weakref.ref(process_group)
 
     def gone(self) -> bool:
         """True once PyTorch has destroyed the process group."""
@@ -166,7 +162,7 @@ class Groups:
         if not label or label == "undefined":
             label = name
         group = self._row(label, members_text(list(ranks)), process_group.size())
-        group.stands_for(process_group)
+        group.process_group = weakref.ref(process_group)
         if len(self._known) >= _MOST_KNOWN:
             self._known = {each: other for each, other in self._known.items() if not other.gone()}
         self._known[name] = group
@@ -205,9 +201,6 @@ class Groups:
         while integers[Now.GROUPS] < len(self._entered):
             integers[Now.GROUPS] = len(self._entered)
         return group
-
-
-def _no_group() -> None: ...
 
 
 def _world() -> Any:

@@ -183,7 +183,7 @@ def _batch_ended(training: _Training | None, result: Any, error: BaseException |
             training.reported.add_loss(result)
 
 
-def _timing_fetches(original: Function) -> Function:
+def _timing_fetches(original: Function, _: object) -> Function:
     def get_batch_samples(self: Any, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
         training = _training
         if training is None or isinstance(epoch_iterator, _Fetches):

@@ -48,7 +48,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Visibility]:
     assert dict(vars(Library)) == before
 
 
-def doubling(original: Callable[..., int]) -> Callable[..., int]:
+def doubling(original: Callable[..., int], _: object) -> Callable[..., int]:
     return lambda *args, **kwargs: 2 * original(*args, **kwargs)
 
 

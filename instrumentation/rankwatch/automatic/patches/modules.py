@@ -151,7 +151,7 @@ class RootModules:
         own = kind.__call__
         call = _inherited(self._base) if own is self._original else own
         wrapper = _reporting(call, self._compiling, self._began, self._ended)
-        replace(kind, "__call__", lambda original: wrapper, shows=Capability.FORWARD)
+        replace(kind, "__call__", lambda original, _: wrapper, shows=Capability.FORWARD)
 
 
 def _holds_loss(result: Any) -> bool:
