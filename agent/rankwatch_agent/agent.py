@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
@@ -23,8 +24,11 @@ from rankwatch_agent.runtime.supervisor import Snapshot, Supervisor
 from rankwatch_agent.training.spans.records import Traces
 
 if TYPE_CHECKING:
-    from rankwatch_agent.runtime.otlp.export import OtlpExport
-    from rankwatch_agent.runtime.otlp.spans import SpanSender
+    from opentelemetry.sdk.resources import Resource
+
+    from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings
+    from rankwatch_agent.runtime.otlp_metrics import OtlpExport
+    from rankwatch_agent.runtime.otlp_spans import SpanSender
 
 logger = logging.getLogger(__name__)
 
@@ -146,38 +150,33 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
     """The export over OTLP, if an endpoint is set. Otherwise its modules are not imported."""
     if not config.otlp_endpoint:
         return None
-    from rankwatch_agent.runtime.otlp.endpoint import build_resource
-    from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings
+    from rankwatch_agent.runtime.otlp_metrics import OtlpExport
+
+    return OtlpExport(snapshot, *_otlp(config, config.otlp_endpoint))
+
+
+def _build_sender(config: AgentConfig, queue: SpanQueue) -> SpanSender:
+    from rankwatch_agent.runtime.otlp_spans import OtlpSpans, SpanFile, SpanSender, SpanSink
+
+    settings, resource = _otlp(config, config.traces_endpoint)
+    sinks: list[SpanSink] = []
+    if config.traces_endpoint:
+        sinks.append(OtlpSpans(settings))
+    if config.traces_file is not None:
+        sinks.append(SpanFile(config.traces_file, config.traces_file_bytes))
+    return SpanSender(queue, sinks, resource)
+
+
+def _otlp(config: AgentConfig, endpoint: str) -> tuple[OtlpSettings, Resource]:
+    from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings, build_resource
 
     settings = OtlpSettings(
-        endpoint=config.otlp_endpoint,
+        endpoint=endpoint,
         interval_seconds=config.otlp_interval_seconds,
         timeout_seconds=config.otlp_timeout_seconds,
         headers_file=config.otlp_headers_file,
     )
-    resource = build_resource(node=config.node, cluster=config.cluster, version=__version__)
-    return OtlpExport(snapshot, settings, resource)
-
-
-def _build_sender(config: AgentConfig, queue: SpanQueue) -> SpanSender:
-    from rankwatch_agent.runtime.otlp.endpoint import build_resource
-    from rankwatch_agent.runtime.otlp.export import OtlpSettings
-    from rankwatch_agent.runtime.otlp.span_file import SpanFile
-    from rankwatch_agent.runtime.otlp.spans import OtlpSpans, SpanSender, SpanSink
-
-    sinks: list[SpanSink] = []
-    if config.traces_endpoint:
-        settings = OtlpSettings(
-            endpoint=config.traces_endpoint,
-            interval_seconds=config.otlp_interval_seconds,
-            timeout_seconds=config.otlp_timeout_seconds,
-            headers_file=config.otlp_headers_file,
-        )
-        sinks.append(OtlpSpans(settings))
-    if config.traces_file is not None:
-        sinks.append(SpanFile(config.traces_file, config.traces_file_bytes))
-    resource = build_resource(node=config.node, cluster=config.cluster, version=__version__)
-    return SpanSender(queue, sinks, resource)
+    return settings, build_resource(node=config.node, cluster=config.cluster, version=__version__)
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -189,3 +188,20 @@ def _write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"could not write address_file {path}: {error.strerror or error}") from None
+
+
+def give_back_what_is_free() -> None:
+    """Have the C library give back what large objects took, as soon as they are gone.
+
+    Call it before threads start. Without it flight recorders that a user has filled leave the agent larger
+    for good. Another C library than glibc is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # parameters of mallopt(3), by <malloc.h>
+    # It begins with this threshold, and raises it up to 32 MiB with the largest block that was freed.
+    mallopt(trim_threshold, 128 << 10)
+    mallopt(mmap_threshold, 128 << 10)
+    # Otherwise each thread has a heap, eight for each processor at most; each keeps what it once had.
+    mallopt(arena_max, 2)

@@ -15,7 +15,7 @@ import trustme
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.otlp.spans import MAX_BATCH
+from rankwatch_agent.runtime.otlp_spans import MAX_BATCH
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.spans.records import Notes, Traces

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.rdma.collector import STATE_RETRY_SECONDS
+from rankwatch_agent.sources.rdma import STATE_RETRY_SECONDS
 from support.agent.process import DEADLINE_SECONDS, fetch, until
 from support.gpu.nvml import FakeDriver, nvml_library
 from support.servers.receiver import Mode

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.config import source_of
 from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node, running
 from support.sources.kubelet import Kubelet, devices, kubelet, pod
@@ -53,7 +53,7 @@ WINDOW_SECONDS = 120.0
 WARMUP_SECONDS = 45.0
 """Every collector but the slowest has run twice by then."""
 
-GPU_INTERVAL_SECONDS = DEFAULT_SCHEDULES["gpu"].interval_seconds
+GPU_INTERVAL_SECONDS = source_of("gpu").schedule.interval_seconds
 HANG_PAUSE_SECONDS = 0.25
 HANG_PATIENCE_INTERVALS = 6.0
 _UNRESPONSIVE = metric("rankwatch_gpu_driver_unresponsive_total").name

@@ -1,55 +1,76 @@
-"""The list of the agent's collectors, and how the enabled ones are built."""
+"""The collectors of one agent: how the enabled ones are built, and what they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+import time
+from dataclasses import dataclass
 
-from rankwatch_agent.collectors import incidents, sources, training
-from rankwatch_agent.collectors.shared import Shared
-from rankwatch_agent.runtime.collector import Collector, Schedule
-from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.runtime.collector import Collector
+from rankwatch_agent.runtime.config import AgentConfig, source_of
+from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
+from rankwatch_agent.runtime.spans import SpanQueue
+from rankwatch_agent.sources.gpu.driver import Driver, worker_command
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.shared import Shared as SharedBySources
+from rankwatch_agent.sources.xid import XidCounter, load_table
+from rankwatch_agent.training.conditions import RunConditions, living_ranks
+from rankwatch_agent.training.exemplars import Exemplars
+from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
+from rankwatch_agent.training.spans.records import Notes, Traces
+from rankwatch_agent.training.tracked_runs import TrackedRuns
 
-_Builder = Callable[[AgentConfig, Shared, Schedule], Iterator[Collector]]
+MAX_SPANS = 10_000
+"""Spans that wait for their receiver, about 10 MB."""
+FIRST_READING_SECONDS = 3.0
+"""How long collectors wait for the first list of GPUs. With an awake driver it takes about half a second."""
 
-_BUILDERS: Mapping[str, _Builder] = MappingProxyType(
-    {
-        "ranks": training.ranks,
-        "collectives": training.collectives,
-        "nccl_ras": sources.nccl_ras,
-        "incidents": incidents.incidents,
-        "evidence": incidents.evidence,
-        "traces": training.traces,
-        "trackers": incidents.trackers,
-        "cost": training.cost,
-        "host": sources.host,
-        "clock": sources.clock,
-        "network": sources.network,
-        "tcp": sources.tcp,
-        "disk": sources.disk,
-        "processes": sources.processes,
-        "checkpoints": training.checkpoints,
-        "preemption": sources.preemption,
-        "nvrx": sources.nvrx,
-        "mounts": sources.mounts,
-        "rdma": sources.rdma,
-        "ethtool": sources.ethtool,
-        "gpu": sources.gpu,
-        "gpu_driver": sources.gpu_driver,
-        "xid": sources.xid,
-        "kernel_log": sources.kernel_log,
-        "affinity": sources.affinity,
-        "dcgm": sources.dcgm,
-        "pods": sources.pods,
-        "slurm": sources.slurm,
-    }
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(SharedBySources):
+    """What several collectors of one agent use: one of each."""
+
+    run_conditions: RunConditions
+    tracked_runs: TrackedRuns
+    incidents: IncidentRegistry
+    history: MetricsHistory
+    ledgers: RunLedgers
+    """What the time of each run was spent on."""
+    traces: Traces | None = None
+    """None where traces go nowhere."""
 
 
 def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:
-    """The enabled collectors. The module of a disabled one is not imported, which saves memory."""
+    """Return the enabled collectors. The module of a disabled one is not imported, which saves memory."""
     return [
         collector
         for name in config.enabled_collectors()
-        for collector in _BUILDERS[name](config, shared, config.schedule(name))
+        for collector in source_of(name).build(config, shared, config.schedule(name))
     ]
+
+
+def build_shared(config: AgentConfig) -> Shared:
+    """Start nothing yet. Raises UserError for an XID table that cannot be used."""
+    run_conditions = RunConditions()
+    return Shared(
+        driver=Driver(worker_command(config.nvml_library, nvlink_per_link=config.nvlink_per_link)),
+        inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
+        xids=XidCounter(load_table(config.xid_table)),
+        events=NodeEvents(),
+        cycles=RestartCycles(),
+        living_ranks=lambda: living_ranks(run_conditions),
+        run_conditions=run_conditions,
+        tracked_runs=TrackedRuns(),
+        incidents=IncidentRegistry(),
+        history=MetricsHistory(),
+        ledgers=RunLedgers(config.state_path(), time.time()),
+        traces=_build_traces(config),
+    )
+
+
+def _build_traces(config: AgentConfig) -> Traces | None:
+    wanted = config.traces_endpoint or config.traces_file is not None
+    if not wanted or "traces" not in config.enabled_collectors():
+        return None
+    return Traces(Notes(), SpanQueue(MAX_SPANS), Exemplars())

@@ -1,19 +1,24 @@
-"""Collectors of the training processes: their ranks, collectives, checkpoints, traces and cost."""
+"""Collectors of the training processes, of their incidents, and the trackers that are told of both.
+
+The module of a disabled one is not imported, which saves memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rankwatch.conventions.states import IncidentKind
-from rankwatch_agent.collectors.shared import Shared
+from rankwatch_agent.collectors import Shared
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
-from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.training.spans.records import OpenIncident
 
 
+# The ring of a black box must be read before it is overwritten: this one runs often.
+@source(interval_seconds=1.0, deadline_seconds=10.0)
 def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
-    from rankwatch_agent.sources.gpu.users import gpu_users
+    from rankwatch_agent.sources.gpu.inventory import gpu_users
     from rankwatch_agent.training.collector import RanksCollector
 
     yield RanksCollector(
@@ -38,6 +43,8 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
     )
 
 
+# Each pull copies the ring of a flight recorder inside the training process.
+@source(interval_seconds=60.0, deadline_seconds=30.0)
 def collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.training.collectives.collector import CollectivesCollector
 
@@ -52,6 +59,8 @@ def collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
     )
 
 
+# Makes spans of what `ranks` has read; nothing where neither endpoint nor file is set.
+@source(interval_seconds=1.0, deadline_seconds=10.0)
 def traces(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     if shared.traces is None:
         return
@@ -82,6 +91,8 @@ def _open_incidents(registry: IncidentRegistry) -> dict[str, OpenIncident]:
     }
 
 
+# Looks for saves that have ended; a process of its own reads them.
+@source(interval_seconds=5.0, deadline_seconds=10.0)
 def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     if not config.checkpoint_bytes_per_second:
         return
@@ -102,7 +113,37 @@ def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
     yield CheckpointsCollector(conditions=shared.run_conditions, settings=settings, schedule=schedule)
 
 
+# Adds up money between two runs; prices change by the day.
+@source(interval_seconds=5.0, deadline_seconds=5.0)
 def cost(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.training.cost.collector import build_cost
 
     yield build_cost(config, conditions=shared.run_conditions, gpus=shared.inventory.gpus)
+
+
+@source(interval_seconds=1.0, deadline_seconds=5.0)
+def incidents(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.incidents.collector import IncidentsCollector
+
+    yield IncidentsCollector(
+        conditions=shared.run_conditions,
+        registry=shared.incidents,
+        stall_seconds=config.stall_seconds,
+        schedule=schedule,
+    )
+
+
+# Writing a bundle waits for ranks that hang, for py-spy and for the diagnosis.
+@source(interval_seconds=1.0, deadline_seconds=300.0)
+def evidence(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.incidents.evidence import build_evidence
+
+    yield build_evidence(config, registry=shared.incidents, history=shared.history)
+
+
+# At most six metrics of a run go to its tracker each time.
+@source(interval_seconds=60.0, deadline_seconds=20.0)
+def trackers(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.incidents.trackers import build_trackers
+
+    yield build_trackers(config, runs=shared.tracked_runs, registry=shared.incidents)

@@ -23,7 +23,7 @@ from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.reread import Reread
+from rankwatch_agent.runtime.reread import Reread, parse_headers
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.training.tracked_runs import Figures, TrackedRun, TrackedRuns
 
@@ -191,8 +191,6 @@ def _headers(path: Path | None) -> Callable[[], Mapping[str, str]]:
 
 
 def _load_headers(path: Path) -> dict[str, str]:
-    from rankwatch_agent.runtime.otlp.export import parse_headers  # its module brings OpenTelemetry
-
     try:
         return parse_headers(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

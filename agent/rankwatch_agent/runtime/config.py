@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from rankwatch.conventions import environment
 from rankwatch.settings import Effective, Setting, build, expect, read_environment, read_file, read_flags
-from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.collector import Collector, Schedule
 
 ENVIRONMENT_PREFIX = "RANKWATCH_AGENT_"
 """`RANKWATCH_AGENT_LISTEN` sets `listen`, and so on; `RANKWATCH_AGENT_CONFIG` names the TOML file."""
@@ -25,56 +25,37 @@ CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 # Kubernetes sets such variables in every pod where a Service is called rankwatch-agent.
 _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
 
-DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {
-        # The ring of a black box must be read before it is overwritten: this one runs often.
-        "ranks": Schedule(1.0, 10.0),
-        # Each pull copies the ring of a flight recorder inside the training process.
-        "collectives": Schedule(60.0, 30.0),
-        # One query reaches every process of the job, and waits ten seconds for a silent one.
-        "nccl_ras": Schedule(60.0, 20.0),
-        "incidents": Schedule(1.0, 5.0),
-        # Writing a bundle waits for ranks that hang, for py-spy and for the diagnosis.
-        "evidence": Schedule(1.0, 300.0),
-        # Makes spans of what `ranks` has read; nothing where neither endpoint nor file is set.
-        "traces": Schedule(1.0, 10.0),
-        # At most six metrics of a run go to its tracker each time.
-        "trackers": Schedule(60.0, 20.0),
-        # Adds up money between two runs; prices change by the day.
-        "cost": Schedule(5.0, 5.0),
-        "host": Schedule(5.0, 5.0),
-        "clock": Schedule(15.0, 5.0),
-        "network": Schedule(5.0, 5.0),
-        "tcp": Schedule(5.0, 5.0),
-        "rdma": Schedule(5.0, 5.0),
-        # Each network driver returns thousands of statistics, under a kernel lock.
-        "ethtool": Schedule(10.0, 5.0),
-        # A checkpoint path is often a network file system under load, and slow.
-        "disk": Schedule(15.0, 10.0),
-        # One file of each process of the node.
-        "processes": Schedule(30.0, 10.0),
-        # Looks for saves that have ended; a process of its own reads them.
-        "checkpoints": Schedule(5.0, 10.0),
-        # Clouds announce the end of a machine 30 s to two minutes before.
-        "preemption": Schedule(5.0, 5.0),
-        # Often on a file system that all nodes share.
-        "nvrx": Schedule(15.0, 10.0),
-        # A file server that is gone costs two seconds.
-        "mounts": Schedule(15.0, 10.0),
-        # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
-        "gpu": Schedule(10.0, 8.0),
-        "gpu_driver": Schedule(5.0, 5.0),
-        "kernel_log": Schedule(5.0, 5.0),
-        "xid": Schedule(5.0, 5.0),
-        # dcgm-exporter itself collects every 30 s by default.
-        "dcgm": Schedule(15.0, 5.0),
-        "affinity": Schedule(60.0, 10.0),
-        # The allocation of GPUs changes with a job, not every second.
-        "pods": Schedule(30.0, 10.0),
-        "slurm": Schedule(30.0, 10.0),
-    }
-)
-"""Every collector by name. Prometheus commonly scrapes every 15 s; more often pays for ranks only."""
+COLLECTORS = {
+    "ranks": ".collectors.training",
+    "collectives": ".collectors.training",
+    "nccl_ras": ".sources.nccl_ras.collector",
+    "incidents": ".collectors.training",
+    "evidence": ".collectors.training",
+    "traces": ".collectors.training",
+    "trackers": ".collectors.training",
+    "cost": ".collectors.training",
+    "host": ".sources.host",
+    "clock": ".sources.clock",
+    "network": ".sources.network",
+    "tcp": ".sources.tcp",
+    "rdma": ".sources.rdma",
+    "ethtool": ".sources.ethtool",
+    "disk": ".sources.disk",
+    "processes": ".sources.process_table",
+    "checkpoints": ".collectors.training",
+    "preemption": ".sources.preemption",
+    "nvrx": ".sources.nvrx",
+    "mounts": ".sources.mounts",
+    "gpu": ".sources.gpu.collector",
+    "gpu_driver": ".sources.gpu.collector",
+    "kernel_log": ".sources.kernel_log",
+    "xid": ".sources.xid",
+    "dcgm": ".sources.dcgm",
+    "affinity": ".sources.affinity",
+    "pods": ".sources.pods",
+    "slurm": ".sources.slurm",
+}
+"""Every collector by name, and the module of the agent that declares it: a `source` of the same name."""
 
 DCGM_FIELDS = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
@@ -119,7 +100,7 @@ class AgentConfig:
     """Value of the label node; by default the host name."""
     cluster: str = ""
     """Value of the label cluster; empty leaves the label out."""
-    collectors: tuple[str, ...] = tuple(DEFAULT_SCHEDULES)
+    collectors: tuple[str, ...] = tuple(COLLECTORS)
     """Collectors to run."""
     disabled_collectors: tuple[str, ...] = ()
     """Collectors not to run, even where collectors names them."""
@@ -279,16 +260,16 @@ class AgentConfig:
 
     def schedule(self, collector: str) -> Schedule:
         """Interval and deadline of a collector."""
-        default = DEFAULT_SCHEDULES[collector]
+        default = source_of(collector).schedule
         return Schedule(
             self.intervals_seconds.get(collector, default.interval_seconds),
             self.deadlines_seconds.get(collector, default.deadline_seconds),
         )
 
     def enabled_collectors(self) -> tuple[str, ...]:
-        """Names of the collectors to run, in the order of DEFAULT_SCHEDULES."""
+        """Names of the collectors to run, in the order of COLLECTORS."""
         chosen = set(self.collectors) - set(self.disabled_collectors)
-        return tuple(name for name in DEFAULT_SCHEDULES if name in chosen)
+        return tuple(name for name in COLLECTORS if name in chosen)
 
     def _check_addresses(self) -> None:
         for name in ("listen", "probe_listen"):
@@ -297,9 +278,9 @@ class AgentConfig:
             expect(self, name, known, "HOST:PORT with a port from 0 to 65535")
 
     def _check_collectors(self) -> None:
-        known = f"names out of {', '.join(DEFAULT_SCHEDULES)}"
+        known = f"names out of {', '.join(COLLECTORS)}"
         for name in ("collectors", "disabled_collectors", "intervals_seconds", "deadlines_seconds"):
-            expect(self, name, set(getattr(self, name)) <= set(DEFAULT_SCHEDULES), known)
+            expect(self, name, set(getattr(self, name)) <= set(COLLECTORS), known)
         expect(self, "collectors", bool(self.enabled_collectors()), "at least one that is not disabled")
         for name in ("intervals_seconds", "deadlines_seconds"):
             inside = all(0 < seconds < float("inf") for seconds in getattr(self, name).values())
@@ -341,6 +322,30 @@ def load_config(
     }
     given |= read_environment(AgentConfig, ENVIRONMENT_PREFIX, ours)
     return build(AgentConfig, given | read_flags(AgentConfig, flags))
+
+
+_Build = Callable[[AgentConfig, Any, Schedule], Iterator[Collector]]
+
+
+class Source(NamedTuple):
+    """How one name in COLLECTORS becomes collectors: none, one, or several."""
+
+    schedule: Schedule
+    """The default. Prometheus commonly scrapes every 15 s; more often pays for ranks only."""
+    build: _Build
+    """From the settings, what the collectors of an agent share, and the schedule in force."""
+
+
+def source(*, interval_seconds: float, deadline_seconds: float) -> Callable[[_Build], Source]:
+    """Declare, by the function that builds the collectors of a name, their default schedule."""
+    schedule = Schedule(interval_seconds, deadline_seconds)
+    return lambda build: Source(schedule, build)
+
+
+def source_of(collector: str) -> Source:
+    """Import the module of a collector and return what it declares."""
+    found: Source = getattr(import_module(COLLECTORS[collector], "rankwatch_agent"), collector)
+    return found
 
 
 def _is_whole(url: str) -> bool:

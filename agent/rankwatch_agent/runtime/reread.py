@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -18,6 +19,9 @@ START_SECONDS = 10.0
 """Longest wait for the first value."""
 PATIENCE_SECONDS = 0.5
 """Longest wait for a look at the files. A request that takes longer is late for Prometheus."""
+
+_HEADER = re.compile(r"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?P<value>[\x20-\x7e]*)")
+"""The name of a header (RFC 9110, token) and a value of printable ASCII."""
 
 Value = TypeVar("Value")
 _Signature = tuple[tuple[int, int, int, int] | None, ...]
@@ -131,3 +135,40 @@ def _file_signature(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def headers_source(path: Path | None) -> Callable[[], Mapping[str, str]]:
+    """Return the headers in force, read again where the file changes; none without a file."""
+    if path is None:
+        return dict
+    return Reread([path], lambda: load_headers(path)).current
+
+
+def load_headers(path: Path) -> dict[str, str]:
+    """The headers in the file. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"could not read otlp_headers_file {path}: {reason}") from None
+    try:
+        return parse_headers(text)
+    except ValueError as error:
+        raise UserError(f"could not use otlp_headers_file {path}: {error}") from None
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """Headers from lines NAME=VALUE. Empty lines and lines that begin with # are comments.
+
+    Raises ValueError with the number of a wrong line, never with its content, which is secret.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _HEADER.fullmatch(stripped)
+        if match is None:
+            raise ValueError(f"expected NAME=VALUE in line {number}")
+        found[match["name"]] = match["value"]
+    return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
+from rankwatch_agent.sources.shared import Shared
 
 _TIMEX = struct.Struct("@I4li")
 """The first members of `struct timex` (linux/timex.h): modes, offset, freq, maxerror, esterror, status."""
@@ -31,6 +33,11 @@ class ClockState(NamedTuple):
     max_error_seconds: float
     """Grows by 500 microseconds a second since the daemon set it last, to 16 s at most."""
     synchronised: bool
+
+
+@source(interval_seconds=15.0, deadline_seconds=5.0)
+def clock(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield ClockCollector(schedule=schedule)
 
 
 class ClockCollector:

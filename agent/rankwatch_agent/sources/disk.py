@@ -8,11 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
-from rankwatch_agent.sources.parts import collect_parts
+from rankwatch_agent.sources.shared import Shared
 
 _SIZE = metric("rankwatch_filesystem_size_bytes")
 _AVAILABLE = metric("rankwatch_filesystem_available_bytes")
@@ -35,6 +36,13 @@ class DiskCounters(NamedTuple):
     writes: int
     write_seconds: float
     io_seconds: float
+
+
+@source(interval_seconds=15.0, deadline_seconds=10.0)  # often a network file system under load, and slow
+def disk(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    # One for each path: a file system that hangs costs only its own series.
+    for path in dict.fromkeys(config.checkpoint_paths):
+        yield DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=schedule)
 
 
 class DiskCollector:

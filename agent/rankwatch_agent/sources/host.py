@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
-from rankwatch_agent.sources.parts import collect_parts
+from rankwatch_agent.sources.shared import Shared
 
 _CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
 _CPUS = metric("rankwatch_host_cpus")
@@ -28,6 +29,11 @@ _PRESSURE = metric("rankwatch_host_pressure_waiting_seconds_total")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """Columns of the cpu line (proc(5)). The two guest columns behind them are already part of user and nice."""
 RESOURCES = ("cpu", "memory", "io")
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield HostCollector(procfs=config.procfs, schedule=schedule)
 
 
 class HostCollector:

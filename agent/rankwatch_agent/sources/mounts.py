@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
-from rankwatch_agent.sources.parts import collect_parts
+from rankwatch_agent.sources.shared import Shared
 
 _INFO = metric("rankwatch_run_mount_info")
 _SIZE = metric("rankwatch_run_mount_size_bytes")
@@ -110,6 +111,13 @@ class Place(NamedTuple):
     """That may lead to it, the best first."""
     owner: int
     """User id."""
+
+
+@source(interval_seconds=15.0, deadline_seconds=10.0)  # a file server that is gone costs two seconds
+def mounts(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield MountsCollector(
+        procfs=config.procfs, rootfs=config.rootfs, ranks=shared.living_ranks, schedule=schedule
+    )
 
 
 class MountsCollector:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Part, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import (
@@ -27,8 +28,8 @@ from rankwatch_agent.sources.kernel_files import (
     parse_kernel_file,
     parse_lines,
 )
-from rankwatch_agent.sources.parts import Part, collect_parts
-from rankwatch_agent.sources.topology.pci_device import driver_of, pci_labels
+from rankwatch_agent.sources.pci import driver_of, pci_labels
+from rankwatch_agent.sources.shared import Shared
 
 _COUNTERS = {
     "receive_bytes": metric("rankwatch_network_receive_bytes_total"),
@@ -109,6 +110,16 @@ class _CachedSpeed(NamedTuple):
 
     carrier_changes: int
     bytes_per_second: float | None
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def network(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield NetworkCollector(
+        procfs=config.procfs,
+        sysfs=config.sysfs,
+        device_filter=DeviceFilter(include=config.network_include, exclude=config.network_exclude),
+        schedule=schedule,
+    )
 
 
 class NetworkCollector:

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import NotRegularError, open_regular
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.node_events import RestartCycle, RestartCycles
 from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,12 @@ class _SkipError(Exception):
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
         self.reason = reason
+
+
+@source(interval_seconds=15.0, deadline_seconds=10.0)  # often on a file system that all nodes share
+def nvrx(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if config.nvrx_directory is not None:
+        yield NvrxCollector(directory=config.nvrx_directory, cycles=shared.cycles, schedule=schedule)
 
 
 class NvrxCollector:

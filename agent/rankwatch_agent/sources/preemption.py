@@ -10,17 +10,19 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
 from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.connect import NoRedirects
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents, PreemptionNotice
+from rankwatch_agent.sources.shared import Shared
 
 METADATA_SERVER = "http://169.254.169.254"
 """Of all three clouds."""
@@ -28,6 +30,13 @@ _NOTICE = metric("rankwatch_preemption_notice_timestamp_seconds")
 _MOST_BYTES = 1 << 16
 _MOST_TEXT = 200
 _TIMEOUT_SECONDS = 2.0
+
+
+# Clouds announce the end of a machine 30 s to two minutes before.
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def preemption(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if config.preemption_cloud:
+        yield PreemptionCollector(cloud=config.preemption_cloud, events=shared.events, schedule=schedule)
 
 
 class PreemptionCollector:

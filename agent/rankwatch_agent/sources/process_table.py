@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
+from rankwatch_agent.sources.shared import Shared
 
 _UNINTERRUPTIBLE = metric("rankwatch_host_processes_uninterruptible")
 _RANK_UNINTERRUPTIBLE = metric("rankwatch_rank_uninterruptible_threads")
@@ -51,6 +53,13 @@ class Process(NamedTuple):
     name: str
     state: str
     kernel_thread: bool
+
+
+@source(interval_seconds=30.0, deadline_seconds=10.0)  # one file of each process of the node
+def processes(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield ProcessesCollector(
+        procfs=config.procfs, sysfs=config.sysfs, ranks=shared.living_ranks, schedule=schedule
+    )
 
 
 class ProcessesCollector:

@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from rankwatch.conventions.metrics import Metric, metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.network import node_network
-from rankwatch_agent.sources.parts import collect_parts
+from rankwatch_agent.sources.shared import Shared
 
 _SNMP = {
     "OutSegs": metric("rankwatch_tcp_sent_segments_total"),
@@ -22,6 +23,11 @@ _NETSTAT = {
     "TCPTimeouts": metric("rankwatch_tcp_timeouts_total"),
     "ListenDrops": metric("rankwatch_tcp_listen_drops_total"),
 }
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def tcp(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield TcpCollector(procfs=config.procfs, schedule=schedule)
 
 
 class TcpCollector:

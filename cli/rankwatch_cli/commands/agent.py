@@ -12,11 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 from rankwatch.settings import SentenceParser, add_flags, to_toml
-from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.collectors.shared import build_shared
+from rankwatch_agent.agent import Agent, give_back_what_is_free
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, AgentConfig, load_config
-from rankwatch_agent.runtime.heap import give_back_what_is_free
 from rankwatch_agent.runtime.logs import configure_logging
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_cli.output import show_text

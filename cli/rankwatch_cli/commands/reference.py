@@ -9,7 +9,7 @@ from typing import Any
 
 from rankwatch.conventions.metrics import METRICS
 from rankwatch.settings import SentenceParser, field_help, flag_name
-from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
+from rankwatch_agent.runtime.config import COLLECTORS, ENVIRONMENT_PREFIX, AgentConfig, source_of
 from rankwatch_cli.output import show_text
 
 _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
@@ -57,7 +57,8 @@ def _settings() -> Iterator[str]:
         yield f"| `{each.name}` | `{flag_name(each.name)}` | {_default(each)} | {texts[each.name]} |"
     yield from ("", "Collectors and their schedules:", "", "| collector | interval | deadline |")
     yield "| --- | --- | --- |"
-    for name, schedule in DEFAULT_SCHEDULES.items():
+    for name in COLLECTORS:
+        schedule = source_of(name).schedule
         yield f"| `{name}` | {schedule.interval_seconds:g} s | {schedule.deadline_seconds:g} s |"
 
 

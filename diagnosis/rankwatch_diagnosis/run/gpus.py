@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import read_regular
-from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.config import source_of
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
@@ -123,7 +123,7 @@ def gpus_of_bundle(bundle: Path, boxes: Boxes, page: str) -> SeenGpus:
         read = read_page(bundle / "metrics" / page, _WANTED)
     except (ModuleNotFoundError, OSError, ValueError):
         return SeenGpus()
-    seconds = DEFAULT_SCHEDULES["gpu"].interval_seconds
+    seconds = source_of("gpu").schedule.interval_seconds
     return SeenGpus(_by_rank(_gpus_of(boxes), (read,), seconds), seconds)
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.collectors.shared import build_shared
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.incidents.collector import IncidentsCollector
 from rankwatch_agent.incidents.evidence import build_evidence
 from rankwatch_agent.incidents.metrics_history import MetricsHistory

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.collectors.shared import build_shared
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from support.agent.process import fetch, until
 from support.paths import SUPPORT

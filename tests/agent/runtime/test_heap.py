@@ -10,7 +10,7 @@ import pytest
 _PROGRAM = """
 import sys, threading
 from pathlib import Path
-from rankwatch_agent.runtime.heap import give_back_what_is_free
+from rankwatch_agent.agent import give_back_what_is_free
 if sys.argv[1] == "given back":
     give_back_what_is_free()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.collectors.shared import build_shared
+from rankwatch_agent.collectors import build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.checkpoint_verification.records import VerificationRecords

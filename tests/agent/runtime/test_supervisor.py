@@ -12,8 +12,7 @@ import pytest
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.runner import Clocks, next_start, stale_after
-from rankwatch_agent.runtime.supervisor import Supervisor
+from rankwatch_agent.runtime.supervisor import Clocks, Supervisor, next_start, stale_after
 from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values
 
 LOAD = ("rankwatch_host_load1",)

@@ -16,7 +16,7 @@ from rankwatch_agent.sources.host import HostCollector
 from rankwatch_agent.sources.mounts import MountsCollector
 from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 from rankwatch_agent.sources.process_table import ProcessesCollector
-from rankwatch_agent.sources.rdma.collector import RdmaCollector
+from rankwatch_agent.sources.rdma import RdmaCollector
 from rankwatch_agent.sources.tcp import TcpCollector
 from support.agent.process import until, values
 from support.sources.node_tree import NodeTree, build_node

@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.node_events import RestartCycle, RestartCycles
 from rankwatch_agent.sources import nvrx
 from rankwatch_agent.sources.nvrx import MOST_CYCLES, REASONS, NvrxCollector
 from support.processes.users import ALICE

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.collectors.shared import build_shared
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.logs import configure_logging
 from support.agent.process import HungCollector

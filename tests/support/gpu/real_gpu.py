@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.gpu.pci import PciGpus
 from rankwatch_agent.sources.gpu.protocol import Reading
+from rankwatch_agent.sources.pci import PciGpus
 from support.agent.process import AgentProcess, agent_process, fetch, until
 from support.gpu.nvidia_smi import Key, Smi, command_run
 from support.gpu.reading import Values, Worker, values_of, worker_process

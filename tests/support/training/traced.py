@@ -14,8 +14,8 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankwatch_agent.runtime.collector import Collection, Schedule
-from rankwatch_agent.runtime.otlp.endpoint import build_resource
-from rankwatch_agent.runtime.otlp.spans import as_sdk_span
+from rankwatch_agent.runtime.otlp_endpoint import build_resource
+from rankwatch_agent.runtime.otlp_spans import as_sdk_span
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.exemplars import Exemplars

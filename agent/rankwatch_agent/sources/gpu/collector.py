@@ -7,22 +7,23 @@ the state that `Driver` keeps, so its series stay when the driver hangs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.gpu.pci import PciGpus
 from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample, XidEvent
 from rankwatch_agent.sources.kernel_files import read_kernel_file
-from rankwatch_agent.sources.xid.counter import XidCounter
-from rankwatch_agent.sources.xid.meanings import LOG_LEVELS
+from rankwatch_agent.sources.pci import PciGpus
+from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.xid import LOG_LEVELS, XidCounter
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,25 @@ MODULES = {
     "gdrdrv": ("gdrdrv",),
 }
 """Value of the label `module` -> names of the kernel module, the present one first."""
+
+
+# Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
+@source(interval_seconds=10.0, deadline_seconds=8.0)
+def gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield GpuCollector(
+        driver=shared.driver,
+        pci=PciGpus(config.sysfs),
+        inventory=shared.inventory,
+        xids=shared.xids,
+        schedule=schedule,
+        library=config.nvml_library,
+    )
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def gpu_driver(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    pci = PciGpus(config.sysfs)
+    yield GpuDriverCollector(driver=shared.driver, pci=pci, sysfs=config.sysfs, schedule=schedule)
 
 
 class GpuCollector:

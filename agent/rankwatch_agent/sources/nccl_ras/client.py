@@ -3,20 +3,23 @@
 The protocol is that of NCCL's own client `ncclras`: lines of text over TCP. After a greeting with a version,
 each command is answered with OK or ERROR; STATUS is answered with the report, after which the service closes
 the connection. NCCL 2.28.7 and newer understand `SET FORMAT json`; older ones answer with a text for people.
+
+Within this node any user may listen on a port, so the answer says whose process gave it.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.settings import FieldError
 from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.nccl_ras.peer import Peer, peer_of
 
 AUTO = "auto"
 DEFAULT_PORT = 28028
@@ -158,3 +161,54 @@ class _Lines:
         chunk = self.connection.recv(_CHUNK_BYTES)
         self._read += chunk
         return bool(chunk)
+
+
+_MOST_SOCKETS = 1 << 17
+"""Lines of a table that are read, in a quarter of a second."""
+_MAPPED = "0000000000000000" + f"{int.from_bytes(bytes((0, 0, 255, 255)), sys.byteorder):08X}"
+"""How an IPv4 address begins where a socket of IPv6 has it."""
+
+
+class Peer(NamedTuple):
+    """The other end of a connection."""
+
+    on_node: bool
+    user: int | None = None
+    """User id of a process on this node; None where it cannot be told."""
+
+
+def peer_of(connection: socket.socket, procfs: Path) -> Peer:
+    """The other end, which must have answered already: only then has its process accepted the connection.
+
+    procfs: shows the network namespace of this process itself. Raises OSError where the connection is gone.
+    """
+    theirs, ours = connection.getpeername()[:2], connection.getsockname()[:2]
+    if theirs[0] != ours[0] and not ipaddress.ip_address(theirs[0]).is_loopback:
+        return Peer(on_node=False)
+    ends = f"{_place(*theirs)} {_place(*ours)}"
+    mapped = f"{_MAPPED}{_place(*theirs)} {_MAPPED}{_place(*ours)}"
+    for table in ("tcp", "tcp6"):
+        user = _user_of((ends, mapped), procfs / "self" / "net" / table)
+        if user is not None:
+            return Peer(on_node=True, user=user)
+    return Peer(on_node=True)
+
+
+def _place(host: str, port: int) -> str:
+    """An address as the kernel writes it: each four bytes as one number of the processor."""
+    packed = ipaddress.ip_address(host).packed
+    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
+    return f"{''.join(f'{each:08X}' for each in words)}:{port:04X}"
+
+
+def _user_of(ends: tuple[str, ...], table: Path) -> int | None:
+    """The user of the socket with these ends. One that no process has any more says user 0 and inode 0."""
+    try:
+        with table.open(encoding="ascii", errors="replace") as lines:
+            for line in islice(lines, _MOST_SOCKETS):
+                if any(each in line for each in ends):
+                    fields = line.split()
+                    return int(fields[7]) if fields[9] != "0" else None
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

@@ -23,7 +23,8 @@ from rankwatch.blackbox.tenants import is_tenant, run_label, tenants_of
 from rankwatch.conventions.metrics import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import share
@@ -38,6 +39,7 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
 )
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from rankwatch_agent.sources.nccl_ras.text_form import parse_text
+from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,12 @@ class LocalRun(NamedTuple):
     world_size: int
     ranks: Mapping[int, int]
     """Process id, as the process sees it -> rank, of the ranks on this node."""
+
+
+# One query reaches every process of the job, and waits ten seconds for a silent one.
+@source(interval_seconds=60.0, deadline_seconds=20.0)
+def nccl_ras(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield NcclRasCollector(addresses=config.nccl_ras_address, directory=config.directory, schedule=schedule)
 
 
 class NcclRasCollector:

@@ -11,8 +11,7 @@ from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.node_events import NodeEvents
-from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycle, RestartCycles
 from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import Outcome
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.runtime.restart_cycles import RestartCycle
+from rankwatch_agent.runtime.node_events import RestartCycle
 from rankwatch_agent.training.life.attempts import Attempt
 
 _WANTED = frozenset((Outcome.FINISHED, Outcome.PREEMPTED, Outcome.INTERRUPTED))

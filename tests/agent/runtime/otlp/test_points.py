@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
-from rankwatch_agent.runtime.otlp.points import TimeRange, metric_batches
+from rankwatch_agent.runtime.otlp_metrics import TimeRange, metric_batches
 
 RANGE = TimeRange(1_000, 2_000)
 RECEIVED = metric("rankwatch_network_receive_bytes_total")

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from rankwatch_agent.runtime.otlp import spans as sending
-from rankwatch_agent.runtime.otlp.endpoint import build_resource
-from rankwatch_agent.runtime.otlp.export import OtlpSettings
-from rankwatch_agent.runtime.otlp.span_file import SpanFile
-from rankwatch_agent.runtime.otlp.spans import OtlpSpans, SpanSender, SpanSink
+from rankwatch_agent.runtime import otlp_spans as sending
+from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings, build_resource
+from rankwatch_agent.runtime.otlp_spans import OtlpSpans, SpanFile, SpanSender, SpanSink
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from support.agent.process import DEADLINE_SECONDS, until
 from support.servers.otlp import refusing_url

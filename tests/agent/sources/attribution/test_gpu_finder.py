@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.attribution.gpu_finder import FoundGpu, GpuFinder
-from rankwatch_agent.sources.gpu.inventory import GpuIdentity
+from rankwatch_agent.sources.gpu.inventory import FoundGpu, GpuFinder, GpuIdentity
 
 FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
 SECOND = "GPU-22222222-aaaa-bbbb-cccc-0123456789ab"

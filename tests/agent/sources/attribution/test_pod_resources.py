@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.sources.attribution.pod_resources import MAX_DEVICES, PodDevice, parse_answer
+from rankwatch_agent.sources.pod_resources import MAX_DEVICES, PodDevice, parse_answer
 from support.sources.kubelet import claim, devices, pod, text
 
 

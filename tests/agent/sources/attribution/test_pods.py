@@ -16,8 +16,8 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.attribution.pods import PodsCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from rankwatch_agent.sources.pods import PodsCollector
 from support.agent.process import until, values
 from support.paths import TESTS
 from support.sources.kubelet import Kubelet, devices, kubelet, pod
@@ -92,7 +92,7 @@ def test_no_kubelet(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from rankwatch_agent.runtime.errors import NotApplicable\n"
-        "from rankwatch_agent.sources.attribution.pods import PodsCollector\n"
+        "from rankwatch_agent.sources.pods import PodsCollector\n"
         "from rankwatch_agent.sources.gpu.inventory import GpuInventory\n"
         "from rankwatch_agent.runtime.collector import Schedule\n"
         "pods = PodsCollector(socket=Path('none'), inventory=GpuInventory(), schedule=Schedule(30, 10))\n"
@@ -212,7 +212,7 @@ def test_nothing_stays_open_between_calls(node: Kubelet, tmp_path: Path) -> None
     """Neither a thread nor a descriptor: an agent runs for months."""
     code = (
         "import os, sys, time; from pathlib import Path\n"
-        "from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet\n"
+        "from rankwatch_agent.sources.pod_resources import ask_kubelet\n"
         "from rankwatch_agent.runtime.errors import CollectError\n"
         "from support.agent.process import until\n"
         "def held(): return len(os.listdir('/proc/self/fd'))\n"
@@ -233,7 +233,7 @@ def test_hung_call_does_not_block_exit(node: Kubelet, tmp_path: Path) -> None:
     node.hang()
     code = (
         "import sys, threading; from pathlib import Path\n"
-        "from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet\n"
+        "from rankwatch_agent.sources.pod_resources import ask_kubelet\n"
         "threading.Thread(target=ask_kubelet, args=(Path(sys.argv[1]), 3600.0), daemon=True).start()\n"
         "sys.stdin.readline()\n"
     )

@@ -11,7 +11,9 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.attribution.slurm import (
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from rankwatch_agent.sources.kernel_files import MAX_FILE_BYTES
+from rankwatch_agent.sources.slurm import (
     GpuFile,
     SlurmCollector,
     gpu_files,
@@ -20,8 +22,6 @@ from rankwatch_agent.sources.attribution.slurm import (
     parse_jobs,
     read_jobs,
 )
-from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.kernel_files import MAX_FILE_BYTES
 from support.agent.process import values
 
 FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwatch_agent.sources.dcgm import client
-from rankwatch_agent.sources.dcgm.client import DcgmSample, parse_answer
+from rankwatch_agent.sources import dcgm
+from rankwatch_agent.sources.dcgm import DcgmSample, parse_answer
 
 HEAD = 'gpu="0",UUID="GPU-a",pci_bus_id="00000000:3B:00.0"'
 FIELD = "DCGM_FI_DEV_GPU_TEMP"
@@ -64,9 +64,9 @@ def test_unwanted_fields() -> None:
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is cut by wanted samples and by lines."""
     line = f"{FIELD}{{{HEAD}}} 41\n".encode()
-    monkeypatch.setattr(client, "MAX_SAMPLES", 3)
+    monkeypatch.setattr(dcgm, "MAX_SAMPLES", 3)
     assert parse_answer(line * 5, {FIELD})[0::2] == ((SAMPLE,) * 3, True)
-    monkeypatch.setattr(client, "MAX_LINES", 2)
+    monkeypatch.setattr(dcgm, "MAX_LINES", 2)
     assert parse_answer(b"\n" * 5, {FIELD}).cut
 
 

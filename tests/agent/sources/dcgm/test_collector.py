@@ -12,7 +12,7 @@ from rankwatch.settings import FieldError
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import DCGM_FIELDS
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.dcgm.collector import DcgmCollector
+from rankwatch_agent.sources.dcgm import DcgmCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from support.agent.process import values
 from support.sources.dcgm import NORMAL, UUIDS, DcgmExporter, Value, dcgm_exporter, exposition

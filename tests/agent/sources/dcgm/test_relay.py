@@ -7,9 +7,8 @@ import math
 import pytest
 
 from rankwatch_agent.runtime.collector import Collection
-from rankwatch_agent.sources.dcgm.client import DcgmSample
-from rankwatch_agent.sources.dcgm.collector import relay
-from rankwatch_agent.sources.dcgm.fields import KNOWN_FIELDS, all_names, is_blank
+from rankwatch_agent.sources.dcgm import DcgmSample, relay
+from rankwatch_agent.sources.dcgm_fields import KNOWN_FIELDS, all_names, is_blank
 from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuIdentity, GpuInventory
 from support.agent.process import values
 

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.ethtool.collector import EthtoolCollector, select
+from rankwatch_agent.sources.ethtool import EthtoolCollector, select
 from rankwatch_agent.sources.network import DeviceFilter
 from support.servers.netns import Namespace, namespace_with_cable
 
@@ -21,10 +21,10 @@ import fcntl, json, socket, struct, subprocess
 from pathlib import Path
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
+from rankwatch_agent.sources.ethtool import EthtoolCollector
 from rankwatch_agent.sources.network import DeviceFilter
-from rankwatch_agent.sources.ethtool.ioctl import SIOCETHTOOL, interface_request
-from rankwatch_agent.sources.ethtool.collector import ExportedStatistic
+from rankwatch_agent.sources.ethtool import SIOCETHTOOL, interface_request
+from rankwatch_agent.sources.ethtool import ExportedStatistic
 from rankwatch_agent.runtime.collector import Schedule
 
 asked = []

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.ethtool import ioctl as structs
-from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics
+from rankwatch_agent.sources import ethtool as structs
+from rankwatch_agent.sources.ethtool import DriverStatistics
 from support.servers.netns import Namespace, namespace_with_cable
 
 READ = """
 import json, socket
 from pathlib import Path
-from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics
+from rankwatch_agent.sources.ethtool import DriverStatistics
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     statistics = DriverStatistics(any_socket, "v0")
     names = statistics.names()

@@ -14,9 +14,8 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.collector import MODULES, GpuCollector, GpuDriverCollector
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
-from rankwatch_agent.sources.gpu.pci import PciGpus
-from rankwatch_agent.sources.xid.counter import XidCounter
-from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.sources.pci import PciGpus
+from rankwatch_agent.sources.xid import XidCounter, load_table
 from support.agent.process import values
 from support.gpu import worker as fake_worker
 from support.gpu.worker import UUID

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.gpu.pci import PciGpus
+from rankwatch_agent.sources.pci import PciGpus
 
 GPU = "0000:1b:00.0"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankwatch_agent.sources.gpu.inventory import GpuIdentity
-from rankwatch_agent.sources.gpu.users import gpu_users
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity, gpu_users
 
 
 def gpu(*pids: int, migs: tuple[str, ...] = ()) -> GpuIdentity:

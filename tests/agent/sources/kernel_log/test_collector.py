@@ -10,10 +10,9 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.kernel_log.collector import MAX_SXID_COUNTS, KernelLogCollector, parse_boot_time
-from rankwatch_agent.sources.kernel_log.lines import EVENTS
-from rankwatch_agent.sources.xid.counter import XidCount, XidCounter
-from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.sources.kernel_log import MAX_SXID_COUNTS, KernelLogCollector, parse_boot_time
+from rankwatch_agent.sources.kernel_log_lines import EVENTS
+from rankwatch_agent.sources.xid import XidCount, XidCounter, load_table
 from support.agent.process import values
 
 BOOTED = 1_700_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.kernel_log.collector import SAME_LOSS_SECONDS, GpuLosses
-from rankwatch_agent.sources.kernel_log.lines import (
+from rankwatch_agent.sources.kernel_log import SAME_LOSS_SECONDS, GpuLosses
+from rankwatch_agent.sources.kernel_log_lines import (
     EVENTS,
     XidLine,
     events_in,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankwatch_agent.runtime.node_events import MOST_EVENTS, NodeEvents
-from rankwatch_agent.sources.kernel_log.oom import MOST_CHARACTERS, OomKillReader
-from rankwatch_agent.sources.kernel_log.reader import KernelRecord
+from rankwatch_agent.sources.kernel_log import MOST_CHARACTERS, OomKillReader
+from rankwatch_agent.sources.kernel_log_lines import KernelRecord
 
 VICTIM = (
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/kubepods/pod1,"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord, parse_record
+from rankwatch_agent.sources.kernel_log_lines import KernelLogReader, KernelRecord, parse_record
 
 MANY = 1000
 

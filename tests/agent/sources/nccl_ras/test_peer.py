@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.nccl_ras.peer import Peer, peer_of
+from rankwatch_agent.sources.nccl_ras.client import Peer, peer_of
 
 _PROC = Path("/proc")
 _HEADING = (

@@ -11,14 +11,14 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.network import DeviceFilter
-from rankwatch_agent.sources.rdma.collector import (
+from rankwatch_agent.sources.rdma import (
     IDENTITY_SECONDS,
     STATE_RETRY_SECONDS,
     PortIdentity,
     RdmaCollector,
     read_identity,
 )
-from rankwatch_agent.sources.rdma.sysfs import MAX_FAILURES, SysfsFiles
+from rankwatch_agent.sources.rdma_counters import MAX_FAILURES, SysfsFiles
 from support.agent.process import ManualClock, values
 from support.sources.node_tree import (
     COUNTERS,

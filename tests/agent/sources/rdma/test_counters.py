@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.rdma.counters import (
+from rankwatch_agent.sources.rdma_counters import (
     CONGESTION,
     ERRORS,
     MAX_COUNTERS,
     MAX_OPERATIONS,
     OPERATIONS,
+    SysfsFiles,
     class_of,
     counter_series,
     is_counter,
     read_counters,
 )
-from rankwatch_agent.sources.rdma.sysfs import SysfsFiles
 from support.sources.node_tree import write
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.sources.kernel_files import OutOfDescriptorsError
-from rankwatch_agent.sources.rdma.sysfs import (
+from rankwatch_agent.sources.rdma_counters import (
     MAX_FAILURES,
     RETRY_SECONDS,
     SysfsFiles,

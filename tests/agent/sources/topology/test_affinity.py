@@ -9,9 +9,9 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.sources.affinity import AffinityCollector, Distance, distance
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.topology.affinity import AffinityCollector, Distance, distance
-from rankwatch_agent.sources.topology.pci_device import PciDevice
+from rankwatch_agent.sources.pci import PciDevice
 from support.agent.process import values
 from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, gpu_buses, link
 

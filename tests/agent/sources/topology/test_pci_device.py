@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.topology.pci_device import (
+from rankwatch_agent.sources.pci import (
     PciDevice,
     driver_of,
     is_address,

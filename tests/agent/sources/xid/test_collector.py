@@ -7,9 +7,7 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.xid.collector import XidCollector
-from rankwatch_agent.sources.xid.counter import MAX_CODES, XidCounter
-from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.sources.xid import MAX_CODES, XidCollector, XidCounter, load_table
 from support.agent.process import values
 
 GPU = GpuIdentity(uuid="GPU-a", pci_bus_id="0000:3b:00.0", index=0, minor_number=0, model="H100")

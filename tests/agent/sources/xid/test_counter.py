@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.sources.xid.counter import (
+from rankwatch_agent.sources.xid import (
     MAX_CODES,
     MAX_GPUS,
     OTHER_GPU,
     SEVERITY_WAIT_SECONDS,
     XidCount,
     XidCounter,
+    XidMeaning,
 )
-from rankwatch_agent.sources.xid.meanings import XidMeaning
 from support.agent.process import ManualClock
 
 TABLE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.sources.xid.meanings import SEVERITIES, SEVERITY_IN_LOG, XidMeaning, load_table
+from rankwatch_agent.sources.xid import SEVERITIES, SEVERITY_IN_LOG, XidMeaning, load_table
 
 
 def test_shipped_table() -> None:

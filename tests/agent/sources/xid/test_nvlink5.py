@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.kernel_log.lines import parse_nvlink5
-from rankwatch_agent.sources.xid.meanings import Nvlink5Error, load_rules, load_table, rule_for
+from rankwatch_agent.sources.kernel_log_lines import parse_nvlink5
+from rankwatch_agent.sources.xid import Nvlink5Error, load_rules, load_table, rule_for
 
 RULES = load_rules()
 

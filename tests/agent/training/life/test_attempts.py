@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.collector import Collection
-from rankwatch_agent.runtime.node_events import NodeEvents, OomKill, PreemptionNotice
-from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.node_events import (
+    NodeEvents,
+    OomKill,
+    PreemptionNotice,
+    RestartCycle,
+    RestartCycles,
+)
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import SETTLE_SECONDS

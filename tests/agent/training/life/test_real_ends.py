@@ -15,9 +15,8 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
-from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector
-from rankwatch_agent.sources.xid.counter import XidCounter
-from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.sources.kernel_log import KernelLogCollector
+from rankwatch_agent.sources.xid import XidCounter, load_table
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import Attempt

@@ -11,16 +11,15 @@ from rankwatch.conventions import CHECKPOINT_OPERATIONS
 from rankwatch.trackers.finding import parse_note
 from rankwatch.untrusted.text import last_argument, message_of, redacted, redacted_place, spreadsheet_cell
 from rankwatch_agent.runtime.collector import Schedule
-from rankwatch_agent.runtime.restart_cycles import RestartCycles
-from rankwatch_agent.sources.attribution.slurm import parse_environment, parse_jobs
+from rankwatch_agent.runtime.node_events import RestartCycles
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
-from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector
+from rankwatch_agent.sources.kernel_log import KernelLogCollector
 from rankwatch_agent.sources.mounts import data_mounts, parse_mountinfo, parse_mountstats
 from rankwatch_agent.sources.nvrx import NvrxCollector
 from rankwatch_agent.sources.process_table import read_processes
 from rankwatch_agent.sources.rank_process import read_facts
-from rankwatch_agent.sources.xid.counter import XidCounter
-from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.sources.slurm import parse_environment, parse_jobs
+from rankwatch_agent.sources.xid import XidCounter, load_table
 
 from ..reader import Document, Reader, parsing, single
 

@@ -20,8 +20,7 @@ from rankwatch.trackers.mlflow import MlflowServer
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents
-from rankwatch_agent.sources.dcgm.client import fetch, parse_answer, parse_endpoint
-from rankwatch_agent.sources.dcgm.collector import relay
+from rankwatch_agent.sources.dcgm import fetch, parse_answer, parse_endpoint, relay
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.nccl_ras.collector import report_series
 from rankwatch_agent.sources.nccl_ras.communicators import HealthTracker, Report

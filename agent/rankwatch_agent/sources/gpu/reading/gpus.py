@@ -1,9 +1,13 @@
-"""The GPUs of the node: which ones the driver shows, which are lost, and everything that is read of each."""
+"""The GPUs of the node: which ones the driver shows, which are lost, and everything that is read of each.
+
+Fields of a GPU (NVML_FI_DEV_...) are all read in one call to the driver.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pynvml
@@ -11,10 +15,11 @@ import pynvml
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
 from rankwatch_agent.sources.gpu.protocol import Gpu, Sample
-from rankwatch_agent.sources.gpu.reading import board, links, memory_and_ecc, mig, power_and_clocks
+from rankwatch_agent.sources.gpu.reading import activity, board, links, memory_and_ecc
 from rankwatch_agent.sources.gpu.reading.activity import Activity, Gpm
 from rankwatch_agent.sources.gpu.reading.device import (
     DRIVER_GONE,
+    UNSUPPORTED,
     Device,
     DriverError,
     FieldKey,
@@ -23,7 +28,6 @@ from rankwatch_agent.sources.gpu.reading.device import (
     Seldom,
     describe,
 )
-from rankwatch_agent.sources.gpu.reading.fields import FieldReader
 
 MAX_GPUS = 64
 """GPUs read of one node."""
@@ -46,10 +50,8 @@ _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_RUBIN: "rubin",
 }
 _UNKNOWN = "unknown"
-_NO_MINOR_NUMBER = -1
 
 _FIELDS: dict[FieldKey, str] = {
-    **power_and_clocks.FIELDS,
     **links.FIELDS,
     **memory_and_ecc.FIELDS,
     **board.FIELDS,
@@ -147,16 +149,16 @@ class GpuReader:
             memory_and_ecc.read_processes,
             memory_and_ecc.read_ecc,
             memory_and_ecc.read_repairs,
-            power_and_clocks.read_power,
-            power_and_clocks.read_temperature,
-            power_and_clocks.read_clocks,
-            power_and_clocks.read_throttling,
+            board.read_power,
+            board.read_temperature,
+            board.read_clocks,
+            board.read_throttling,
             board.read_state,
             links.read_pcie,
             self._nvlink.read,
             self._chip_to_chip.read,
             links.read_fabric,
-            mig.Mig(gpm).read,
+            activity.Mig(gpm).read,
             *(each.read for each in self._seldom),
             memory_and_ecc.read_recovery,  # last: it knows whether a call was refused
         )
@@ -167,7 +169,7 @@ class GpuReader:
         gpu.start_reading()
         gpu.driver_version = driver_version
         try:
-            mig.read_mode(gpu)
+            activity.read_mode(gpu)
             self._nvlink.find_active(gpu)
             self._field_reader.read(gpu, self._wanted_fields(driver_version))
             samples = tuple(sample for topic in self._topics for sample in topic(gpu))
@@ -207,9 +209,7 @@ class GpuReader:
     def _wanted_fields(self, driver_version: tuple[int, ...]) -> dict[FieldKey, str]:
         wanted_for = (driver_version, self.device.links, self._chip_to_chip.links)
         if wanted_for != self._fields_for:
-            slowdowns = dict.fromkeys(
-                power_and_clocks.slowdown_fields(driver_version), "throttle_time_by_slowdown"
-            )
+            slowdowns = dict.fromkeys(board.slowdown_fields(driver_version), "throttle_time_by_slowdown")
             of_links = {**links.nvlink_fields(self.device.links), **self._chip_to_chip.fields()}
             self._fields = {**_FIELDS, **slowdowns, **of_links}
             self._fields_for = wanted_for
@@ -241,7 +241,7 @@ def _read_identity(handle: object) -> Identity:
     return Identity(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         pci_bus_id=normalise_bus_id(pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        minor_number=_optional(pynvml.nvmlDeviceGetMinorNumber, handle, _NO_MINOR_NUMBER),
+        minor_number=_optional(pynvml.nvmlDeviceGetMinorNumber, handle, -1),
         model=_optional(pynvml.nvmlDeviceGetName, handle, _UNKNOWN),
         architecture=_ARCHITECTURES.get(_optional(pynvml.nvmlDeviceGetArchitecture, handle, -1), _UNKNOWN),
         serial=_optional(pynvml.nvmlDeviceGetSerial, handle, ""),
@@ -281,3 +281,121 @@ def _reason(error: Exception) -> str:
             raise DriverError(describe(error.value), code=error.value) from None
         return describe(error.value)
     return "its names are not text"
+
+
+_CALL = "_nvmlDeviceGetFieldValues"
+_REFUSED = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""A driver older than a field answers that its id is an invalid argument."""
+_MAX_PER_CALL = 256
+_ENTRY = struct.Struct("@IIqqIIQ")
+"""nvmlFieldValue_t: id, scope, timestamp, latency, type and error of the value, value. All entries are
+unpacked at once, because pynvml's structures run Python code at each access."""
+
+
+class FieldBatch:
+    """A fixed list of fields. The array for the driver is built once."""
+
+    def __init__(self, keys: Sequence[FieldKey]) -> None:
+        self.keys = tuple(keys)
+        blank = bytearray()
+        for field, scope in keys:
+            blank += _ENTRY.pack(field, scope, 0, 0, 0, pynvml.NVML_ERROR_NOT_SUPPORTED, 0)
+        self._blank = bytes(blank)
+        self._array = (pynvml.c_nvmlFieldValue_t * len(self.keys))()
+
+    def read(self, handle: object) -> Iterator[tuple[FieldKey, int, int, int]]:
+        """(key, type, error, raw value) of each field; raises pynvml.NVMLError where the whole call fails."""
+        function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        if function is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        ctypes.memmove(self._array, self._blank, len(self._blank))
+        code = function(handle, ctypes.c_int32(len(self.keys)), self._array)
+        if code != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(code)
+        for key, (_, _, _, _, kind, error, raw) in zip(
+            self.keys, _ENTRY.iter_unpack(self._array), strict=True
+        ):
+            yield key, kind, error, raw
+
+
+def decode_value(kind: int, raw: int) -> float | None:
+    """The number in the 64 bits of a value, by its type; None where the type is unknown."""
+    if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
+        return raw
+    if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return raw & 0xFFFFFFFF
+    if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT:
+        return raw & 0xFFFF
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+        return raw - (1 << 64) if raw >> 63 else raw
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_INT:
+        low = raw & 0xFFFFFFFF
+        return low - (1 << 32) if low >> 31 else low
+    if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
+        (value,) = struct.unpack("@d", struct.pack("@Q", raw))
+        return float(value)
+    return None
+
+
+class FieldReader:
+    """Reads the fields of one GPU. A field that it lacks is read again only now and then."""
+
+    def __init__(self) -> None:
+        self._refused: set[FieldKey] = set()
+        self._batches: list[FieldBatch] = []
+        self._batched: tuple[FieldKey, ...] = ()
+
+    def read(self, gpu: Device, features: Mapping[FieldKey, str]) -> None:
+        """Fill `gpu.fields`; raises GpuLostError, DriverError.
+
+        features: field -> the feature it belongs to.
+        """
+        if not gpu.features.wanted(_CALL):
+            return
+        if gpu.query_all:
+            self._refused.clear()
+        wanted = tuple(key for key in features if key not in self._refused)
+        if wanted != self._batched:
+            parts = range(0, len(wanted), _MAX_PER_CALL)
+            self._batches = [FieldBatch(wanted[at : at + _MAX_PER_CALL]) for at in parts]
+            self._batched = wanted
+        answered: set[str] = set()
+        errors: dict[str, set[int]] = {}
+        for batch in self._batches:
+            self._read_batch(gpu, batch, features, answered, errors)
+        _set_features(gpu, answered, errors)
+
+    def _read_batch(
+        self,
+        gpu: Device,
+        batch: FieldBatch,
+        features: Mapping[FieldKey, str],
+        answered: set[str],
+        errors: dict[str, set[int]],
+    ) -> None:
+        try:
+            for key, kind, error, raw in batch.read(gpu.handle):
+                if error:
+                    errors.setdefault(features[key], set()).add(error)
+                    if error in _REFUSED:
+                        self._refused.add(key)
+                    continue
+                value = decode_value(kind, raw)
+                answered.add(features[key])
+                if value is None:
+                    gpu.reject(features[key])
+                else:
+                    gpu.fields[key] = value
+        except pynvml.NVMLError as error:
+            gpu.handle_error(_CALL, error.value)
+
+
+def _set_features(gpu: Device, answered: set[str], errors: Mapping[str, set[int]]) -> None:
+    """A feature is supported if one of its fields answered, and unsupported if all were refused."""
+    for feature in answered:
+        gpu.features.set_supported(feature)
+    for feature, codes in errors.items():
+        if codes <= _REFUSED and feature not in answered:
+            gpu.features.set_unsupported(feature)
+        for code in sorted(codes - _REFUSED):
+            gpu.handle_error(feature, code)

@@ -10,8 +10,7 @@ import pynvml
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
-from rankwatch_agent.sources.gpu.reading.device import UNSUPPORTED, Device, FieldKey
-from rankwatch_agent.sources.gpu.reading.units import (
+from rankwatch_agent.sources.gpu.reading.device import (
     COUNTER_BYTES,
     EVENTS,
     FLAG,
@@ -20,6 +19,9 @@ from rankwatch_agent.sources.gpu.reading.units import (
     MEGABYTES_PER_SECOND,
     PCIE_GENERATION,
     PCIE_LANES,
+    UNSUPPORTED,
+    Device,
+    FieldKey,
     Unit,
 )
 

@@ -10,8 +10,7 @@ import pynvml
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
-from rankwatch_agent.sources.gpu.reading.device import Device, FieldKey
-from rankwatch_agent.sources.gpu.reading.units import EVENTS, FLAG, MEMORY_BYTES, ROWS
+from rankwatch_agent.sources.gpu.reading.device import EVENTS, FLAG, MEMORY_BYTES, ROWS, Device, FieldKey
 
 _TOTAL = metric("rankwatch_gpu_memory_total_bytes").name
 _USED = metric("rankwatch_gpu_memory_used_bytes").name

@@ -6,8 +6,7 @@ import itertools
 import time
 
 from rankwatch_agent.sources.gpu.protocol import XidEvent
-from rankwatch_agent.sources.gpu.reading.events import MAX_EVENTS
-from rankwatch_agent.sources.gpu.reading.node import NodeReader
+from rankwatch_agent.sources.gpu.reading.node import MAX_EVENTS, NodeReader
 from support.agent.process import until
 from support.gpu.nvml import FakeDriver
 from support.gpu.reading import Node

@@ -7,7 +7,7 @@ import struct
 import pynvml
 import pytest
 
-from rankwatch_agent.sources.gpu.reading.fields import decode_value
+from rankwatch_agent.sources.gpu.reading.gpus import decode_value
 from support.gpu.reading import Node, node_values
 
 (DOUBLE_BITS,) = struct.unpack("@Q", struct.pack("@d", 2.5))

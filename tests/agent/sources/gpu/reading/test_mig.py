@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankwatch_agent.sources.gpu.reading.mig import profile
+from rankwatch_agent.sources.gpu.reading.activity import profile
 from support.gpu.nvml_node import split_into_instances
 from support.gpu.reading import Node, values_of
 

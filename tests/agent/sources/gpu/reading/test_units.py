@@ -6,23 +6,23 @@ import math
 
 import pytest
 
-from rankwatch_agent.sources.gpu.reading import units
-from rankwatch_agent.sources.gpu.reading.units import Unit
+from rankwatch_agent.sources.gpu.reading import device
+from rankwatch_agent.sources.gpu.reading.device import Unit
 
-_UNITS = [each for each in vars(units).values() if isinstance(each, Unit)]
+_UNITS = [each for each in vars(device).values() if isinstance(each, Unit)]
 
 
 @pytest.mark.parametrize(
     ("unit", "raw", "base"),
     [
-        (units.PERCENT, 0, 0.0),
-        (units.PERCENT, 100, 1.0),
-        (units.MILLIWATTS, 412_345, 412.345),
-        (units.MILLIJOULES, 5_000_000_123, 5_000_000.123),
-        (units.MEGAHERTZ, 1980, 1.98e9),
-        (units.NANOSECONDS, 1_500_000_000, 1.5),
-        (units.KIBIBYTES, 3, 3072.0),
-        (units.CELSIUS, -7, -7.0),
+        (device.PERCENT, 0, 0.0),
+        (device.PERCENT, 100, 1.0),
+        (device.MILLIWATTS, 412_345, 412.345),
+        (device.MILLIJOULES, 5_000_000_123, 5_000_000.123),
+        (device.MEGAHERTZ, 1980, 1.98e9),
+        (device.NANOSECONDS, 1_500_000_000, 1.5),
+        (device.KIBIBYTES, 3, 3072.0),
+        (device.CELSIUS, -7, -7.0),
     ],
 )
 def test_scale(unit: Unit, raw: int, base: float) -> None:
@@ -40,13 +40,13 @@ def test_sentinels(unit: Unit, raw: float) -> None:
 @pytest.mark.parametrize(
     ("unit", "raw"),
     [
-        (units.PERCENT, 101),
-        (units.CELSIUS, 201),
-        (units.CELSIUS, -51),
-        (units.MILLIWATTS, 5_000_001),
-        (units.MEMORY_BYTES, (16 << 40) + 1),
-        (units.MEGAHERTZ, 10_001),
-        (units.FLAG, 2),
+        (device.PERCENT, 101),
+        (device.CELSIUS, 201),
+        (device.CELSIUS, -51),
+        (device.MILLIWATTS, 5_000_001),
+        (device.MEMORY_BYTES, (16 << 40) + 1),
+        (device.MEGAHERTZ, 10_001),
+        (device.FLAG, 2),
     ],
 )
 def test_out_of_range(unit: Unit, raw: int) -> None:

@@ -1,4 +1,7 @@
-"""OpenTelemetry's exporter for one endpoint, and the resource that names this agent."""
+"""OpenTelemetry's exporter for one endpoint, its settings, and the resource that names this agent.
+
+The modules `otlp_...` are imported only if an endpoint is set, because the SDK takes memory.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -29,6 +34,20 @@ EXPORTER_LOGGER = logging.getLogger(OTLPMetricExporter.__module__)
 """The logger of the SDK's exporter."""
 QUIET_SECONDS = 60.0
 """Least time between two messages of the SDK's exporter."""
+MAX_POINTS = 5000
+"""Points in one batch: a few megabytes before compression, below the limits of receivers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtlpSettings:
+    """Where to send, how often, and with which headers."""
+
+    endpoint: str
+    interval_seconds: float
+    timeout_seconds: float
+    """Longest time for one batch. After it, the rest of the export is dropped."""
+    headers_file: Path | None = None
+    max_points: int = MAX_POINTS
 
 
 class Endpoint:

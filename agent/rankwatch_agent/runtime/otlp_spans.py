@@ -1,17 +1,25 @@
-"""The thread that sends spans over OTLP/HTTP or to a file. Those who make spans never wait for it."""
+"""Sends spans over OTLP/HTTP, or writes them to a file for the Collector's otlpjsonfile receiver.
+
+Those who make spans never wait for the thread that sends them.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Sequence
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import requests
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -24,8 +32,13 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 from rankwatch import __version__
 from rankwatch.conventions.traces import Attribute, SpanName
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.otlp.endpoint import DeadlineAdapter, QuietFilter, build_session
-from rankwatch_agent.runtime.otlp.export import OtlpSettings, headers_source
+from rankwatch_agent.runtime.otlp_endpoint import (
+    DeadlineAdapter,
+    OtlpSettings,
+    QuietFilter,
+    build_session,
+)
+from rankwatch_agent.runtime.reread import headers_source
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 
 logger = logging.getLogger(__name__)
@@ -265,3 +278,66 @@ class _Attempts(DeadlineAdapter):
             self.problem += ", a redirect; set the final address"
         with contextlib.suppress(ValueError):  # a date, which no receiver is known to send
             self.retry_after = max(0.0, float(response.headers.get("Retry-After", "0")))
+
+
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+class SpanFile:
+    """Appends batches to `path`.
+
+    A full file becomes `path` with `.1` at its end and replaces the one before. Both together never take more
+    than `max_bytes`.
+    """
+
+    pause_seconds = 0.0
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes // 2
+        self._log_limit = LogLimit()
+
+    def send(self, spans: Sequence[ReadableSpan]) -> Outcome:
+        """Append one batch."""
+        line = json_line(spans)
+        if len(line) > self._max_bytes:
+            return Outcome.LOST
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rotate(len(line))
+            with self._path.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            if self._log_limit.allows("write"):
+                logger.warning("could not write spans to %s: %s", self._path, error.strerror)
+            return Outcome.LOST  # a part of the line may be in the file
+        return Outcome.SENT
+
+    def close(self) -> None:
+        """Nothing is open between two batches."""
+
+    def _rotate(self, more: int) -> None:
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size + more > self._max_bytes:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+
+def json_line(spans: Sequence[ReadableSpan]) -> bytes:
+    """The spans as one line in OTLP's JSON, in which ids are hexadecimal and not base64 as in protobuf's."""
+    request = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+    for resource in request.get("resourceSpans", ()):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                _write_ids(span)
+                for link in span.get("links", ()):
+                    _write_ids(link)
+    return json.dumps(request, separators=(",", ":")).encode() + b"\n"
+
+
+def _write_ids(holder: dict[str, Any]) -> None:
+    for name in _IDS:
+        if name in holder:
+            holder[name] = base64.b64decode(holder[name]).hex()

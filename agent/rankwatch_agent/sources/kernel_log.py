@@ -3,11 +3,17 @@
 At its start it reads everything that the kernel still holds since boot, so that the counts survive a restart
 of the agent. Only root can write to /dev/kmsg. A line that a process wrote there counts like the kernel's
 own, so that a fault can be rehearsed.
+
+Which process was killed for lack of memory stands in two lines of one kill:
+
+oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),...,task_memcg=/kubepods/pod1,task=python,pid=77,uid=0
+Memory cgroup out of memory: Killed process 77 (python) total-vm:22kB, anon-rss:5kB, file-rss:6kB, ...
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -15,15 +21,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch.untrusted.text import printable
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.runtime.node_events import NodeEvents, OomKill
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
-from rankwatch_agent.sources.kernel_log.lines import (
+from rankwatch_agent.sources.kernel_log_lines import (
     EVENTS,
     FALLEN_OFF_THE_BUS,
+    KernelLogReader,
+    KernelRecord,
     SxidLine,
     XidLine,
     events_in,
@@ -32,13 +42,12 @@ from rankwatch_agent.sources.kernel_log.lines import (
     parse_sxid,
     parse_xid,
 )
-from rankwatch_agent.sources.kernel_log.oom import OomKillReader
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord
-from rankwatch_agent.sources.xid.counter import XidCounter
-from rankwatch_agent.sources.xid.meanings import (
+from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.xid import (
     LOG_LEVELS,
     Nvlink5Error,
     Nvlink5Rule,
+    XidCounter,
     load_rules,
     rule_for,
 )
@@ -64,6 +73,18 @@ MAX_SUBCODE_COUNTS = 1024
 MAX_SXID_COUNTS = 512
 """Counts kept of NVSwitches; a code beyond is counted as `other`. NVIDIA lists about 150 codes."""
 _MAX_GPUS = 64
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def kernel_log(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield KernelLogCollector(
+        path=config.kernel_log,
+        procfs=config.procfs,
+        inventory=shared.inventory,
+        xids=shared.xids,
+        schedule=schedule,
+        events=shared.events,
+    )
 
 
 class KernelLogCollector:
@@ -274,3 +295,30 @@ class SxidCounts:
         """Yields every count."""
         for key, count in self._counts.items():
             yield Series(_SXID_ERRORS, key, count)
+
+
+MOST_CHARACTERS = 240
+"""Of a line that is kept."""
+_MOST_CGROUP_CHARACTERS = 4096
+_VICTIM = re.compile(r"^oom-kill:.{0,9000}?,task_memcg=([^,]{1,4096}),task=.{0,40}?,pid=(\d{1,9}),")
+_KILLED = re.compile(r"^(?:Memory cgroup out|Out) of memory: Killed process (\d{1,9}) \((.{0,64}?)\)")
+
+
+class OomKillReader:
+    """Turns records of the kernel log into kills. Not thread-safe."""
+
+    def __init__(self, events: NodeEvents) -> None:
+        self._events = events
+        self._victim = (0, "")
+        """The process whose kill was announced last, and its cgroup."""
+
+    def take(self, record: KernelRecord) -> None:
+        """Take one record, whatever it is about."""
+        text = record.text
+        if "oom-kill:" in text and (victim := _VICTIM.match(text)):
+            self._victim = int(victim[2]), victim[1][:_MOST_CGROUP_CHARACTERS]
+        elif "Killed process" in text and (killed := _KILLED.match(text)):
+            pid = int(killed[1])
+            cgroup = self._victim[1] if self._victim[0] == pid else ""
+            line = printable(text[:MOST_CHARACTERS])
+            self._events.add_kill(OomKill(pid, printable(killed[2]), record.seconds, cgroup, line))

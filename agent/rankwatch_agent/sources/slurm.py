@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.sources.attribution.gpu_finder import GpuFinder
-from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_kernel_file
+from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,14 @@ class _Allocation(NamedTuple):
     gpu: str
     mig: str
     job: str
+
+
+# The allocation of GPUs changes with a job, not every second.
+@source(interval_seconds=30.0, deadline_seconds=10.0)
+def slurm(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield SlurmCollector(
+        job_map=config.slurm_job_map, procfs=config.procfs, inventory=shared.inventory, schedule=schedule
+    )
 
 
 class SlurmCollector:

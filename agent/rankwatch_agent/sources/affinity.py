@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
-from rankwatch_agent.sources.topology.pci_device import PciDevice, is_address, is_virtual_function, locate
+from rankwatch_agent.sources.pci import PciDevice, is_address, is_virtual_function, locate
+from rankwatch_agent.sources.shared import Shared
 
 _AFFINITY = metric("rankwatch_gpu_nic_affinity_info")
 
@@ -29,6 +31,11 @@ class Distance(StrEnum):
     """Host bridges of one NUMA node."""
     SYS = "sys"
     """The link between NUMA nodes."""
+
+
+@source(interval_seconds=60.0, deadline_seconds=10.0)
+def affinity(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield AffinityCollector(sysfs=config.sysfs, inventory=shared.inventory, schedule=schedule)
 
 
 class AffinityCollector:

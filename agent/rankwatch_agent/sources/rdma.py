@@ -13,22 +13,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty
 from rankwatch_agent.sources.network import DeviceFilter
-from rankwatch_agent.sources.parts import collect_parts
-from rankwatch_agent.sources.rdma.counters import TOTALS, counter_series, read_counters
-from rankwatch_agent.sources.rdma.sysfs import (
+from rankwatch_agent.sources.pci import driver_of, is_virtual_function, pci_labels
+from rankwatch_agent.sources.rdma_counters import (
+    TOTALS,
     SysfsFiles,
+    counter_series,
     parse_counter,
     parse_physical_state,
     parse_rate,
     parse_state,
     parse_word,
+    read_counters,
 )
-from rankwatch_agent.sources.topology.pci_device import driver_of, is_virtual_function, pci_labels
+from rankwatch_agent.sources.shared import Shared
 
 _INFO = metric("rankwatch_rdma_port_info")
 _UP = metric("rankwatch_rdma_port_up")
@@ -46,6 +49,12 @@ STATE_RETRY_SECONDS = 60.0
 """Time for which a failing state file is skipped. A port that comes back must be seen soon."""
 _ALWAYS_ACTIVE = "efa"
 """This driver reports ACTIVE and LinkUp whatever the link does (efa_query_port)."""
+
+
+@source(interval_seconds=5.0, deadline_seconds=5.0)
+def rdma(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    device_filter = DeviceFilter(include=config.rdma_include, exclude=config.rdma_exclude)
+    yield RdmaCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=schedule)
 
 
 class RdmaCollector:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.attribution.gpu_finder import GpuFinder
-from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
+from rankwatch_agent.sources.shared import Shared
 
 if TYPE_CHECKING:
-    from rankwatch_agent.sources.attribution.pod_resources import PodDevice
+    from rankwatch_agent.sources.pod_resources import PodDevice
 
 _POD = metric("rankwatch_gpu_pod_info")
 _UNMATCHED = metric("rankwatch_gpu_allocations_unmatched")
@@ -28,6 +29,12 @@ MAX_CALL_SECONDS = 10.0
 """A kubelet of a full node answers in a third of a second."""
 _DEADLINE_SHARE = 0.8
 """Part of the collector's deadline that the call may use."""
+
+
+# The allocation of GPUs changes with a job, not every second.
+@source(interval_seconds=30.0, deadline_seconds=10.0)
+def pods(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    yield PodsCollector(socket=config.kubelet_socket, inventory=shared.inventory, schedule=schedule)
 
 
 class PodsCollector:
@@ -58,7 +65,7 @@ class PodsCollector:
     def _devices(self) -> Sequence[PodDevice]:
         self._check_socket()
         try:
-            from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet, parse_answer
+            from rankwatch_agent.sources.pod_resources import ask_kubelet, parse_answer
         except ImportError as error:
             raise CollectError(f"could not ask the kubelet at {self._socket}: {error}") from None
         timeout_seconds = min(MAX_CALL_SECONDS, _DEADLINE_SHARE * self.deadline_seconds)

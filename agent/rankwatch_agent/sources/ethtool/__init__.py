@@ -1,1 +1,0 @@
-"""Statistics of network drivers, as `ethtool -S` shows them."""

@@ -1,1 +1,0 @@
-"""Ports of RDMA devices (InfiniBand, RoCE, EFA), read from /sys/class/infiniband."""

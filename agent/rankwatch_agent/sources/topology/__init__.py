@@ -1,1 +1,0 @@
-"""Where GPUs and NICs sit on the PCI bus, and how far they are from each other."""
