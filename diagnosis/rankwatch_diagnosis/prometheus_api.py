@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rankwatch_agent.runtime.connect import NoRedirects, within
+from rankwatch.untrusted.http_client import NoRedirects, within
 from rankwatch_agent.runtime.errors import UserError
 
 _MOST_BYTES = 64 << 20

@@ -23,9 +23,8 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 from opentelemetry.sdk.resources import Resource
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.opentelemetry import Instrument, OtelMetric, otel_metric
-from rankwatch_agent.runtime.collector import Collection, Histogram, Series
+from rankwatch_agent.runtime.collector import Collection, Histogram, Series, sample
 from rankwatch_agent.runtime.exposition import fit_label_value
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.otlp_endpoint import (
@@ -86,12 +85,12 @@ def _groups(collections: Iterable[Collection]) -> Iterable[_Group]:
     seen = set()
     for collection in collections:
         samples: tuple[_Sample, ...] = (*collection.series, *collection.histograms)
-        for sample in samples:
-            identity = (sample.metric.name, tuple(map(fit_label_value, sample.labels)))
+        for each in samples:
+            identity = (each.metric.name, tuple(map(fit_label_value, each.labels)))
             if identity not in seen:
                 seen.add(identity)
-                terms = otel_metric(sample.metric, sample.labels)
-                groups.setdefault(terms.name, _Group(terms, [])).samples.append((terms, sample))
+                terms = otel_metric(each.metric, each.labels)
+                groups.setdefault(terms.name, _Group(terms, [])).samples.append((terms, each))
     return groups.values()
 
 
@@ -156,10 +155,6 @@ def _float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-_BATCHES = metric("rankwatch_otlp_batches_total")
-_LAST_SUCCESS = metric("rankwatch_otlp_last_success_timestamp_seconds")
 
 
 class OtlpExport:
@@ -270,7 +265,10 @@ class _BatchCounters:
     def collection(self) -> Collection:
         """The counters as series."""
         with self._lock:
-            series = [Series(_BATCHES, (outcome.value,), count) for outcome, count in self._batches.items()]
+            series = [
+                sample("rankwatch_otlp_batches_total", (outcome.value,), count)
+                for outcome, count in self._batches.items()
+            ]
             if self._last_success is not None:
-                series.append(Series(_LAST_SUCCESS, (), self._last_success))
+                series.append(sample("rankwatch_otlp_last_success_timestamp_seconds", (), self._last_success))
         return Collection(tuple(series))

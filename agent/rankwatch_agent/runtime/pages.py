@@ -9,15 +9,14 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.reread import Reread
 from rankwatch_agent.runtime.server import Page, Route, join_address, plain_page
 from rankwatch_agent.runtime.supervisor import Snapshot
 
-_EXPECTED = metric("rankwatch_gpus_expected").name
-_VISIBLE = metric("rankwatch_gpus_visible").name
+_EXPECTED = "rankwatch_gpus_expected"
+_VISIBLE = "rankwatch_gpus_visible"
 
 _INDEX = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>rankwatch agent</title></head>

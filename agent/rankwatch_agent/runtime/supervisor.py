@@ -14,9 +14,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import CollectorState
-from rankwatch_agent.runtime.collector import Collection, Collector, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, sample
 from rankwatch_agent.runtime.errors import AgentError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 
@@ -25,18 +24,8 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0
 """Time between two checks of deadlines. Without scrapes too, the log then reports a hang."""
 
-_INFO = metric("rankwatch_agent_info")
-_TIME = metric("rankwatch_host_time_seconds")
-_COLLECTORS = metric("rankwatch_collectors")
-_STATE = metric("rankwatch_collector_state")
-_DURATION = metric("rankwatch_collector_duration_seconds")
-_LAST_SUCCESS = metric("rankwatch_collector_last_success_timestamp_seconds")
-_INTERVAL = metric("rankwatch_collector_interval_seconds")
-_OVERDUE = metric("rankwatch_collector_overdue_intervals")
 _LEAST_OVERDUE = 2.0
 """Intervals without success from which a collector says so: before that, its next run may be under way."""
-_RUNS = metric("rankwatch_collector_runs_total")
-_BROKEN_PARTS = metric("rankwatch_collector_read_errors_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +90,35 @@ def _health_metrics(
 ) -> Collection:
     """State, duration, last success, interval and run counts. What is not known yet has no series, and what
     this node never had has its state only: most nodes lack half of what an agent can read."""
-    series = [Series(_INFO, (version,), 1), Series(_TIME, (), now)]
-    series.append(Series(_COLLECTORS, (), sum(health.state is not None for _, health in healths)))
+    series = [sample("rankwatch_agent_info", (version,), 1), sample("rankwatch_host_time_seconds", (), now)]
+    series.append(sample("rankwatch_collectors", (), sum(health.state is not None for _, health in healths)))
     for collector, health in healths:
         name = (collector.name,)
         if health.state is not None:
-            series.append(Series(_STATE, (collector.name, health.state.value), 1))
+            series.append(sample("rankwatch_collector_state", (collector.name, health.state.value), 1))
         if health.never_applied:
             continue
         if health.duration_seconds is not None:
-            series.append(Series(_DURATION, name, health.duration_seconds))
+            series.append(sample("rankwatch_collector_duration_seconds", name, health.duration_seconds))
         if health.last_success_timestamp_seconds is not None:
-            series.append(Series(_LAST_SUCCESS, name, health.last_success_timestamp_seconds))
+            series.append(
+                sample(
+                    "rankwatch_collector_last_success_timestamp_seconds",
+                    name,
+                    health.last_success_timestamp_seconds,
+                )
+            )
             overdue = (now - health.last_success_timestamp_seconds) / collector.interval_seconds
             if overdue >= _LEAST_OVERDUE and health.state is not CollectorState.NOT_APPLICABLE:
-                series.append(Series(_OVERDUE, name, overdue))
-        series.append(Series(_INTERVAL, name, collector.interval_seconds))
+                series.append(sample("rankwatch_collector_overdue_intervals", name, overdue))
+        series.append(sample("rankwatch_collector_interval_seconds", name, collector.interval_seconds))
         if health.broken_parts is not None:
-            series.append(Series(_BROKEN_PARTS, name, health.broken_parts))
+            series.append(sample("rankwatch_collector_read_errors_total", name, health.broken_parts))
         # Every outcome starts at 0: rate() needs a sample before the first failure.
-        series.extend(Series(_RUNS, (collector.name, outcome.value), n) for outcome, n in health.runs.items())
+        series.extend(
+            sample("rankwatch_collector_runs_total", (collector.name, outcome.value), n)
+            for outcome, n in health.runs.items()
+        )
     return Collection(series)
 
 

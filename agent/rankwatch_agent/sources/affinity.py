@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.pci import PciDevice, is_address, is_virtual_function, locate
 from rankwatch_agent.sources.shared import Shared
-
-_AFFINITY = metric("rankwatch_gpu_nic_affinity_info")
 
 
 class Distance(StrEnum):
@@ -58,7 +55,7 @@ class AffinityCollector:
             raise NotApplicable("there is no NIC on the PCI bus")
         return Collection(
             tuple(
-                Series(_AFFINITY, (uuid, nic, between.value), 1)
+                sample("rankwatch_gpu_nic_affinity_info", (uuid, nic, between.value), 1)
                 for uuid, device in gpus.items()
                 for nic, between in nearest(device, nics).items()
             )

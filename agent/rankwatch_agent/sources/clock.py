@@ -8,8 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.shared import Shared
@@ -19,10 +18,6 @@ _TIMEX = struct.Struct("@I4li")
 _TIMEX_BYTES = 208
 _UNSYNCHRONISED, _NANOSECONDS = 0x0040, 0x2000
 """STA_UNSYNC and STA_NANO of its status."""
-
-_OFFSET = metric("rankwatch_host_clock_offset_seconds")
-_SYNCHRONISED = metric("rankwatch_host_clock_synchronised")
-_MAX_ERROR = metric("rankwatch_host_clock_max_error_seconds")
 
 
 class ClockState(NamedTuple):
@@ -53,9 +48,9 @@ class ClockCollector:
         """Read the clock's state once. Raises CollectError."""
         state = parse_timex(self._read())
         series = [
-            Series(_OFFSET, (), state.offset_seconds),
-            Series(_SYNCHRONISED, (), float(state.synchronised)),
-            Series(_MAX_ERROR, (), state.max_error_seconds),
+            sample("rankwatch_host_clock_offset_seconds", (), state.offset_seconds),
+            sample("rankwatch_host_clock_synchronised", (), float(state.synchronised)),
+            sample("rankwatch_host_clock_max_error_seconds", (), state.max_error_seconds),
         ]
         return Collection(series=series)
 

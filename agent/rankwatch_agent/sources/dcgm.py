@@ -2,31 +2,26 @@
 
 A field with a metric of ours becomes that metric; every other field becomes rankwatch_dcgm_field.
 
-The exporter's answer is untrusted and bounded in size and time. The request is plain HTTP/1.0 on a socket.
-The standard library's client bounds each wait but not their sum, and follows redirects to anywhere.
-
-The answer is read line by line. dcgm-exporter does not escape label values, so a pod's label can put a quote
-or a brace in the middle of a line and break a strict parser. The labels that identify the GPU come first in
-every line and hold no quotes: only those are read.
+The exporter's answer is untrusted, bounded in size and time, and read line by line. dcgm-exporter does not
+escape label values, so a pod's label can put a quote or a brace in the middle of a line and break a strict
+parser. The labels that identify the GPU come first in every line and hold no quotes: only those are read.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import socket
-import ssl
-import time
 from collections.abc import Collection as Members
 from collections.abc import Iterable, Iterator, Mapping
+from http.client import OK, HTTPException, IncompleteRead
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rankwatch.conventions.metrics import Metric, metric
 from rankwatch.settings import FieldError
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch.untrusted.http_client import ask
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
-from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.dcgm_fields import KNOWN_FIELDS, all_names, is_blank, old_name
@@ -35,13 +30,11 @@ from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
-_FIELD = metric("rankwatch_dcgm_field")
 _MIG_INFO = metric("rankwatch_gpu_mig_info")
 _WHOLE_GPU = ""
 
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,90}")
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-_UNMATCHED = metric("rankwatch_dcgm_gpus_unmatched")
 
 _ANSWER_SHARE = 0.8
 """Share of the collector's deadline that the exporter may use."""
@@ -94,7 +87,9 @@ class DcgmCollector:
             self._warn(
                 f"NVML shows no GPU; those in the answer of {self._endpoint} keep the names it gives them"
             )
-        return Collection((*relayed.series, Series(_UNMATCHED, (), len(relayed.unmatched))))
+        return Collection(
+            (*relayed.series, sample("rankwatch_dcgm_gpus_unmatched", (), len(relayed.unmatched)))
+        )
 
     def _warn(self, message: str) -> None:
         if self._log_limit.allows(message):
@@ -119,9 +114,9 @@ def relay(samples: Iterable[DcgmSample], inventory: GpuInventory) -> Relayed:
     taken: dict[ExportedKey, Series] = {}
     unmatched: set[str] = set()
     adopted: set[str] = set()
-    for sample in samples:
-        device = sample.uuid if _UUID.fullmatch(sample.uuid) else normalise_bus_id(sample.pci_bus_id)
-        gpu = _known_gpu(sample, inventory)
+    for each in samples:
+        device = each.uuid if _UUID.fullmatch(each.uuid) else normalise_bus_id(each.pci_bus_id)
+        gpu = _known_gpu(each, inventory)
         if gpu is None and not (_UUID.fullmatch(device) or _BUS_ID.fullmatch(device)):
             continue  # a switch, a CPU, or a line without identity
         if gpu is None and not nvml_is_empty:
@@ -130,7 +125,7 @@ def relay(samples: Iterable[DcgmSample], inventory: GpuInventory) -> Relayed:
         if gpu is None:
             gpu = device
             adopted.add(device)
-        found = _series(sample, gpu, instances)
+        found = _series(each, gpu, instances)
         if found is not None and (key := (found.metric.name, found.labels)) not in exported:
             taken.setdefault(key, found)
     return Relayed(tuple(taken.values()), frozenset(unmatched), frozenset(adopted))
@@ -161,17 +156,17 @@ def _instance_name(gpu_instance: str) -> str:
     return f"gpu_instance {gpu_instance}"
 
 
-def _series(sample: DcgmSample, gpu: str, instances: Mapping[tuple[str, str], str]) -> Series | None:
-    if is_blank(sample.value):
+def _series(found: DcgmSample, gpu: str, instances: Mapping[tuple[str, str], str]) -> Series | None:
+    if is_blank(found.value):
         return None
     mig = _WHOLE_GPU
-    if sample.gpu_instance:
-        mig = instances.get((gpu, sample.gpu_instance), _instance_name(sample.gpu_instance))
-    known = KNOWN_FIELDS.get(old_name(sample.field))
-    if known is None or sample.link:
-        name = old_name(sample.field) + (f" link {sample.link}" if sample.link else "")
-        return Series(_FIELD, (gpu, mig, name), sample.value)
-    value = known.value(sample.value)
+    if found.gpu_instance:
+        mig = instances.get((gpu, found.gpu_instance), _instance_name(found.gpu_instance))
+    known = KNOWN_FIELDS.get(old_name(found.field))
+    if known is None or found.link:
+        name = old_name(found.field) + (f" link {found.link}" if found.link else "")
+        return sample("rankwatch_dcgm_field", (gpu, mig, name), found.value)
+    value = known.value(found.value)
     if value is None:
         return None
     which, labels = _labels(known.metric, known.mig, gpu, mig)
@@ -185,8 +180,6 @@ def _labels(whole: Metric, of_instance: Metric | None, gpu: str, mig: str) -> tu
 
 MAX_ANSWER_BYTES = 16 << 20
 """16 GPUs with every field of DCGM and the labels of their pods stay below 5 MB. It is in memory twice."""
-_MAX_HEAD_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 18
 _USER = re.compile(r"//[^/@]*@")
 
 
@@ -226,59 +219,23 @@ def _without_password(url: str) -> str:
 
 def fetch(endpoint: Endpoint, timeout_seconds: float) -> bytes:
     """The body of the answer, if all of it comes in time; raises CollectError."""
+    accept = {"Accept": "text/plain"}
     try:
-        head, body = _exchange(endpoint, time.monotonic() + timeout_seconds)
+        answer = ask(str(endpoint), seconds=timeout_seconds, most_bytes=MAX_ANSWER_BYTES, headers=accept)
     except OSError as error:
         raise CollectError(f"could not query {endpoint}: {error}") from None
-    status, *lines = head.decode("latin-1").split("\r\n")
-    words = status.split()
-    if len(words) < 2 or not words[0].startswith("HTTP/1."):
-        raise CollectError(f"could not query {endpoint}: the answer is not HTTP")
-    if words[1] != "200":
-        raise CollectError(f"could not query {endpoint}: it answered with status {words[1]!r:.20}")
-    fields = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }
-    if fields.get("transfer-encoding", "identity") != "identity" or "content-encoding" in fields:
+    except IncompleteRead as error:
+        length = len(error.partial)
+        raise CollectError(f"could not read {endpoint}: the answer was cut off at {length} bytes") from None
+    except HTTPException:
+        raise CollectError(f"could not query {endpoint}: the answer is not HTTP") from None
+    except ValueError as error:
+        raise CollectError(f"could not read {endpoint}: {error}") from None
+    if answer.status != OK:
+        raise CollectError(f"could not query {endpoint}: it answered with status '{answer.status}'")
+    if "content-encoding" in answer.headers:
         raise CollectError(f"could not read {endpoint}: the answer has an encoding that was not asked for")
-    if fields.get("content-length", str(len(body))) != str(len(body)):
-        raise CollectError(f"could not read {endpoint}: the answer was cut off at {len(body)} bytes")
-    return body
-
-
-def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
-    """Head and body; raises OSError, or CollectError where the answer is too long."""
-    answer = bytearray()
-    with _connect(endpoint, deadline) as connection:
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        request = (
-            f"GET {endpoint.target} HTTP/1.0\r\nHost: {host}:{endpoint.port}\r\nAccept: text/plain\r\n\r\n"
-        )
-        connection.sendall(request.encode("ascii"))
-        while True:
-            connection.settimeout(seconds_left(deadline))
-            chunk = connection.recv(_CHUNK_BYTES)
-            if not chunk:
-                break
-            answer += chunk
-            if len(answer) > MAX_ANSWER_BYTES:
-                raise CollectError(f"could not read {endpoint}: more than {MAX_ANSWER_BYTES} bytes")
-    end = answer.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
-    if end < 0:
-        raise CollectError(f"could not query {endpoint}: the answer is not HTTP")
-    return bytes(answer[:end]), bytes(memoryview(answer)[end + 4 :])
-
-
-def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    connection = connect_tcp(endpoint.host, endpoint.port, deadline)
-    if not endpoint.encrypted:
-        return connection
-    try:
-        connection.settimeout(seconds_left(deadline))
-        return ssl.create_default_context().wrap_socket(connection, server_hostname=endpoint.host)
-    except OSError:
-        connection.close()
-        raise
+    return answer.body
 
 
 MAX_LINES = 500_000

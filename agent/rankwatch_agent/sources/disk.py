@@ -8,16 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
 from rankwatch_agent.sources.shared import Shared
 
-_SIZE = metric("rankwatch_filesystem_size_bytes")
-_AVAILABLE = metric("rankwatch_filesystem_available_bytes")
-_READ_ONLY = metric("rankwatch_filesystem_read_only")
 _DISK_COUNTERS = {
     "reads": metric("rankwatch_disk_reads_total"),
     "writes": metric("rankwatch_disk_writes_total"),
@@ -83,9 +80,9 @@ class DiskCollector:
 
     def _space(self, space: os.statvfs_result) -> Iterable[Series]:
         labels = (self._label,)
-        yield Series(_SIZE, labels, space.f_blocks * space.f_frsize)
-        yield Series(_AVAILABLE, labels, space.f_bavail * space.f_frsize)
-        yield Series(_READ_ONLY, labels, float(bool(space.f_flag & os.ST_RDONLY)))
+        yield sample("rankwatch_filesystem_size_bytes", labels, space.f_blocks * space.f_frsize)
+        yield sample("rankwatch_filesystem_available_bytes", labels, space.f_bavail * space.f_frsize)
+        yield sample("rankwatch_filesystem_read_only", labels, float(bool(space.f_flag & os.ST_RDONLY)))
 
     def _disk(self, st_dev: int) -> Iterator[Series | CollectError]:
         path = self._procfs / "diskstats"

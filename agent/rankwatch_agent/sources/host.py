@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.shared import Shared
 
-_CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
-_CPUS = metric("rankwatch_host_cpus")
-_LOAD1 = metric("rankwatch_host_load1")
 _MEMORY = {
     "MemTotal": metric("rankwatch_host_memory_total_bytes"),
     "MemAvailable": metric("rankwatch_host_memory_available_bytes"),
 }
-_OOM_KILLS = metric("rankwatch_host_oom_kills_total")
-_PRESSURE = metric("rankwatch_host_pressure_waiting_seconds_total")
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """Columns of the cpu line (proc(5)). The two guest columns behind them are already part of user and nice."""
@@ -58,12 +53,12 @@ class HostCollector:
         times = parse_kernel_file(path, parse_stat)
         yield from times.ticks.errors(path)
         if times.cpus:
-            yield Series(_CPUS, (), times.cpus)
+            yield sample("rankwatch_host_cpus", (), times.cpus)
         for mode, ticks in times.ticks.found.items():
-            yield Series(_CPU_SECONDS, (mode,), ticks / self._ticks_per_second)
+            yield sample("rankwatch_host_cpu_seconds_total", (mode,), ticks / self._ticks_per_second)
 
     def _load(self) -> Iterable[Series]:
-        yield Series(_LOAD1, (), parse_kernel_file(self._procfs / "loadavg", parse_load1))
+        yield sample("rankwatch_host_load1", (), parse_kernel_file(self._procfs / "loadavg", parse_load1))
 
     def _memory(self) -> Iterator[Series | CollectError]:
         path = self._procfs / "meminfo"
@@ -75,11 +70,11 @@ class HostCollector:
     def _oom_kills(self) -> Iterable[Series]:
         kills = parse_kernel_file(self._procfs / "vmstat", parse_oom_kills)
         if kills is not None:
-            yield Series(_OOM_KILLS, (), kills)
+            yield sample("rankwatch_host_oom_kills_total", (), kills)
 
     def _pressure(self, resource: str) -> Iterable[Series]:
         waiting = parse_kernel_file(self._procfs / "pressure" / resource, parse_pressure)
-        yield Series(_PRESSURE, (resource,), waiting)
+        yield sample("rankwatch_host_pressure_waiting_seconds_total", (resource,), waiting)
 
 
 class CpuTimes(NamedTuple):

@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -54,10 +53,6 @@ from rankwatch_agent.sources.xid import (
 
 logger = logging.getLogger(__name__)
 
-_EVENTS = metric("rankwatch_kernel_log_events_total")
-_MISSED = metric("rankwatch_kernel_log_records_missed_total")
-_SUBCODE_ERRORS = metric("rankwatch_gpu_xid_subcode_errors_total")
-_SXID_ERRORS = metric("rankwatch_nvswitch_sxid_errors_total")
 
 MAX_LINES = 20_000
 """Lines read in one run, about a second of work. The next run reads the rest."""
@@ -135,9 +130,11 @@ class KernelLogCollector:
             self._oom_kills.take(record)
         if not self._reader.caught_up:
             return Collection()
-        events = (Series(_EVENTS, (event,), self._events[event]) for event in EVENTS)
+        events = (
+            sample("rankwatch_kernel_log_events_total", (event,), self._events[event]) for event in EVENTS
+        )
         nvlink5 = self._nvlink5.series(self._gpu_at)
-        missed = Series(_MISSED, (), self._reader.missed)
+        missed = sample("rankwatch_kernel_log_records_missed_total", (), self._reader.missed)
         return Collection((*events, *nvlink5, *self._sxids.series(), missed))
 
     def _boot_time(self) -> float | None:
@@ -276,7 +273,9 @@ class Nvlink5Counts:
     def series(self, name_of: Callable[[str], str]) -> Iterator[Series]:
         """Yields every count. `name_of` returns the GPU at a bus id."""
         for (bus_id, xid, subcode, action), count in self._counts.items():
-            yield Series(_SUBCODE_ERRORS, (name_of(bus_id), str(xid), subcode, action), count)
+            yield sample(
+                "rankwatch_gpu_xid_subcode_errors_total", (name_of(bus_id), str(xid), subcode, action), count
+            )
 
 
 class SxidCounts:
@@ -294,7 +293,7 @@ class SxidCounts:
     def series(self) -> Iterator[Series]:
         """Yields every count."""
         for key, count in self._counts.items():
-            yield Series(_SXID_ERRORS, key, count)
+            yield sample("rankwatch_nvswitch_sxid_errors_total", key, count)
 
 
 MOST_CHARACTERS = 240

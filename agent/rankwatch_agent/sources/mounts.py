@@ -17,26 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
 from rankwatch_agent.sources.shared import Shared
-
-_INFO = metric("rankwatch_run_mount_info")
-_SIZE = metric("rankwatch_run_mount_size_bytes")
-_AVAILABLE = metric("rankwatch_run_mount_available_bytes")
-_READ_ONLY = metric("rankwatch_run_mount_read_only")
-_RESPONDING = metric("rankwatch_run_mount_responding")
-_OPERATIONS = metric("rankwatch_nfs_operations_total")
-_OPERATION_SECONDS = metric("rankwatch_nfs_operation_seconds_total")
-_RETRANSMISSIONS = metric("rankwatch_nfs_retransmissions_total")
-_TIMEOUTS = metric("rankwatch_nfs_timeouts_total")
-_READ_BYTES = metric("rankwatch_nfs_read_bytes_total")
-_WRITE_BYTES = metric("rankwatch_nfs_write_bytes_total")
 
 ANSWER_SECONDS = 2.0
 """Time that all file systems together get for their answers."""
@@ -297,15 +284,15 @@ class _Question(threading.Thread):
 
 def _mount_series(run: str, mount: Mount, answer: Answer | None) -> Iterator[Series]:
     labels = (run, mount.path)
-    yield Series(_INFO, (*labels, mount.source, mount.type), 1)
+    yield sample("rankwatch_run_mount_info", (*labels, mount.source, mount.type), 1)
     if answer is None or answer.responding is None:
         return
-    yield Series(_RESPONDING, labels, float(answer.responding))
+    yield sample("rankwatch_run_mount_responding", labels, float(answer.responding))
     if answer.space is not None:
         space = answer.space
-        yield Series(_SIZE, labels, space.f_blocks * space.f_frsize)
-        yield Series(_AVAILABLE, labels, space.f_bavail * space.f_frsize)
-        yield Series(_READ_ONLY, labels, float(bool(space.f_flag & os.ST_RDONLY)))
+        yield sample("rankwatch_run_mount_size_bytes", labels, space.f_blocks * space.f_frsize)
+        yield sample("rankwatch_run_mount_available_bytes", labels, space.f_bavail * space.f_frsize)
+        yield sample("rankwatch_run_mount_read_only", labels, float(bool(space.f_flag & os.ST_RDONLY)))
 
 
 class NfsMount(NamedTuple):
@@ -360,10 +347,10 @@ def _parse_nfs(source: str, path: str, block: str) -> NfsMount:
 
 def _nfs_series(mount: NfsMount) -> Iterator[Series]:
     labels = (mount.path, mount.source)
-    yield Series(_READ_BYTES, labels, mount.read_bytes)
-    yield Series(_WRITE_BYTES, labels, mount.write_bytes)
-    yield Series(_RETRANSMISSIONS, labels, mount.retransmissions)
-    yield Series(_TIMEOUTS, labels, mount.timeouts)
+    yield sample("rankwatch_nfs_read_bytes_total", labels, mount.read_bytes)
+    yield sample("rankwatch_nfs_write_bytes_total", labels, mount.write_bytes)
+    yield sample("rankwatch_nfs_retransmissions_total", labels, mount.retransmissions)
+    yield sample("rankwatch_nfs_timeouts_total", labels, mount.timeouts)
     for operation, count in mount.operations.items():
-        yield Series(_OPERATIONS, (*labels, operation), count)
-        yield Series(_OPERATION_SECONDS, (*labels, operation), mount.seconds[operation])
+        yield sample("rankwatch_nfs_operations_total", (*labels, operation), count)
+        yield sample("rankwatch_nfs_operation_seconds_total", (*labels, operation), mount.seconds[operation])

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Part, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.collector import (
+    Collection,
+    Collector,
+    Part,
+    Schedule,
+    Series,
+    collect_parts,
+    sample,
+)
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -39,12 +47,6 @@ _COUNTERS = {
     "receive_drops": metric("rankwatch_network_receive_drops_total"),
     "transmit_drops": metric("rankwatch_network_transmit_drops_total"),
 }
-_CARRIER_CHANGES = metric("rankwatch_network_carrier_changes_total")
-_FLAPS = metric("rankwatch_network_link_flaps_total")
-_MTU = metric("rankwatch_network_mtu_bytes")
-_INFO = metric("rankwatch_network_info")
-_UP = metric("rankwatch_network_up")
-_SPEED = metric("rankwatch_network_speed_bytes")
 
 _STATES = ("up", "down", "unknown", "notpresent", "lowerlayerdown", "testing", "dormant")
 """As the kernel writes them (`operstates` in net/core/net-sysfs.c)."""
@@ -162,22 +164,32 @@ class NetworkCollector:
     def _sysfs_parts(self, name: str, physical: bool) -> Iterator[Part]:
         """Yields one part per file, so that a broken file costs only its own series."""
         directory = self._interfaces / name
-        yield lambda: [Series(_UP, (name,), parse_kernel_file(directory / "operstate", parse_operstate))]
+        yield lambda: [
+            sample(
+                "rankwatch_network_up", (name,), parse_kernel_file(directory / "operstate", parse_operstate)
+            )
+        ]
         yield lambda: self._carrier(name)
         yield lambda: [
-            Series(_FLAPS, (name,), parse_kernel_file(directory / "carrier_down_count", parse_count))
+            sample(
+                "rankwatch_network_link_flaps_total",
+                (name,),
+                parse_kernel_file(directory / "carrier_down_count", parse_count),
+            )
         ]
-        yield lambda: [Series(_MTU, (name,), parse_kernel_file(directory / "mtu", parse_count))]
+        yield lambda: [
+            sample("rankwatch_network_mtu_bytes", (name,), parse_kernel_file(directory / "mtu", parse_count))
+        ]
         if physical:
             yield lambda: [_identity(name, str(directory / "device"))]
 
     def _carrier(self, name: str) -> Iterator[Series]:
         """Yields carrier changes and speed. Without the former, the latter would grow stale."""
         changes = parse_kernel_file(self._interfaces / name / "carrier_changes", parse_count)
-        yield Series(_CARRIER_CHANGES, (name,), changes)
+        yield sample("rankwatch_network_carrier_changes_total", (name,), changes)
         speed = self._speed(name, changes)
         if speed is not None:
-            yield Series(_SPEED, (name,), speed)
+            yield sample("rankwatch_network_speed_bytes", (name,), speed)
 
     def _speed(self, name: str, carrier_changes: int) -> float | None:
         cached = self._speeds.get(name)
@@ -237,4 +249,4 @@ def _counter_series(counters: Mapping[str, InterfaceCounters], selected: Iterabl
 
 def _identity(name: str, device: str) -> Series:
     rdma_device = next(iter(names_or_empty(f"{device}/infiniband")), "")
-    return Series(_INFO, (name, driver_of(device), *pci_labels(device), rdma_device), 1)
+    return sample("rankwatch_network_info", (name, driver_of(device), *pci_labels(device), rdma_device), 1)

@@ -18,10 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import NotRegularError, open_regular
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -31,7 +30,6 @@ from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
-_SKIPPED = metric("rankwatch_cycle_files_skipped_total")
 REASONS = ("no_file", "too_large", "half_written", "foreign", "unreadable")
 MOST_CYCLES = 16
 """Of a job and a user that are read, the newest."""
@@ -122,7 +120,12 @@ class NvrxCollector:
         self._cycles.found = {
             job: tuple(each for each in found if each is not None) for job, found in cycles.items()
         }
-        return Collection([Series(_SKIPPED, (reason,), count) for reason, count in self._skipped.items()])
+        return Collection(
+            [
+                sample("rankwatch_cycle_files_skipped_total", (reason,), count)
+                for reason, count in self._skipped.items()
+            ]
+        )
 
     def _names(self, wanted: Container[str]) -> dict[str, list[str]]:
         """Job -> the names of its cycles, the newest first."""

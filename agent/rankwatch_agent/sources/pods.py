@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
@@ -20,9 +19,6 @@ from rankwatch_agent.sources.shared import Shared
 if TYPE_CHECKING:
     from rankwatch_agent.sources.pod_resources import PodDevice
 
-_POD = metric("rankwatch_gpu_pod_info")
-_UNMATCHED = metric("rankwatch_gpu_allocations_unmatched")
-_FAILURES = metric("rankwatch_attribution_failures_total")
 
 SOURCE = "kubernetes"
 MAX_CALL_SECONDS = 10.0
@@ -93,6 +89,6 @@ class PodsCollector:
             else:
                 found[*gpu, device.namespace, device.pod, device.container] = None
         for labels in found:
-            yield Series(_POD, labels, 1)
-        yield Series(_UNMATCHED, (SOURCE,), unmatched)
-        yield Series(_FAILURES, (SOURCE,), self._failures)
+            yield sample("rankwatch_gpu_pod_info", labels, 1)
+        yield sample("rankwatch_gpu_allocations_unmatched", (SOURCE,), unmatched)
+        yield sample("rankwatch_attribution_failures_total", (SOURCE,), self._failures)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 from types import MappingProxyType
-from typing import Any
 
-from rankwatch.conventions.metrics import metric
+from rankwatch.untrusted.http_client import ask
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
-from rankwatch_agent.runtime.connect import NoRedirects
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents, PreemptionNotice
 from rankwatch_agent.sources.shared import Shared
 
 METADATA_SERVER = "http://169.254.169.254"
 """Of all three clouds."""
-_NOTICE = metric("rankwatch_preemption_notice_timestamp_seconds")
 _MOST_BYTES = 1 << 16
 _MOST_TEXT = 200
 _TIMEOUT_SECONDS = 2.0
@@ -78,7 +74,9 @@ class PreemptionCollector:
             self._events.add_notice(self._notice)
         if self._notice is None:
             return Collection()
-        return Collection((Series(_NOTICE, (self._cloud,), self._notice.wall),))
+        return Collection(
+            (sample("rankwatch_preemption_notice_timestamp_seconds", (self._cloud,), self._notice.wall),)
+        )
 
 
 def _aws(server: str) -> str:
@@ -117,22 +115,16 @@ def _azure(server: str) -> str:
 
 
 _CLOUDS: Mapping[str, Callable[[str], str]] = MappingProxyType({"aws": _aws, "gcp": _gcp, "azure": _azure})
-_direct: Any = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
-"""A metadata server is never behind a proxy, and sends nobody to another one."""
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
     """The answer; empty for 404. Raises OSError, HTTPException or ValueError."""
-    request = urllib.request.Request(url, headers=dict(headers), method=method)
-    try:
-        with _direct.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-            raw: bytes = answer.read(_MOST_BYTES)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 404:
-            return ""
-        raise
-    return raw.decode()
+    reply = ask(url, seconds=_TIMEOUT_SECONDS, most_bytes=_MOST_BYTES, headers=headers, method=method)
+    if reply.status == HTTPStatus.NOT_FOUND:
+        return ""
+    if not 200 <= reply.status < 300:
+        raise ValueError(f"HTTP Error {reply.status}: {reply.reason}")
+    return reply.body.decode()
 
 
 def _text(text: str) -> str:

@@ -11,18 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
 from rankwatch_agent.sources.shared import Shared
-
-_UNINTERRUPTIBLE = metric("rankwatch_host_processes_uninterruptible")
-_RANK_UNINTERRUPTIBLE = metric("rankwatch_rank_uninterruptible_threads")
-_SERVICE = metric("rankwatch_nvidia_service_running")
 
 MAX_RANKS = 256
 """Ranks whose threads are read."""
@@ -87,7 +82,7 @@ class ProcessesCollector:
         running = {SERVICES[each.name] for each in processes if each.name in SERVICES}
         return Collection(
             (
-                Series(_UNINTERRUPTIBLE, (), waiting),
+                sample("rankwatch_host_processes_uninterruptible", (), waiting),
                 *self._services(running),
                 *self._rank_threads(),
             )
@@ -100,7 +95,7 @@ class ProcessesCollector:
                 self._expected.add(FABRIC_MANAGER)
         self._expected |= running
         for service in sorted(self._expected):
-            yield Series(_SERVICE, (service,), float(service in running))
+            yield sample("rankwatch_nvidia_service_running", (service,), float(service in running))
 
     def _rank_threads(self) -> Iterator[Series]:
         chosen, _ = share(self._ranks(), owner=lambda each: each.owner, most=MAX_RANKS)
@@ -108,7 +103,9 @@ class ProcessesCollector:
             threads = self._procfs / str(pid) / "task"
             states = [process.state for process in _read_all(threads, MAX_THREADS)]
             if states:
-                yield Series(_RANK_UNINTERRUPTIBLE, (run, str(rank)), states.count(_WAITING))
+                yield sample(
+                    "rankwatch_rank_uninterruptible_threads", (run, str(rank)), states.count(_WAITING)
+                )
 
 
 def read_processes(procfs: Path) -> Iterator[Process]:

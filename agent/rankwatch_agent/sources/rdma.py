@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
@@ -33,11 +33,7 @@ from rankwatch_agent.sources.rdma_counters import (
 )
 from rankwatch_agent.sources.shared import Shared
 
-_INFO = metric("rankwatch_rdma_port_info")
 _UP = metric("rankwatch_rdma_port_up")
-_STATE = metric("rankwatch_rdma_port_state")
-_PHYSICAL_STATE = metric("rankwatch_rdma_port_physical_state")
-_RATE = metric("rankwatch_rdma_port_rate_bytes")
 
 MAX_PORTS = 16
 """Most ports read of one device. An HCA has one or two."""
@@ -144,7 +140,7 @@ class RdmaPort:
         """Reads the port. A value that cannot be read gives an error instead of a series."""
         identity = self._cached_identity()
         # The fields are in the declared order of the labels. The driver, the last one, is no label.
-        yield Series(_INFO, (*self._labels, *identity[:-1]), 1)
+        yield sample("rankwatch_rdma_port_info", (*self._labels, *identity[:-1]), 1)
         yield from self._link(identity)
         hardware = read_counters(self._files, f"{self._directory}/hw_counters")
         self.hardware_counters = frozenset(hardware)
@@ -174,9 +170,9 @@ class RdmaPort:
             self._files.forget_failures()
         if state is not None:
             yield Series(_UP, self._labels, float(state == "active"))
-            yield Series(_STATE, (*self._labels, state), 1)
+            yield sample("rankwatch_rdma_port_state", (*self._labels, state), 1)
         if physical is not None:
-            yield Series(_PHYSICAL_STATE, (*self._labels, physical), 1)
+            yield sample("rankwatch_rdma_port_physical_state", (*self._labels, physical), 1)
         if state == "active":  # a port that is down reports the lowest speed as a placeholder
             yield from self._rate()
 
@@ -191,7 +187,7 @@ class RdmaPort:
     def _rate(self) -> Iterator[Series]:
         rate = self._files.value(f"{self._directory}/rate", parse_rate)
         if rate is not None:
-            yield Series(_RATE, self._labels, rate)
+            yield sample("rankwatch_rdma_port_rate_bytes", self._labels, rate)
 
 
 class PortIdentity(NamedTuple):

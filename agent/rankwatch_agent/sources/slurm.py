@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -24,9 +23,6 @@ from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
-_INFO = metric("rankwatch_gpu_slurm_info")
-_UNMATCHED = metric("rankwatch_gpu_allocations_unmatched")
-_FAILURES = metric("rankwatch_attribution_failures_total")
 
 SOURCE = "slurm"
 MAX_FILES = 1024
@@ -130,9 +126,9 @@ class SlurmCollector:
 
     def _series(self, allocations: dict[_Allocation, None]) -> Iterator[Series]:
         for allocation in allocations:
-            yield Series(_INFO, tuple(allocation), 1)
-        yield Series(_UNMATCHED, (SOURCE,), self._unmatched)
-        yield Series(_FAILURES, (SOURCE,), self._failures)
+            yield sample("rankwatch_gpu_slurm_info", tuple(allocation), 1)
+        yield sample("rankwatch_gpu_allocations_unmatched", (SOURCE,), self._unmatched)
+        yield sample("rankwatch_attribution_failures_total", (SOURCE,), self._failures)
 
 
 class GpuFile(NamedTuple):

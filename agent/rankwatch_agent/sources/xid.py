@@ -23,17 +23,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.shared import Shared
-
-_ERRORS = metric("rankwatch_gpu_xid_errors_total")
-_LAST = metric("rankwatch_gpu_xid_last_timestamp_seconds")
-_EVENTS = metric("rankwatch_gpu_xid_events_total")
-_INFO = metric("rankwatch_xid_info")
 
 _OTHER_CODES = "other"
 
@@ -69,20 +63,22 @@ class XidCollector:
         names = dict.fromkeys((*(gpu.uuid for gpu in gpus), *(each.gpu for each in counts)))
         for gpu in names:
             for severity in SEVERITIES:
-                yield Series(_EVENTS, (gpu, severity), severities.get((gpu, severity), 0))
+                yield sample(
+                    "rankwatch_gpu_xid_events_total", (gpu, severity), severities.get((gpu, severity), 0)
+                )
 
     def _meanings(self, counts: Iterable[XidCount]) -> Iterator[Series]:
         for xid in sorted({each.xid for each in counts if each.xid is not None}):
             meaning, severity, action = self._xids.meaning(xid)
-            yield Series(_INFO, (str(xid), severity, action, meaning), 1)
+            yield sample("rankwatch_xid_info", (str(xid), severity, action, meaning), 1)
 
 
 def _errors(counts: Iterable[XidCount]) -> Iterator[Series]:
     for gpu, xid, errors, last in counts:
         labels = (gpu, _OTHER_CODES if xid is None else str(xid))
-        yield Series(_ERRORS, labels, errors)
+        yield sample("rankwatch_gpu_xid_errors_total", labels, errors)
         if last is not None:
-            yield Series(_LAST, labels, last)
+            yield sample("rankwatch_gpu_xid_last_timestamp_seconds", labels, last)
 
 
 MAX_CODES = 64

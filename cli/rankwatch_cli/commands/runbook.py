@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.settings import SentenceParser
+from rankwatch.untrusted.http_client import NoRedirects, within
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.connect import NoRedirects, within
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import show
 from rankwatch_cli.prometheus_options import seconds_above_zero

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -32,14 +32,8 @@ MAX_REMEMBERED_GPUS = 256
 _DRIVER_SHARE = 0.8
 """Share of the collector's deadline that the driver may use; the rest is for killing its worker."""
 
-_UP = metric("rankwatch_gpu_up").name
-_INFO = metric("rankwatch_gpu_info").name
-_EXPECTED = metric("rankwatch_gpus_expected")
-_VISIBLE = metric("rankwatch_gpus_visible")
-_STATE = metric("rankwatch_gpu_driver_state")
-_UNRESPONSIVE = metric("rankwatch_gpu_driver_unresponsive_total")
-_STARTS = metric("rankwatch_gpu_worker_starts_total")
-_MODULE = metric("rankwatch_nvidia_module_loaded")
+_UP = "rankwatch_gpu_up"
+_INFO = "rankwatch_gpu_info"
 
 MODULES = {
     "nvidia": ("nvidia",),
@@ -209,16 +203,22 @@ class GpuDriverCollector:
         self._most_visible = max(self._most_visible, status.visible)
         if not self._pci.shows_gpus:  # then only the driver knows how many there are
             expected = self._most_visible
-        counts = (Series(_EXPECTED, (), expected), Series(_VISIBLE, (), status.visible))
+        counts = (
+            sample("rankwatch_gpus_expected", (), expected),
+            sample("rankwatch_gpus_visible", (), status.visible),
+        )
         if expected == 0 and status.starts == 0:
             return Collection(counts)
         return Collection(
             (
                 *counts,
-                *(Series(_MODULE, (name,), self._loaded(names)) for name, names in MODULES.items()),
-                Series(_STATE, (status.state.value,), 1),
-                Series(_UNRESPONSIVE, (), status.unresponsive),
-                Series(_STARTS, (), status.starts),
+                *(
+                    sample("rankwatch_nvidia_module_loaded", (name,), self._loaded(names))
+                    for name, names in MODULES.items()
+                ),
+                sample("rankwatch_gpu_driver_state", (status.state.value,), 1),
+                sample("rankwatch_gpu_driver_unresponsive_total", (), status.unresponsive),
+                sample("rankwatch_gpu_worker_starts_total", (), status.starts),
             )
         )
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
-
 ExportedKey = tuple[str, tuple[str, ...]]
 """Name of a metric and the values of its labels."""
 
@@ -106,7 +104,7 @@ def normalise_bus_id(text: str) -> str:
         return text.strip().lower()
 
 
-_MIG_INFO = metric("rankwatch_gpu_mig_info").name
+_MIG_INFO = "rankwatch_gpu_mig_info"
 
 _REPLICA = "::"
 """The device plugin's time slicing: GPU-...::3 is the fourth share of the GPU."""

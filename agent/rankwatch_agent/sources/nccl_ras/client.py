@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.settings import FieldError
-from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
+from rankwatch.untrusted.http_client import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 AUTO = "auto"

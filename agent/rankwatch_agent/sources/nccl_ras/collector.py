@@ -23,7 +23,7 @@ from rankwatch.blackbox.tenants import is_tenant, run_label, tenants_of
 from rankwatch.conventions.metrics import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
-from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -44,18 +44,6 @@ from rankwatch_agent.sources.shared import Shared
 logger = logging.getLogger(__name__)
 
 _UP = metric("rankwatch_nccl_ras_up")
-_INFO = metric("rankwatch_nccl_info")
-_TIMEOUTS = metric("rankwatch_nccl_ras_timeouts")
-_COMMUNICATORS = metric("rankwatch_nccl_communicators")
-_PROCESSES = metric("rankwatch_nccl_processes_missing")
-_STATE = metric("rankwatch_nccl_communicator_state")
-_SIZE = metric("rankwatch_nccl_communicator_ranks")
-_MISSING = metric("rankwatch_nccl_communicator_ranks_missing")
-_BEHIND = metric("rankwatch_nccl_communicator_ranks_behind")
-_SPREAD = metric("rankwatch_nccl_communicator_launch_spread")
-_LAUNCHES = metric("rankwatch_nccl_communicator_launches_total")
-_RANK_BEHIND = metric("rankwatch_nccl_rank_launches_behind")
-_RANK_MISSING = metric("rankwatch_nccl_rank_missing")
 
 MAX_EXPORTED = 32
 """Communicators with series of their own: the worst, then the largest. The series by state count all."""
@@ -171,14 +159,14 @@ def report_series(
 
     ranks: global rank by process, as far as known.
     """
-    yield Series(_INFO, (*service, report.version), 1)
-    yield Series(_TIMEOUTS, service, report.timeouts)
+    yield sample("rankwatch_nccl_info", (*service, report.version), 1)
+    yield sample("rankwatch_nccl_ras_timeouts", service, report.timeouts)
     states = Counter(each.state for each in health)
     states[State.UNKNOWN] += report.unnamed
     for state in SEVERITY:
-        yield Series(_COMMUNICATORS, (*service, state), states[state])
+        yield sample("rankwatch_nccl_communicators", (*service, state), states[state])
     for absence, number in report.processes_missing.items():
-        yield Series(_PROCESSES, (*service, absence), number)
+        yield sample("rankwatch_nccl_processes_missing", (*service, absence), number)
     for each in health[:MAX_EXPORTED]:
         yield from _communicator_series(service, each)
     of_ranks = (found for each in health[:MAX_EXPORTED] for found in _rank_series(service, each, ranks))
@@ -188,14 +176,14 @@ def report_series(
 def _communicator_series(service: ServiceLabels, health: CommunicatorHealth) -> Iterator[Series]:
     each = health.communicator
     labels = (*service, each.name)
-    yield Series(_STATE, (*labels, health.state, health.reason), 1)
-    yield Series(_SIZE, labels, each.size)
-    yield Series(_MISSING, labels, each.missing)
+    yield sample("rankwatch_nccl_communicator_state", (*labels, health.state, health.reason), 1)
+    yield sample("rankwatch_nccl_communicator_ranks", labels, each.size)
+    yield sample("rankwatch_nccl_communicator_ranks_missing", labels, each.missing)
     if each.spread is not None:
-        yield Series(_SPREAD, labels, each.spread)
-        yield Series(_BEHIND, labels, each.behind)
+        yield sample("rankwatch_nccl_communicator_launch_spread", labels, each.spread)
+        yield sample("rankwatch_nccl_communicator_ranks_behind", labels, each.behind)
     if each.launches is not None:
-        yield Series(_LAUNCHES, labels, each.launches)
+        yield sample("rankwatch_nccl_communicator_launches_total", labels, each.launches)
 
 
 def _rank_series(
@@ -204,12 +192,12 @@ def _rank_series(
     each = health.communicator
     for missing in each.named_missing:
         labels = (*service, each.name, str(missing.rank), _rank_label(missing.process, ranks))
-        yield Series(_RANK_MISSING, (*labels, missing.absence), 1)
+        yield sample("rankwatch_nccl_rank_missing", (*labels, missing.absence), 1)
     # In a run that makes progress some rank is always behind, each time another.
     if SEVERITY.index(health.state) >= SEVERITY.index(State.SUSPECT):
         for behind in each.named_behind:
             labels = (*service, each.name, str(behind.rank), _rank_label(behind.process, ranks))
-            yield Series(_RANK_BEHIND, labels, behind.launches)
+            yield sample("rankwatch_nccl_rank_launches_behind", labels, behind.launches)
 
 
 def _rank_label(process: Process | None, ranks: Mapping[Process, int]) -> str:

@@ -18,8 +18,8 @@ from typing import TypeVar
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.untrusted.folders import Folder, look
+from rankwatch.untrusted.http_client import seconds_left
 from rankwatch.untrusted.peers import connect
-from rankwatch_agent.runtime.connect import seconds_left
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.training.flight_recorder.parse import (
     NCCL2,

@@ -13,7 +13,13 @@ import pytest
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings
+from rankwatch_agent.runtime.otlp_endpoint import (
+    EXPORTER_LOGGER,
+    QUIET_SECONDS,
+    OtlpSettings,
+    QuietFilter,
+    build_resource,
+)
 from rankwatch_agent.runtime.otlp_metrics import OtlpExport
 from rankwatch_agent.runtime.reread import load_headers, parse_headers
 from rankwatch_agent.runtime.supervisor import Snapshot

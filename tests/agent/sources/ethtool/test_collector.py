@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 IN_NAMESPACE = """
 import fcntl, json, socket, struct, subprocess
 from pathlib import Path
-from rankwatch.conventions import metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.ethtool import EthtoolCollector
 from rankwatch_agent.sources.network import DeviceFilter

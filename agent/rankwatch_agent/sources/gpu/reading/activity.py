@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import (
     GPM_PERCENT,
@@ -29,12 +28,7 @@ from rankwatch_agent.sources.gpu.reading.device import (
     describe,
 )
 
-_UTILIZATION = metric("rankwatch_gpu_utilization_ratio").name
-_VIDEO = metric("rankwatch_gpu_video_utilization_ratio").name
-_MEMORY_CONTROLLER = metric("rankwatch_gpu_memory_controller_utilization_ratio").name
-_ACTIVITY = metric("rankwatch_gpu_activity_ratio").name
-_PCIE_THROUGHPUT = metric("rankwatch_gpu_pcie_throughput_bytes").name
-_SUSPECT = metric("rankwatch_gpu_counters_suspect").name
+_PCIE_THROUGHPUT = "rankwatch_gpu_pcie_throughput_bytes"
 
 _UNITS = {
     pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: "graphics",
@@ -86,18 +80,20 @@ class Activity:
         if rates is not None:
             utilization = gpu.convert("utilization", rates.gpu, PERCENT)
             if utilization is not None:
-                yield gpu.sample(_UTILIZATION, utilization)
-            yield from gpu.value(_MEMORY_CONTROLLER, "utilization", rates.memory, PERCENT)
+                yield gpu.sample("rankwatch_gpu_utilization_ratio", utilization)
+            yield from gpu.value(
+                "rankwatch_gpu_memory_controller_utilization_ratio", "utilization", rates.memory, PERCENT
+            )
         for unit, function in _VIDEO_UNITS:
             share, _ = gpu.query(unit, function) or (None, None)
-            yield from gpu.value(_VIDEO, unit, share, PERCENT, unit)
+            yield from gpu.value("rankwatch_gpu_video_utilization_ratio", unit, share, PERCENT, unit)
         if not self._gpm.supports(gpu):
             yield from _pcie_throughput(gpu)
             return
         values = self._gpm.measure(gpu)
         activity = by_unit(gpu, values)
         for unit, share in activity.items():
-            yield gpu.sample(_ACTIVITY, share, unit)
+            yield gpu.sample("rankwatch_gpu_activity_ratio", share, unit)
         for number, direction in _GPM_PCIE.items():
             raw = values.get(number)
             yield from gpu.value(_PCIE_THROUGHPUT, _FEATURE, raw, MEBIBYTES_PER_SECOND, direction)
@@ -114,7 +110,9 @@ class Activity:
             return
         contradiction = utilization == 1.0 and all(each == 0.0 for each in activity)
         self._suspect_readings = self._suspect_readings + 1 if contradiction else 0
-        yield gpu.sample(_SUSPECT, 1.0 if self._suspect_readings >= _SUSPECT_READINGS else 0.0)
+        yield gpu.sample(
+            "rankwatch_gpu_counters_suspect", 1.0 if self._suspect_readings >= _SUSPECT_READINGS else 0.0
+        )
 
 
 @dataclass
@@ -237,10 +235,6 @@ def _pcie_throughput(gpu: Device) -> Iterable[Sample]:
         yield from gpu.value(_PCIE_THROUGHPUT, "pcie_throughput", raw, KILOBYTES_PER_SECOND, direction)
 
 
-_INFO = metric("rankwatch_gpu_mig_info").name
-_TOTAL = metric("rankwatch_gpu_mig_memory_total_bytes").name
-_USED = metric("rankwatch_gpu_mig_memory_used_bytes").name
-_MIG_ACTIVITY = metric("rankwatch_gpu_mig_activity_ratio").name
 _MAX_INSTANCES = 16
 """Today a GPU has at most 7."""
 _NAME_MARK = " MIG "
@@ -278,7 +272,7 @@ class Mig:
             # where compute instances share a GPU instance, what GPM measures belongs to none of them
             if sharers[each.gpu_instance] == 1 and self._gpm.supports(gpu):
                 for unit, share in by_unit(gpu, self._gpm.measure(gpu, each.gpu_instance)).items():
-                    yield gpu.sample(_MIG_ACTIVITY, share, each.uuid, unit)
+                    yield gpu.sample("rankwatch_gpu_mig_activity_ratio", share, each.uuid, unit)
 
 
 def profile(name: str | None, attributes: Any) -> str:
@@ -312,9 +306,18 @@ def _identity_and_memory(gpu: Device, mig: _Instance) -> Iterable[Sample]:
     name = gpu.query_part(mig.handle, "mig_name", pynvml.nvmlDeviceGetName)
     attributes = gpu.query_part(mig.handle, "mig_attributes", pynvml.nvmlDeviceGetAttributes_v2)
     yield gpu.sample(
-        _INFO, 1.0, mig.uuid, profile(name, attributes), str(mig.gpu_instance), str(mig.compute_instance)
+        "rankwatch_gpu_mig_info",
+        1.0,
+        mig.uuid,
+        profile(name, attributes),
+        str(mig.gpu_instance),
+        str(mig.compute_instance),
     )
     memory = gpu.query_part(mig.handle, "mig_memory", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if memory is not None:
-        yield from gpu.value(_TOTAL, "mig_memory", memory.total, MEMORY_BYTES, mig.uuid)
-        yield from gpu.value(_USED, "mig_memory", memory.used, MEMORY_BYTES, mig.uuid)
+        yield from gpu.value(
+            "rankwatch_gpu_mig_memory_total_bytes", "mig_memory", memory.total, MEMORY_BYTES, mig.uuid
+        )
+        yield from gpu.value(
+            "rankwatch_gpu_mig_memory_used_bytes", "mig_memory", memory.used, MEMORY_BYTES, mig.uuid
+        )

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import (
     CELSIUS,
@@ -24,15 +23,7 @@ from rankwatch_agent.sources.gpu.reading.device import (
     FieldKey,
 )
 
-_FIRMWARE = metric("rankwatch_gpu_firmware_info").name
-_PERSISTENCE = metric("rankwatch_gpu_persistence_mode").name
-_POWER_THRESHOLD = metric("rankwatch_gpu_power_threshold_watts").name
-_TEMPERATURE_THRESHOLD = metric("rankwatch_gpu_temperature_threshold_celsius").name
-_MARGIN_THRESHOLD = metric("rankwatch_gpu_temperature_margin_threshold_celsius").name
-_PERFORMANCE_STATE = metric("rankwatch_gpu_performance_state").name
-_FAN_SPEED = metric("rankwatch_gpu_fan_speed_ratio").name
-_BAR1_TOTAL = metric("rankwatch_gpu_bar1_total_bytes").name
-_BAR1_USED = metric("rankwatch_gpu_bar1_used_bytes").name
+_POWER_THRESHOLD = "rankwatch_gpu_power_threshold_watts"
 
 MAX_FANS = 16
 """Fans read of one GPU."""
@@ -59,14 +50,14 @@ def read_settings(gpu: Device) -> Iterable[Sample]:
     vbios = gpu.query("vbios_version", pynvml.nvmlDeviceGetVbiosVersion)
     inforom = gpu.query("inforom_version", pynvml.nvmlDeviceGetInforomImageVersion)
     if vbios or inforom:
-        yield gpu.sample(_FIRMWARE, 1.0, vbios or "", inforom or "")
+        yield gpu.sample("rankwatch_gpu_firmware_info", 1.0, vbios or "", inforom or "")
     mode = gpu.query("persistence_mode", pynvml.nvmlDeviceGetPersistenceMode)
-    yield from gpu.value(_PERSISTENCE, "persistence_mode", mode, FLAG)
+    yield from gpu.value("rankwatch_gpu_persistence_mode", "persistence_mode", mode, FLAG)
     yield from _power_thresholds(gpu)
     for threshold, name in _TEMPERATURE_THRESHOLDS:
         feature = f"temperature_threshold_{name}"
         celsius = gpu.query(feature, pynvml.nvmlDeviceGetTemperatureThreshold, threshold)
-        yield from gpu.value(_TEMPERATURE_THRESHOLD, feature, celsius, CELSIUS, name)
+        yield from gpu.value("rankwatch_gpu_temperature_threshold_celsius", feature, celsius, CELSIUS, name)
 
 
 def _power_thresholds(gpu: Device) -> Iterable[Sample]:
@@ -86,15 +77,17 @@ def read_state(gpu: Device) -> Iterable[Sample]:
     """P-state, fans, BAR1, and the thresholds that are given as a distance to the slowdown."""
     state = gpu.query("performance_state", pynvml.nvmlDeviceGetPerformanceState)
     if state != _UNKNOWN_STATE:
-        yield from gpu.value(_PERFORMANCE_STATE, "performance_state", state, PERFORMANCE_STATE)
+        yield from gpu.value("rankwatch_gpu_performance_state", "performance_state", state, PERFORMANCE_STATE)
     bar1 = gpu.query("bar1", pynvml.nvmlDeviceGetBAR1MemoryInfo)
     if bar1 is not None:
-        yield from gpu.value(_BAR1_TOTAL, "bar1", bar1.bar1Total, MEMORY_BYTES)
-        yield from gpu.value(_BAR1_USED, "bar1", bar1.bar1Used, MEMORY_BYTES)
+        yield from gpu.value("rankwatch_gpu_bar1_total_bytes", "bar1", bar1.bar1Total, MEMORY_BYTES)
+        yield from gpu.value("rankwatch_gpu_bar1_used_bytes", "bar1", bar1.bar1Used, MEMORY_BYTES)
     for key, name in _MARGINS.items():
         raw = gpu.fields.get(key)
         margin = None if raw is None else _signed(raw)
-        yield from gpu.value(_MARGIN_THRESHOLD, _MARGIN_FEATURE, margin, CELSIUS, name)
+        yield from gpu.value(
+            "rankwatch_gpu_temperature_margin_threshold_celsius", _MARGIN_FEATURE, margin, CELSIUS, name
+        )
     yield from _fans(gpu)
 
 
@@ -104,7 +97,7 @@ def _fans(gpu: Device) -> Iterable[Sample]:
         gpu.features.set_unsupported("fans")  # the server cools it: do not ask in every reading
     for fan in range(min(fans or 0, MAX_FANS)):
         speed = gpu.query("fan_speed", pynvml.nvmlDeviceGetFanSpeed_v2, fan)
-        yield from gpu.value(_FAN_SPEED, "fan_speed", speed, FAN_PERCENT, str(fan))
+        yield from gpu.value("rankwatch_gpu_fan_speed_ratio", "fan_speed", speed, FAN_PERCENT, str(fan))
 
 
 def _signed(raw: float) -> float:
@@ -112,15 +105,8 @@ def _signed(raw: float) -> float:
     return raw - (1 << 32) if 1 << 31 <= raw < (1 << 32) - 1 else raw
 
 
-_POWER = metric("rankwatch_gpu_power_watts").name
-_POWER_LIMIT = metric("rankwatch_gpu_power_limit_watts").name
-_ENERGY = metric("rankwatch_gpu_energy_joules_total").name
-_TEMPERATURE = metric("rankwatch_gpu_temperature_celsius").name
-_TEMPERATURE_MARGIN = metric("rankwatch_gpu_temperature_margin_celsius").name
-_CLOCK = metric("rankwatch_gpu_clock_hertz").name
-_CLOCK_MAX = metric("rankwatch_gpu_clock_max_hertz").name
-_THROTTLE_SECONDS = metric("rankwatch_gpu_throttle_seconds_total").name
-_THROTTLE_ACTIVE = metric("rankwatch_gpu_throttle_active").name
+_TEMPERATURE = "rankwatch_gpu_temperature_celsius"
+_THROTTLE_SECONDS = "rankwatch_gpu_throttle_seconds_total"
 
 _CLOCKS = tuple(
     (kind, clock, f"{clock}_clock", f"{clock}_clock_max")
@@ -194,9 +180,9 @@ def read_power(gpu: Device) -> Iterable[Sample]:
     watts = gpu.query("power", pynvml.nvmlDeviceGetPowerUsage)
     limit = gpu.query("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
     energy = gpu.query("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)
-    yield from gpu.value(_POWER, "power", watts, MILLIWATTS)
-    yield from gpu.value(_POWER_LIMIT, "power_limit", limit, MILLIWATTS)
-    yield from gpu.value(_ENERGY, "energy", energy, MILLIJOULES)
+    yield from gpu.value("rankwatch_gpu_power_watts", "power", watts, MILLIWATTS)
+    yield from gpu.value("rankwatch_gpu_power_limit_watts", "power_limit", limit, MILLIWATTS)
+    yield from gpu.value("rankwatch_gpu_energy_joules_total", "energy", energy, MILLIJOULES)
 
 
 def read_temperature(gpu: Device) -> Iterable[Sample]:
@@ -209,16 +195,16 @@ def read_temperature(gpu: Device) -> Iterable[Sample]:
     yield from gpu.value(_TEMPERATURE, "temperature", core, CELSIUS, "core")
     yield from gpu.field(_TEMPERATURE, "memory_temperature", _MEMORY_TEMPERATURE, CELSIUS, "memory")
     margin = gpu.query("temperature_margin", pynvml.nvmlDeviceGetMarginTemperature)
-    yield from gpu.value(_TEMPERATURE_MARGIN, "temperature_margin", margin, CELSIUS)
+    yield from gpu.value("rankwatch_gpu_temperature_margin_celsius", "temperature_margin", margin, CELSIUS)
 
 
 def read_clocks(gpu: Device) -> Iterable[Sample]:
     """Present and highest clocks; a GPU may lack one of the four."""
     for kind, clock, feature, feature_max in _CLOCKS:
         now = gpu.query(feature, pynvml.nvmlDeviceGetClockInfo, kind)
-        yield from gpu.value(_CLOCK, feature, now, MEGAHERTZ, clock)
+        yield from gpu.value("rankwatch_gpu_clock_hertz", feature, now, MEGAHERTZ, clock)
         highest = gpu.query(feature_max, pynvml.nvmlDeviceGetMaxClockInfo, kind)
-        yield from gpu.value(_CLOCK_MAX, feature_max, highest, MEGAHERTZ, clock)
+        yield from gpu.value("rankwatch_gpu_clock_max_hertz", feature_max, highest, MEGAHERTZ, clock)
 
 
 def read_throttling(gpu: Device) -> Iterable[Sample]:
@@ -252,4 +238,4 @@ def _active_reasons(gpu: Device) -> Iterable[Sample]:
         return
     for bit, reason in _REASONS:
         if now & bit or (known is not None and known & bit):
-            yield gpu.sample(_THROTTLE_ACTIVE, 1.0 if now & bit else 0.0, reason)
+            yield gpu.sample("rankwatch_gpu_throttle_active", 1.0 if now & bit else 0.0, reason)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
 from rankwatch_agent.sources.gpu.protocol import Gpu, Sample
 from rankwatch_agent.sources.gpu.reading import activity, board, links, memory_and_ecc
@@ -35,8 +34,6 @@ MAX_KNOWN_GPUS = 256
 """GPUs remembered, including lost ones."""
 _VANISHED = "the driver does not show it any more"
 
-_UP = metric("rankwatch_gpu_up").name
-_INFO = metric("rankwatch_gpu_info").name
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "kepler",
     pynvml.NVML_DEVICE_ARCH_MAXWELL: "maxwell",
@@ -224,9 +221,9 @@ def handle_address(handle: Any) -> int:
 def _identity_samples(gpu: Device) -> Iterable[Sample]:
     """Up or lost, and the names: the only samples that a lost GPU keeps."""
     identity = gpu.identity
-    yield gpu.sample(_UP, 0.0 if gpu.lost_reason else 1.0)
+    yield gpu.sample("rankwatch_gpu_up", 0.0 if gpu.lost_reason else 1.0)
     yield gpu.sample(
-        _INFO,
+        "rankwatch_gpu_info",
         1.0,
         str(gpu.index),
         identity.pci_bus_id,

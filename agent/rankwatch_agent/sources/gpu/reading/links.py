@@ -51,12 +51,10 @@ _PCIE = (
         PCIE_LANES,
     ),
 )
-_REPLAYS = metric("rankwatch_gpu_pcie_replays_total").name
 _REPLAY_FIELD = (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0)
 
 _C2C = "c2c"
 _C2C_COUNT = (pynvml.NVML_FI_DEV_C2C_LINK_COUNT, 0)
-_C2C_LINKS = metric("rankwatch_gpu_c2c_links").name
 _C2C_GAUGES = {
     pynvml.NVML_FI_DEV_C2C_LINK_GET_STATUS: (metric("rankwatch_gpu_c2c_links_active").name, FLAG),
     pynvml.NVML_FI_DEV_C2C_LINK_POWER_STATE: (metric("rankwatch_gpu_c2c_links_low_power").name, FLAG),
@@ -66,7 +64,6 @@ _C2C_GAUGES = {
     ),
 }
 """Field of a link -> metric, which is the sum over the links."""
-_C2C_ERRORS = metric("rankwatch_gpu_c2c_errors_total").name
 _C2C_KINDS = {
     pynvml.NVML_FI_DEV_C2C_LINK_ERROR_INTR: "crc",
     pynvml.NVML_FI_DEV_C2C_LINK_ERROR_REPLAY: "replay",
@@ -76,11 +73,8 @@ _C2C_FEATURES = {**dict.fromkeys(_C2C_GAUGES, _C2C), **dict.fromkeys(_C2C_KINDS,
 
 FIELDS: dict[FieldKey, str] = {_REPLAY_FIELD: "pcie_replays", _C2C_COUNT: _C2C}
 
-_LINKS = metric("rankwatch_gpu_nvlinks").name
-_ACTIVE = metric("rankwatch_gpu_nvlinks_active").name
-_BYTES = metric("rankwatch_gpu_nvlink_bytes_total").name
-_ERRORS = metric("rankwatch_gpu_nvlink_errors_total").name
-_LINK_UP = metric("rankwatch_gpu_nvlink_link_up").name
+_BYTES = "rankwatch_gpu_nvlink_bytes_total"
+_ERRORS = "rankwatch_gpu_nvlink_errors_total"
 _BY_LINK = {
     _BYTES: metric("rankwatch_gpu_nvlink_link_bytes_total").name,
     _ERRORS: metric("rankwatch_gpu_nvlink_link_errors_total").name,
@@ -117,8 +111,6 @@ _NVLINK_FEATURES = {
 }
 
 _FABRIC = "fabric"
-_FABRIC_STATE = metric("rankwatch_gpu_fabric_state").name
-_FABRIC_DEGRADED = metric("rankwatch_gpu_fabric_degraded").name
 _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not_started",
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in_progress",
@@ -130,7 +122,7 @@ def read_pcie(gpu: Device) -> Iterable[Sample]:
     """Generation, lanes and replays."""
     for name, feature, function, unit in _PCIE:
         yield from gpu.value(name, feature, gpu.query(feature, function), unit)
-    yield from gpu.field(_REPLAYS, "pcie_replays", _REPLAY_FIELD, EVENTS)
+    yield from gpu.field("rankwatch_gpu_pcie_replays_total", "pcie_replays", _REPLAY_FIELD, EVENTS)
 
 
 def nvlink_fields(links: Iterable[int]) -> dict[FieldKey, str]:
@@ -162,10 +154,10 @@ class Nvlink:
         """Ports, active ports, bytes by direction, errors by kind."""
         if not self._ports or not gpu.features.wanted("nvlink"):
             return
-        yield gpu.sample(_LINKS, len(self._ports))
-        yield gpu.sample(_ACTIVE, len(gpu.links))
+        yield gpu.sample("rankwatch_gpu_nvlinks", len(self._ports))
+        yield gpu.sample("rankwatch_gpu_nvlinks_active", len(gpu.links))
         for link in self._ports if self._per_link else ():
-            yield gpu.sample(_LINK_UP, float(link in gpu.links), str(link))
+            yield gpu.sample("rankwatch_gpu_nvlink_link_up", float(link in gpu.links), str(link))
         for unit, *fields in _BYTE_FIELDS:
             samples = [each for field, name in fields for each in self._sum(gpu, _BYTES, field, unit, name)]
             yield from samples
@@ -239,7 +231,7 @@ class ChipToChip:
         if not self.links:
             gpu.features.set_unsupported(_C2C)  # also where the driver knows the field
             return
-        yield gpu.sample(_C2C_LINKS, self.links)
+        yield gpu.sample("rankwatch_gpu_c2c_links", self.links)
         for field, (name, unit) in _C2C_GAUGES.items():
             values = self._values(gpu, field, unit)
             if values:
@@ -248,7 +240,7 @@ class ChipToChip:
             for link, value in self._values(gpu, field, EVENTS).items():
                 self._totals.setdefault(field, LinkTotal()).update(link, value)
             if field in self._totals:
-                yield gpu.sample(_C2C_ERRORS, self._totals[field].sum(), kind)
+                yield gpu.sample("rankwatch_gpu_c2c_errors_total", self._totals[field].sum(), kind)
 
     def _values(self, gpu: Device, field: int, unit: Unit) -> dict[int, float]:
         """Link -> the value of its field, for those that have it."""
@@ -328,9 +320,9 @@ def read_fabric(gpu: Device) -> Iterable[Sample]:
         return
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
         state = "failed"  # the probe has ended with an error
-    yield gpu.sample(_FABRIC_STATE, 1.0, state)
+    yield gpu.sample("rankwatch_gpu_fabric_state", 1.0, state)
     for reason, is_faulty in fabric_faults(getattr(info, "healthMask", _NO_HEALTH_MASK)):
-        yield gpu.sample(_FABRIC_DEGRADED, float(is_faulty), reason)
+        yield gpu.sample("rankwatch_gpu_fabric_degraded", float(is_faulty), reason)
 
 
 def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:

@@ -8,28 +8,10 @@ from typing import Any
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import EVENTS, FLAG, MEMORY_BYTES, ROWS, Device, FieldKey
 
-_TOTAL = metric("rankwatch_gpu_memory_total_bytes").name
-_USED = metric("rankwatch_gpu_memory_used_bytes").name
-_FREE = metric("rankwatch_gpu_memory_free_bytes").name
-_RESERVED = metric("rankwatch_gpu_memory_reserved_bytes").name
-_PROCESSES = metric("rankwatch_gpu_processes").name
-_PROCESS_MEMORY = metric("rankwatch_gpu_process_memory_bytes").name
-_ECC_ERRORS = metric("rankwatch_gpu_ecc_errors_total").name
-_ROWS = metric("rankwatch_gpu_remapped_rows").name
-_REMAP_PENDING = metric("rankwatch_gpu_row_remap_pending").name
-_REMAP_FAILED = metric("rankwatch_gpu_row_remap_failed").name
-_SRAM_EXCEEDED = metric("rankwatch_gpu_sram_ecc_threshold_exceeded").name
-_SRAM_ERRORS = metric("rankwatch_gpu_sram_ecc_errors_total").name
-_REMAP_BANKS = metric("rankwatch_gpu_row_remap_banks").name
-_PAGES = metric("rankwatch_gpu_retired_pages").name
-_RETIREMENT_PENDING = metric("rankwatch_gpu_page_retirement_pending").name
-_ECC_MODE = metric("rankwatch_gpu_ecc_mode").name
-_ECC_MODE_PENDING = metric("rankwatch_gpu_ecc_mode_pending").name
-_ACTION = metric("rankwatch_gpu_recovery_action").name
+_ACTION = "rankwatch_gpu_recovery_action"
 
 MAX_PROCESSES = 128
 """Processes of one GPU that get series of their own; all of them are counted."""
@@ -109,11 +91,11 @@ def read_memory(gpu: Device) -> Iterable[Sample]:
     )
     if memory is None:
         return
-    yield from gpu.value(_TOTAL, "memory", memory.total, MEMORY_BYTES)
-    yield from gpu.value(_FREE, "memory", memory.free, MEMORY_BYTES)
+    yield from gpu.value("rankwatch_gpu_memory_total_bytes", "memory", memory.total, MEMORY_BYTES)
+    yield from gpu.value("rankwatch_gpu_memory_free_bytes", "memory", memory.free, MEMORY_BYTES)
     if isinstance(memory, pynvml.c_nvmlMemory_v2_t):
-        yield from gpu.value(_USED, "memory", memory.used, MEMORY_BYTES)
-        yield from gpu.value(_RESERVED, "memory", memory.reserved, MEMORY_BYTES)
+        yield from gpu.value("rankwatch_gpu_memory_used_bytes", "memory", memory.used, MEMORY_BYTES)
+        yield from gpu.value("rankwatch_gpu_memory_reserved_bytes", "memory", memory.reserved, MEMORY_BYTES)
 
 
 def nvml_memory_info_v1(handle: object) -> Any:
@@ -131,11 +113,13 @@ def read_processes(gpu: Device) -> Iterable[Sample]:
         # a process may have a context in several MIG instances: its memory is the sum
         used, before = process.usedGpuMemory, memory.get(process.pid)
         memory[process.pid] = before if used is None else used + (before or 0)
-    yield gpu.sample(_PROCESSES, len(memory))
+    yield gpu.sample("rankwatch_gpu_processes", len(memory))
     exported = dict(sorted(memory.items())[:MAX_PROCESSES])
     gpu.pids = tuple(memory)
     for pid, used in exported.items():
-        yield from gpu.value(_PROCESS_MEMORY, "process_memory", used, MEMORY_BYTES, str(pid))
+        yield from gpu.value(
+            "rankwatch_gpu_process_memory_bytes", "process_memory", used, MEMORY_BYTES, str(pid)
+        )
 
 
 def read_ecc(gpu: Device) -> Iterable[Sample]:
@@ -144,12 +128,12 @@ def read_ecc(gpu: Device) -> Iterable[Sample]:
     if mode is None:
         return
     current, pending = mode
-    yield from gpu.value(_ECC_MODE, "ecc_mode", current, FLAG)
-    yield from gpu.value(_ECC_MODE_PENDING, "ecc_mode", pending, FLAG)
+    yield from gpu.value("rankwatch_gpu_ecc_mode", "ecc_mode", current, FLAG)
+    yield from gpu.value("rankwatch_gpu_ecc_mode_pending", "ecc_mode", pending, FLAG)
     if current == pynvml.NVML_FEATURE_ENABLED:
         for error, kind, counter, scope in _ECC_COUNTERS:
             count = gpu.query("ecc_errors", pynvml.nvmlDeviceGetTotalEccErrors, error, counter)
-            yield from gpu.value(_ECC_ERRORS, "ecc_errors", count, EVENTS, kind, scope)
+            yield from gpu.value("rankwatch_gpu_ecc_errors_total", "ecc_errors", count, EVENTS, kind, scope)
         yield from _sram(gpu)
 
 
@@ -158,9 +142,11 @@ def _sram(gpu: Device) -> Iterable[Sample]:
     status = gpu.query(_SRAM, _sram_status)
     if status is None:
         return
-    yield from gpu.value(_SRAM_EXCEEDED, _SRAM, status.bThresholdExceeded, FLAG)
+    yield from gpu.value("rankwatch_gpu_sram_ecc_threshold_exceeded", _SRAM, status.bThresholdExceeded, FLAG)
     for counter, kind, scope in _SRAM_COUNTERS:
-        yield from gpu.value(_SRAM_ERRORS, _SRAM, getattr(status, counter), EVENTS, kind, scope)
+        yield from gpu.value(
+            "rankwatch_gpu_sram_ecc_errors_total", _SRAM, getattr(status, counter), EVENTS, kind, scope
+        )
 
 
 def _sram_status(handle: object) -> Any:
@@ -172,12 +158,12 @@ def _sram_status(handle: object) -> Any:
 def read_repairs(gpu: Device) -> Iterable[Sample]:
     """Replaced rows; on GPUs before Ampere, which cannot replace rows, retired pages."""
     for key, kind in _REMAPPED_FIELDS:
-        yield from gpu.field(_ROWS, _REMAP, key, ROWS, kind)
-    yield from gpu.field(_REMAP_PENDING, _REMAP, _PENDING_FIELD, FLAG)
-    yield from gpu.field(_REMAP_FAILED, _REMAP, _FAILED_FIELD, FLAG)
+        yield from gpu.field("rankwatch_gpu_remapped_rows", _REMAP, key, ROWS, kind)
+    yield from gpu.field("rankwatch_gpu_row_remap_pending", _REMAP, _PENDING_FIELD, FLAG)
+    yield from gpu.field("rankwatch_gpu_row_remap_failed", _REMAP, _FAILED_FIELD, FLAG)
     for key, kind in _RETIRED_FIELDS:
-        yield from gpu.field(_PAGES, _RETIRED, key, ROWS, kind)
-    yield from gpu.field(_RETIREMENT_PENDING, _RETIRED, _RETIREMENT_FIELD, FLAG)
+        yield from gpu.field("rankwatch_gpu_retired_pages", _RETIRED, key, ROWS, kind)
+    yield from gpu.field("rankwatch_gpu_page_retirement_pending", _RETIRED, _RETIREMENT_FIELD, FLAG)
 
 
 def read_reserve(gpu: Device) -> Iterable[Sample]:
@@ -186,7 +172,9 @@ def read_reserve(gpu: Device) -> Iterable[Sample]:
     if histogram is not None:
         for availability in _AVAILABILITIES:
             banks = getattr(histogram, availability)
-            yield from gpu.value(_REMAP_BANKS, "row_remap_banks", banks, ROWS, availability)
+            yield from gpu.value(
+                "rankwatch_gpu_row_remap_banks", "row_remap_banks", banks, ROWS, availability
+            )
 
 
 def read_recovery(gpu: Device) -> Iterable[Sample]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample, XidEvent
 from rankwatch_agent.sources.gpu.reading.activity import Gpm
 from rankwatch_agent.sources.gpu.reading.device import DriverError, describe
@@ -132,9 +131,6 @@ def _free(event_set: Any) -> None:
             return  # the driver's shutdown frees it
 
 
-_DRIVER_INFO = metric("rankwatch_gpu_driver_info").name
-_SUPPORTED = metric("rankwatch_gpu_supported").name
-_REJECTED = metric("rankwatch_gpu_readings_rejected_total").name
 _REINITIALISE_READINGS = 60
 """Readings with a lost GPU after which the driver is initialised again. Only that shows a GPU that was reset
 or replaced (inferred: NVML lists the GPUs in nvmlInit)."""
@@ -226,11 +222,11 @@ class NodeReader:
         return gpus
 
     def _samples(self, gpus: Iterable[Gpu]) -> Iterable[Sample]:
-        yield Sample(_DRIVER_INFO, self._session.versions, 1.0)
+        yield Sample("rankwatch_gpu_driver_info", self._session.versions, 1.0)
         for feature, count in sorted(self._table.rejected.items()):
-            yield Sample(_REJECTED, (feature,), count)
+            yield Sample("rankwatch_gpu_readings_rejected_total", (feature,), count)
         for (model, feature), supported in sorted(_supported_by_model(gpus).items()):
-            yield Sample(_SUPPORTED, (model, feature), float(supported))
+            yield Sample("rankwatch_gpu_supported", (model, feature), float(supported))
 
 
 def _supported_by_model(gpus: Iterable[Gpu]) -> dict[tuple[str, str], bool]:
