@@ -17,8 +17,7 @@ from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.otlp_spans import MAX_BATCH
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
-from rankwatch_agent.training.exemplars import Exemplars
-from rankwatch_agent.training.spans.records import Notes, Traces
+from rankwatch_agent.training.spans.records import Exemplars, Notes, Traces
 from support.agent.process import DEADLINE_SECONDS, FakeCollector, fetch, load, until
 from support.servers.otlp import numbers, otlp_receiver
 from support.servers.receiver import Mode

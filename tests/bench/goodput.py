@@ -9,7 +9,7 @@ from statistics import median
 
 from rankwatch.blackbox.records import Header
 from rankwatch.identity import Identity
-from rankwatch_agent.training.goodput.run_ledger import RunLedger
+from rankwatch_agent.training.goodput.run_ledgers import RunLedger
 from rankwatch_agent.training.split import split_step
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from support.agent.process import agent_process, until

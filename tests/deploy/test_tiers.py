@@ -124,7 +124,7 @@ def test_note_of_a_kill(node_directory: Path) -> None:
     file there counts."""
     run_as(ALICE, node_directory, "box('job', 0)")
     box = node_directory / "job" / "0.blackbox"
-    code = "import sys, pathlib; from rankwatch_agent.training.life.kills import write_kill as write\n"
+    code = "import sys, pathlib; from rankwatch_agent.training.life.ends import write_kill as write\n"
     code += "write(pathlib.Path(sys.argv[1]), int(sys.argv[2]), 'Out of memory: Killed process 7')"
     rights = as_user(AGENT, GRANTED["black-boxes"])
     subprocess.run([*rights, sys.executable, "-c", code, str(box), str(ALICE)], check=True)

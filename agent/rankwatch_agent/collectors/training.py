@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.collectors import Shared
-from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.training.spans.records import OpenIncident
@@ -96,7 +96,7 @@ def _open_incidents(registry: IncidentRegistry) -> dict[str, OpenIncident]:
 def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     if not config.checkpoint_bytes_per_second:
         return
-    from rankwatch_agent.training.checkpoint_verification.collector import (
+    from rankwatch_agent.training.checkpoint_verification import (
         CheckpointsCollector,
         VerificationSettings,
     )
@@ -116,7 +116,7 @@ def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
 # Adds up money between two runs; prices change by the day.
 @source(interval_seconds=5.0, deadline_seconds=5.0)
 def cost(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
-    from rankwatch_agent.training.cost.collector import build_cost
+    from rankwatch_agent.training.cost import build_cost
 
     yield build_cost(config, conditions=shared.run_conditions, gpus=shared.inventory.gpus)
 

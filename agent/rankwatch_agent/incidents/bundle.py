@@ -1,7 +1,9 @@
-"""A bundle of evidence while it is written: its folder, what it lacks, and its manifest.
+"""A bundle of evidence while it is written: its folder, what it lacks, its manifest, copies of untrusted
+files.
 
 The files belong to the owner only. They stay within a size limit and leave the disk usable. A part that fails
-costs only itself; the manifest lists it.
+costs only itself; the manifest lists it. Sources lie in directories that others can write to: a copy follows
+no link and does not block.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 
 from rankwatch import __version__
 from rankwatch.conventions.states import EvidenceFault, IncidentKind
+from rankwatch.untrusted.folders import open_regular
 from rankwatch.untrusted.text import shown_json
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
@@ -281,3 +284,50 @@ def _json(content: Mapping[str, Any]) -> bytes:
 def _rfc3339(wall: float) -> str:
     milliseconds = int(wall % 1 * 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(wall))}.{milliseconds:03d}Z"
+
+
+def copy_file(
+    source: Path,
+    folder: BundleFolder,
+    name: str,
+    *,
+    owner: int,
+    fault: EvidenceFault,
+    max_bytes: int,
+) -> None:
+    """Copies a regular file in its present size; what a living writer appends meanwhile is left out.
+
+    owner: user id that it must have. Neither the file nor its directory may be a link. Raises EvidenceError,
+    with `fault` for a bad source.
+    """
+    with open_untrusted(source, owner, fault) as file:
+        size = os.fstat(file).st_size
+        if size > max_bytes:
+            raise EvidenceError(fault, f"{source} has {size} bytes, more than {max_bytes}")
+        folder.write(name, _chunks(file, size, source, fault))
+
+
+@contextmanager
+def open_untrusted(source: Path, owner: int, fault: EvidenceFault) -> Iterator[int]:
+    """Opens a regular file of this user. Neither it nor its directory may be a link. Raises EvidenceError."""
+    try:
+        file = open_regular(source, owner=owner)
+    except OSError as error:
+        raise EvidenceError(fault, f"could not open {source}: {error.strerror}") from None
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _chunks(file: int, size: int, source: Path, fault: EvidenceFault) -> Iterator[bytes]:
+    left = size
+    while left > 0:
+        try:
+            chunk = os.read(file, min(left, CHUNK_BYTES))
+        except OSError as error:
+            raise EvidenceError(fault, f"could not read {source}: {error.strerror}") from None
+        if not chunk:
+            return  # it has become shorter
+        left -= len(chunk)
+        yield chunk

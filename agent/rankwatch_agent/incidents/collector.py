@@ -1,19 +1,28 @@
-"""Collector `incidents`: runs of this node that stall or lost a rank, and the root causes in the evidence."""
+"""Collector `incidents`: runs of this node that stall or lost a rank, and the root causes in the evidence.
+
+It also asks a rank that is slow among those of its node for traces of its slowest later steps. The rules name
+stragglers over all nodes, minutes later and elsewhere. The agent sees its own node only, so this raises no
+alert: all that a wrong guess costs is the traces of a rank that was started to make them."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
+from rankwatch import profiling
 from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.incidents.diagnosis import root_causes_of
-from rankwatch_agent.incidents.episodes import Episodes, resumed
-from rankwatch_agent.incidents.rank_state import stopped_ranks
-from rankwatch_agent.incidents.registry import IncidentRegistry
-from rankwatch_agent.incidents.slow_ranks import SlowRanks
+from rankwatch_agent.incidents.dumps import ask_rank
+from rankwatch_agent.incidents.episodes import Episodes, IncidentRegistry, resumed
+from rankwatch_agent.incidents.rank_files import stopped_ranks
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
-from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 
 _TOTAL = metric("rankwatch_incidents_total")
 _OPEN = metric("rankwatch_incident_open")
@@ -74,3 +83,104 @@ class IncidentsCollector:
                 causes = stopped_ranks(condition or incident.condition)
             for cause in causes:
                 yield Series(_ROOT_CAUSE, (incident.run, str(cause.rank), cause.state, cause.phase), 1.0)
+
+
+logger = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 60.0
+"""Time over which ranks are compared; a rank is named if it is the slow one in two such windows in a row."""
+LEAST_STEPS = 20
+"""Steps of a rank in a window."""
+RATIO = 1.25
+"""A slow rank's own time for each step, over the median of the others with its role."""
+PAUSE_SECONDS = 1800.0
+"""Until a rank is asked again."""
+
+
+class _Done(NamedTuple):
+    """What a process of a rank had done at the beginning of a window."""
+
+    started: float | None
+    steps: int
+    local_seconds: float
+
+
+@dataclass
+class _Run:
+    """The present window of a run."""
+
+    since: float
+    done: dict[Path, _Done]
+    suspect: Path | None = None
+    asked: dict[Path, float] = field(default_factory=dict)
+    requests: int = 0
+
+
+class SlowRanks:
+    """Compares the ranks of each run. window_seconds: see WINDOW_SECONDS."""
+
+    def __init__(self, *, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._window_seconds = window_seconds
+        self._runs: dict[str, _Run] = {}
+
+    def observe(self, runs: Mapping[str, RunCondition], moment: float) -> None:
+        """Take the condition of all runs. `moment` is monotonic."""
+        for gone in self._runs.keys() - runs.keys():
+            del self._runs[gone]
+        for name, condition in runs.items():
+            run = self._runs.get(name)
+            if run is None:
+                self._runs[name] = _Run(moment, _done(condition))
+            elif moment - run.since >= self._window_seconds:
+                self._judge(run, condition, moment)
+
+    def _judge(self, run: _Run, condition: RunCondition, moment: float) -> None:
+        slow = _slowest(condition.ranks, run.done)
+        named = slow is not None and slow.path == run.suspect
+        run.since, run.done = moment, _done(condition)
+        run.suspect = None if slow is None else slow.path
+        if slow is None or not named or run.requests >= profiling.MOST_REQUESTS:
+            return
+        if moment - run.asked.get(slow.path, float("-inf")) < PAUSE_SECONDS:
+            return
+        run.asked[slow.path] = moment
+        run.requests += 1
+        try:
+            ask_rank(slow)
+        except OSError as error:
+            logger.info("could not ask rank %d for traces: %s", slow.rank, error.strerror)
+
+
+def _done(condition: RunCondition) -> dict[Path, _Done]:
+    return {each.path: _Done(each.started, each.steps, each.local_seconds) for each in condition.ranks}
+
+
+def _slowest(ranks: Sequence[RankCondition], before: Mapping[Path, _Done]) -> RankCondition | None:
+    """The rank that is slowest beside others of its role; None where none stands out."""
+    own = dict(_own_seconds(ranks, before))
+    ratios: dict[Path, float] = {}
+    for rank in ranks:
+        others = [
+            own[each.path]
+            for each in ranks
+            if each.path in own and each.path != rank.path and each.role == rank.role
+        ]
+        if rank.path in own and others and (usual := median(others)) > 0.0:
+            ratios[rank.path] = own[rank.path] / usual
+    slowest = max(ratios, key=lambda path: ratios[path], default=None)
+    if slowest is None or ratios[slowest] < RATIO:
+        return None
+    return next(each for each in ranks if each.path == slowest)
+
+
+def _own_seconds(
+    ranks: Sequence[RankCondition], before: Mapping[Path, _Done]
+) -> Iterator[tuple[Path, float]]:
+    """Each living rank's own time for a step since the beginning of the window."""
+    for rank in ranks:
+        done = before.get(rank.path)
+        if done is None or rank.ended or done.started != rank.started:
+            continue
+        steps = rank.steps - done.steps
+        if steps >= LEAST_STEPS:
+            yield rank.path, (rank.local_seconds - done.local_seconds) / steps

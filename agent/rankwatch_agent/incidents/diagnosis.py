@@ -16,9 +16,8 @@ import msgspec
 from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
 from rankwatch.untrusted.children import Limits, confined
 from rankwatch_agent.incidents.bundle import EvidenceError
-from rankwatch_agent.incidents.episodes import Incident
+from rankwatch_agent.incidents.episodes import MAX_ROOT_CAUSES, Incident, RootCause
 from rankwatch_agent.incidents.limited_process import run_limited
-from rankwatch_agent.incidents.registry import MAX_ROOT_CAUSES, RootCause
 
 LIMITS = Limits(seconds=60.0, cpu_seconds=60, memory_bytes=384 << 20, output_bytes=4 << 20)
 """The memory is address space. Decision 0007 has what Python with NumPy takes of it."""

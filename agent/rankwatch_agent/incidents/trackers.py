@@ -18,7 +18,7 @@ from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric, Tracker
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.mlflow import MlflowServer
 from rankwatch.trackers.watching import dashboard_url
-from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError

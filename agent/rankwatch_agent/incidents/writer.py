@@ -31,22 +31,19 @@ from rankwatch_agent.incidents.bundle import (
 )
 from rankwatch_agent.incidents.diagnosis import DIAGNOSE, BundleDiagnosis, diagnose, root_causes_of
 from rankwatch_agent.incidents.diagnosis import LIMITS as VERDICT_LIMITS
-from rankwatch_agent.incidents.episodes import Incident
+from rankwatch_agent.incidents.dumps import add_profiles
+from rankwatch_agent.incidents.episodes import Incident, RootCause
 from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPage
-from rankwatch_agent.incidents.profiles import add_profiles
 from rankwatch_agent.incidents.rank_files import (
     add_black_boxes,
+    add_final_states,
     add_flight_recorders,
     add_log_lines,
-    add_terminated_stacks,
-)
-from rankwatch_agent.incidents.rank_state import (
-    add_final_states,
     add_process_states,
     add_stacks,
+    add_terminated_stacks,
     look_again,
 )
-from rankwatch_agent.incidents.registry import RootCause
 
 WRITE_SECONDS = 120.0
 """Time for a whole bundle. Nothing is written after it."""

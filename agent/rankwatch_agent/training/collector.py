@@ -21,18 +21,15 @@ from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
-from rankwatch_agent.training.exemplars import STEP, Durations, Exemplars
 from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
-from rankwatch_agent.training.life.counters import LifeCounters
-from rankwatch_agent.training.life.series import life_series
+from rankwatch_agent.training.life.counters import LifeCounters, life_series
 from rankwatch_agent.training.node_sums import half_losses, half_writes, sum_series
 from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing
-from rankwatch_agent.training.recent import RecentMeans
-from rankwatch_agent.training.recent_series import Placed, half_series, node_series, step_series
+from rankwatch_agent.training.recent import Placed, RecentMeans, half_series, node_series, step_series
 from rankwatch_agent.training.series import RankSeries, run_series
-from rankwatch_agent.training.spans.records import Notes, RankNotes
+from rankwatch_agent.training.spans.records import STEP, Durations, Exemplars, Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 

@@ -1,8 +1,7 @@
-"""What ended a rank: the kind of its exception, and what it left behind if it could not say so itself.
+"""The state of a rank, and what ended it: the kind of its exception, and what it left behind without words.
 
 What is left behind lies in files that the training's user writes: they are untrusted. Those beside the box
-are small and on the file system of the box. torchrun's are wherever the user wants them.
-"""
+are small and on the file system of the box. torchrun's are wherever the user wants them."""
 
 from __future__ import annotations
 
@@ -10,14 +9,15 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.states import FailureKind
-from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX
+from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.states import FailureKind, RankState
+from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.untrusted.chosen_paths import Answer, Wanted, read
-from rankwatch.untrusted.folders import open_regular, read_owned
+from rankwatch.untrusted.folders import look, open_regular, read_owned
 from rankwatch.untrusted.text import is_hidden, message_of, printable
 
 _MOST_BYTES = 1 << 20
@@ -294,3 +294,50 @@ def _beginning(path: Path, owner: int, most: int) -> tuple[bytes, float]:
         return os.pread(file, most, 0), os.fstat(file).st_mtime
     finally:
         os.close(file)
+
+
+_STATE_OF = {
+    Lifecycle.FINISHED: RankState.FINISHED,
+    Lifecycle.FAILED: RankState.FAILED,
+    Lifecycle.INTERRUPTED: RankState.INTERRUPTED,
+    Lifecycle.PREEMPTED: RankState.PREEMPTED,
+    Lifecycle.EXITED: RankState.EXITED,
+}
+
+
+def rank_state(path: Path, ended_by: str, *, alive: bool, stepped: bool) -> RankState:
+    """The state of the rank whose box this is.
+
+    ended_by: the lifecycle event that ended it; empty, or anything else, where there is none.
+    alive: a process holds the lock of the box.
+    """
+    if ended_by in _STATE_OF:
+        return _STATE_OF[Lifecycle(ended_by)]
+    if alive:
+        return RankState.RUNNING if stepped else RankState.STARTING
+    return RankState.TERMINATED if _wrote_stacks(path) else RankState.LOST
+
+
+_WORST_FIRST = (
+    RankState.LOST,
+    RankState.FAILED,
+    RankState.INTERRUPTED,
+    RankState.PREEMPTED,
+    RankState.TERMINATED,
+    RankState.RUNNING,
+    RankState.STARTING,
+    RankState.EXITED,
+    RankState.FINISHED,
+)
+
+
+def worst_state(states: Collection[RankState]) -> RankState:
+    """The state of ranks taken together: the one that most needs a look."""
+    return next(each for each in _WORST_FIRST if each in states)
+
+
+def _wrote_stacks(path: Path) -> bool:
+    try:
+        return look(path.with_suffix(TERMINATED_SUFFIX)).st_size > 0
+    except OSError:
+        return False

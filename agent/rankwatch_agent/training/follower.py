@@ -26,10 +26,10 @@ from rankwatch_agent.training.failures import (
     TorchrunFiles,
     find_now,
     left_behind,
+    rank_state,
     told_by_error_file,
     torchrun_paths,
 )
-from rankwatch_agent.training.rank_states import rank_state
 from rankwatch_agent.training.spans.records import Process
 from rankwatch_agent.training.totals import RankTotals
 

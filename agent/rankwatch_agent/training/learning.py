@@ -25,7 +25,7 @@ from rankwatch_agent.training.loss import (
     LossStatistics,
     RelearnReason,
 )
-from rankwatch_agent.training.plateau import Plateau
+from rankwatch_agent.training.loss_blocks import Plateau
 
 JUMP_RATIO = 2.0
 """A norm below this many times its trend is no jump: norms wander."""

@@ -1,8 +1,12 @@
-"""Lists the directories of runs and their black boxes. Other users fill them, with whatever and how many they
-want, so every list is bounded for each owner and the time for it is shared between them."""
+"""Lists the directories of runs and their black boxes, and counts what is wrong with these.
+
+Other users fill the directories, with whatever and how many they want, so every list is bounded for each
+owner and the time for it is shared between them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import time
@@ -16,8 +20,39 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.tenants import is_tenant
 from rankwatch.conventions.states import BoxFault
 from rankwatch.untrusted.folders import Folder
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import share, take_turns
-from rankwatch_agent.training.faults import BoxFaults
+
+_MAX_REMEMBERED = 10_000
+_log = logging.getLogger(__name__)
+
+
+class BoxFaults:
+    """Counts faults by reason: each box once per reason. The log names each, as far as its limit allows."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self.last: dict[str, float] = {}
+        """Unix time of the last one of each reason that occurred."""
+        self._wall = wall
+        self.by_reason: dict[str, int] = {fault.value: 0 for fault in BoxFault}
+        """Every reason is present, because an alert sees only what rises from a first value."""
+        self._noted: set[tuple[Path, str]] = set()
+        self._log_limit = LogLimit()
+
+    def note(self, path: Path, reason: str, message: str) -> None:
+        """Count the fault unless this file had it before."""
+        if (path, reason) in self._noted:
+            return
+        if len(self._noted) >= _MAX_REMEMBERED:
+            self._noted.clear()
+        self._noted.add((path, reason))
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        self.last[reason] = self._wall()
+        # Somebody else chose the bytes of file names: no line break, and nothing that is no text, may pass.
+        text = message.encode("unicode_escape").decode("ascii")
+        if self._log_limit.allows(text):
+            _log.warning("black box left out (%s): %s", reason, text)
+
 
 MAX_RUNS_OF_OWNER = 1024
 """Newest directories of each owner that are looked at."""

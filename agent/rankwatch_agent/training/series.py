@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from rankwatch.blackbox.records import AllocatorNow
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS, OUTSTANDING, Kind, metric
 from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (
     BLACK_BOX,
     position_series,
     totals_series,
 )
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.memory import memory_series, resident_bytes
 from rankwatch_agent.training.outstanding import Shown
-from rankwatch_agent.training.recent_series import late_series, rank_series, token_series
+from rankwatch_agent.training.recent import late_series, rank_series, token_series
 from rankwatch_agent.training.totals import RankTotals
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
@@ -238,3 +238,57 @@ def _by(name: str, key: tuple[str, str], values: dict[str, float] | dict[str, in
     declared = metric(name)
     for label, value in values.items():
         yield Series(declared, (*key, label), value)
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_RESIDENT_FIELD = 1
+
+
+def resident_bytes(procfs: Path, pid: int) -> int | None:
+    """Resident memory of a process; None where it is gone or hidden."""
+    try:
+        return int((procfs / str(pid) / "statm").read_bytes().split()[_RESIDENT_FIELD]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def memory_series(
+    key: tuple[str, str], resident: int | None, allocator: AllocatorNow | None
+) -> Iterator[Series]:
+    """The series of one rank; none of what is not known."""
+    if resident is not None:
+        yield sample("rankwatch_rank_resident_memory_bytes", key, resident)
+    if allocator is None:
+        return
+    for name, value in (
+        ("rankwatch_rank_gpu_memory_allocated_bytes", allocator.allocated),
+        ("rankwatch_rank_gpu_memory_reserved_bytes", allocator.reserved),
+        ("rankwatch_rank_gpu_memory_peak_bytes", allocator.peak),
+        ("rankwatch_rank_gpu_memory_retries_total", allocator.retries),
+        ("rankwatch_rank_gpu_memory_failures_total", allocator.out_of_memory),
+    ):
+        yield sample(name, key, value)
+
+
+def of_run(
+    ranks: Iterable[Mapping[Capability, Unseen | None]],
+) -> dict[Capability, Unseen | None]:
+    """Capability -> why ranks do not see it, by most of those that do not; None where every rank sees it.
+
+    Left out is what no rank knows yet.
+    """
+    listed = list(ranks)
+    found: dict[Capability, Unseen | None] = {}
+    for capability in Capability:
+        states = [each[capability] for each in listed if capability in each]
+        reasons = Counter(why for why in states if why is not None)
+        if states:
+            found[capability] = reasons.most_common(1)[0][0] if reasons else None
+    return found
+
+
+def capability_series(run: str, ranks: Iterable[Mapping[Capability, Unseen | None]]) -> Iterator[Series]:
+    """One series for each capability that is known; none for a run of explicit hooks."""
+    declared = metric("rankwatch_run_capability_visible")
+    for capability, why in of_run(ranks).items():
+        yield Series(declared, (run, capability, why or ""), 1 if why is None else 0)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rankwatch.conventions import COMMUNICATION, OTHER, TOKENS
 from rankwatch.conventions.states import NOT_COMPUTE
-from rankwatch_agent.training.device_steps import DeviceSteps, HostedStep
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
-from rankwatch_agent.training.variation import OpenSteps, StepParts, Variation
+from rankwatch_agent.training.variation import DeviceSteps, HostedStep, OpenSteps, StepParts, Variation
 
 _MOST_PENDING = 4096
 """Phases or collectives kept for a step that does not end; beyond, the oldest are dropped."""

@@ -19,7 +19,7 @@ from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, 
 from rankwatch_agent.training.failures import Failure, kind_of
 from rankwatch_agent.training.fingerprints import RankFingerprints
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
-from rankwatch_agent.training.goodput.run_ledger import RunLedger
+from rankwatch_agent.training.goodput.run_ledgers import RunLedger
 from rankwatch_agent.training.learning import JUDGED, RankLearning
 from rankwatch_agent.training.recent import RecentSteps
 from rankwatch_agent.training.spans.records import RankNotes

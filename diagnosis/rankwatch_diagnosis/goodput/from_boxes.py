@@ -15,10 +15,8 @@ from rankwatch.conventions.states import ENDED_STATES, GoodputState, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan
-from rankwatch_agent.training.goodput.run_ledger import RunLedger
-from rankwatch_agent.training.goodput.run_ledgers import saved_ledger
-from rankwatch_agent.training.goodput.transfers import RoleTransfers
+from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, RoleTransfers
+from rankwatch_agent.training.goodput.run_ledgers import RunLedger, saved_ledger
 from rankwatch_agent.training.life.ends import RankEnd, judge
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 from rankwatch_agent.training.totals import RankTotals

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, SUFFIX, UNCLOSED
 from rankwatch_agent.training.flight_recorder.operations import (
     EQUAL_SIZES,
+    NO_PART,
+    SUFFIX,
+    UNCLOSED,
     compared_elements,
     standard_name,
 )

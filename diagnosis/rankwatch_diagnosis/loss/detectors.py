@@ -16,7 +16,7 @@ from rankwatch_agent.training.learning import (
     NormStatistics,
 )
 from rankwatch_agent.training.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, LossStatistics, RelearnReason
-from rankwatch_agent.training.plateau import PLATEAU_IMPROVEMENT, Plateau
+from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT, Plateau
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
 
 FEW_VALUES = 3

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.states import RankState
-from rankwatch_agent.training.checkpoint_verification.records import VerificationRecords
+from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, newest_of_paths
+from rankwatch_agent.training.verifications import VerificationRecord, newest_of_paths
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 Records = Sequence[VerificationRecord]

@@ -8,10 +8,8 @@ import pytest
 
 from rankwatch.conventions.states import EvidenceFault, IncidentKind, RankState
 from rankwatch_agent.incidents.diagnosis import root_causes_of
-from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.evidence import MAX_WAIT_SECONDS, EvidenceKeeper
-from rankwatch_agent.incidents.registry import MAX_PENDING, IncidentRegistry, RootCause
-from rankwatch_agent.incidents.store import BundleStore
+from rankwatch_agent.incidents.episodes import MAX_PENDING, Incident, IncidentRegistry, RootCause
+from rankwatch_agent.incidents.evidence import MAX_WAIT_SECONDS, BundleStore, EvidenceKeeper
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident, writer
 

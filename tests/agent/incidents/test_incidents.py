@@ -16,9 +16,9 @@ import pytest
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.incidents.collector import IncidentsCollector
+from rankwatch_agent.incidents.episodes import EvidenceResult, IncidentRegistry, RootCause
 from rankwatch_agent.incidents.evidence import build_evidence
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
-from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry, RootCause
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable

@@ -11,8 +11,8 @@ import pytest
 from rankwatch import profiling
 from rankwatch.conventions.states import EvidenceFault, RankState
 from rankwatch_agent.incidents.bundle import Bundle, BundleFolder
-from rankwatch_agent.incidents.profiles import ProfileWatcher, add_profiles
-from rankwatch_agent.incidents.registry import RootCause
+from rankwatch_agent.incidents.dumps import ProfileWatcher, add_profiles
+from rankwatch_agent.incidents.episodes import RootCause
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident
 

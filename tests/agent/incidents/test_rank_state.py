@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.incidents.rank_state import final_state, process_state
+from rankwatch_agent.incidents.rank_files import final_state, process_state
 from rankwatch_agent.runtime.writers import writer_of
 from support.incidents.incidents import boxed
 from support.processes.users import ALICE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.incidents.collector import IncidentsCollector
-from rankwatch_agent.incidents.registry import MAX_PENDING, IncidentRegistry
+from rankwatch_agent.incidents.episodes import MAX_PENDING, IncidentRegistry
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions

@@ -12,9 +12,8 @@ import pytest
 
 from rankwatch import profiling
 from rankwatch.conventions.states import RankState
-from rankwatch_agent.incidents.collector import IncidentsCollector
-from rankwatch_agent.incidents.registry import IncidentRegistry
-from rankwatch_agent.incidents.slow_ranks import PAUSE_SECONDS, WINDOW_SECONDS, SlowRanks
+from rankwatch_agent.incidents.collector import PAUSE_SECONDS, WINDOW_SECONDS, IncidentsCollector, SlowRanks
+from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.incidents.store import BundleStore
+from rankwatch_agent.incidents.evidence import BundleStore
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from support.incidents.incidents import incident
 

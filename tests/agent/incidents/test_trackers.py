@@ -15,7 +15,7 @@ from rankwatch.conventions.states import IncidentKind
 from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.incidents import trackers
-from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry, RootCause
+from rankwatch_agent.incidents.episodes import EvidenceResult, IncidentRegistry, RootCause
 from rankwatch_agent.incidents.trackers import TrackersCollector, build_trackers, metrics_since
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig

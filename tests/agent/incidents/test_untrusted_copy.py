@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.states import EvidenceFault
-from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
-from rankwatch_agent.incidents.untrusted_copy import copy_file
+from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError, copy_file
 
 
 def copy(source: Path, tmp_path: Path, *, max_bytes: int = 1000) -> bytes:

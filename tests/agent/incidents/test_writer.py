@@ -23,8 +23,8 @@ from rankwatch.logs.lines import FILE_BYTES
 from rankwatch.trackers.finding import Tracker, parse_note, write_note
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.incidents.bundle import EvidenceError
+from rankwatch_agent.incidents.episodes import RootCause
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
-from rankwatch_agent.incidents.registry import RootCause
 from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until

@@ -13,11 +13,11 @@ import pytest
 from rankwatch_agent.collectors import build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.state_file import StateFile
-from rankwatch_agent.training.checkpoint_verification.records import VerificationRecords
-from rankwatch_agent.training.cost.spending import Spending
+from rankwatch_agent.training.cost import Spending
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.spans.state import TraceState
+from rankwatch_agent.training.verifications import VerificationRecords
 
 KEEPERS = {
     "attempts.json": lambda directory: LifeCounters(directory, 1.0),

@@ -17,14 +17,17 @@ from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Limits, confined
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Collection, Schedule
-from rankwatch_agent.training.checkpoint_verification.collector import (
+from rankwatch_agent.training.checkpoint_verification import (
     CheckpointsCollector,
     VerificationSettings,
     saves_beside,
 )
-from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
-from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, VerificationRecords
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
+from rankwatch_agent.training.verifications import (
+    VerificationRecord,
+    VerificationRecords,
+    VerifyingProcess,
+)
 from support.agent.process import until
 from support.processes.users import ALICE, BOB
 from support.training.checkpoint import checkpoint, note

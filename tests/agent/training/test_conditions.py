@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.states import RankState
-from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
-from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.conditions import Lifetime, RankCondition, RunConditions, in_present_attempt
 
 
 def condition(

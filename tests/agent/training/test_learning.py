@@ -18,7 +18,7 @@ from rankwatch_agent.training.learning import (
     RankLearning,
 )
 from rankwatch_agent.training.loss import RelearnReason
-from rankwatch_agent.training.plateau import PLATEAU_IMPROVEMENT
+from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT
 from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import Kind
 from rankwatch_diagnosis.loss.detection import detect

@@ -16,7 +16,7 @@ from rankwatch_agent.training.loss import (
     LossStatistics,
     RelearnReason,
 )
-from rankwatch_agent.training.loss_history import MOST_LEVELS, LossHistory
+from rankwatch_agent.training.loss_blocks import MOST_LEVELS, LossHistory
 from rankwatch_agent.training.totals import RankTotals
 
 

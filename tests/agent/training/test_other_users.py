@@ -23,7 +23,7 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.goodput import run_ledger, run_ledgers
+from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.series import RankSeries
@@ -384,7 +384,7 @@ def test_box_that_cannot_be_followed(node_directory: Path) -> None:
 
 def test_ranks_that_come_and_go(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one living run take no memory for ever either."""
-    monkeypatch.setattr(run_ledger, "MOST_RANKS", 5)
+    monkeypatch.setattr(run_ledgers, "MOST_RANKS", 5)
     monkeypatch.setattr(attempts, "_MOST_RANKS", 5)
     collector = RanksCollector(directory=node_directory)
     for n in range(4):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rankwatch_agent.training.plateau import PLATEAU_IMPROVEMENT, Plateau
+from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT, Plateau
 
 STEPS = 2000
 

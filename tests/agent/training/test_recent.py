@@ -8,8 +8,14 @@ from dataclasses import replace
 import pytest
 
 from rankwatch.conventions.states import SlowPhase
-from rankwatch_agent.training.recent import RecentMeans, RecentSteps
-from rankwatch_agent.training.recent_series import node_series, rank_series, step_series, token_series
+from rankwatch_agent.training.recent import (
+    RecentMeans,
+    RecentSteps,
+    node_series,
+    rank_series,
+    step_series,
+    token_series,
+)
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import LearntTimeouts
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.training.faults import BoxFaults
-from rankwatch_agent.training.run_directories import RunDirectories
+from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories
 from support.processes.dead_server import run_beside_dead_server
 from support.processes.users import ALICE, BOB, as_user, node_directory, run_as
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.process
 LISTED = """
 import sys
 from pathlib import Path
-from rankwatch_agent.training.faults import BoxFaults
+from rankwatch_agent.training.run_directories import BoxFaults
 from rankwatch_agent.training.run_directories import RunDirectories
 directory, faults = Path(sys.argv[1]), BoxFaults()
 directories = RunDirectories(directory, faults)

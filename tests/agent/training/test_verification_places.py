@@ -12,12 +12,12 @@ import pytest
 from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Owner
 from rankwatch_agent.runtime.collector import Schedule
-from rankwatch_agent.training.checkpoint_verification.collector import (
+from rankwatch_agent.training.checkpoint_verification import (
     CheckpointsCollector,
     VerificationSettings,
 )
-from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.verifications import MOST_AT_ONCE, VerifyingProcess
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
 from support.training.checkpoint import note
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rankwatch.untrusted.children import Limits, Owner, confined
-from rankwatch_agent.training.checkpoint_verification.process import (
+from rankwatch_agent.training.verifications import (
     LONGEST_SECONDS,
     MOST_AT_ONCE,
     VerifyingProcess,
@@ -109,7 +109,7 @@ def test_process_steps_back(tmp_path: Path) -> None:
 WITHOUT_TEMPORARY_FILES = """
 import os, pathlib, sys, tempfile
 from rankwatch.untrusted.children import Owner
-from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
+from rankwatch_agent.training.verifications import VerifyingProcess
 try:
     tempfile.gettempdir()
     raise SystemExit("there is a place for temporary files")
@@ -197,7 +197,7 @@ def test_process_that_never_ends(tmp_path: Path) -> None:
 SERVED_BY_ITS_USER = """
 import struct, threading
 from rankwatch.untrusted.children import Owner
-from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
+from rankwatch_agent.training.verifications import VerifyingProcess
 asked = threading.Event()
 
 def serve():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.training.life.kills import write_kill
+from rankwatch_agent.training.life.ends import write_kill
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch_agent.training.checkpoint_verification.records import (
+from rankwatch_agent.training.verifications import (
     VerificationRecord,
     VerificationRecords,
 )

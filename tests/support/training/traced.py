@@ -18,9 +18,8 @@ from rankwatch_agent.runtime.otlp_endpoint import build_resource
 from rankwatch_agent.runtime.otlp_spans import as_sdk_span
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
-from rankwatch_agent.training.spans.records import Notes, OpenIncident
+from rankwatch_agent.training.spans.records import Exemplars, Notes, OpenIncident
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 
 _RESOURCE = build_resource(node="n", cluster="c", version="0")

@@ -34,7 +34,6 @@ from rankwatch_agent.training.collectives.totals import (
     totals_series,
 )
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.flight_recorder.ask import (
     CapturingRankError,
     FlightRecorderClient,
@@ -45,7 +44,7 @@ from rankwatch_agent.training.flight_recorder.ask import (
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.parse import NCCL2
 from rankwatch_agent.training.follower import run_label
-from rankwatch_agent.training.run_directories import RunDirectories
+from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories
 
 _MAX_RANKS = 64
 """Sockets asked, shared between their owners: more ranks than any node has GPUs."""

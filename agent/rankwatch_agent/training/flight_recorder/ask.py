@@ -1,12 +1,17 @@
-"""Asks the worker servers of ranks for their flight recorders.
+"""Asks the worker servers of ranks for their flight recorders, and parses the answers.
 
 A rank's PyTorch serves HTTP on a unix socket beside its black box. The answer is untrusted, so it is bounded
 in size and in time. The standard library's HTTP client bounds each wait but not their sum: a server that
 sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 over the socket.
+
+An answer is parsed in the agent itself: into a typed dump, and never into plain objects. As plain objects a
+text takes fifty times its size, and the interpreter stands while they are made. Here no more is made than
+what a dump has, so counting the values of the text bounds time and memory.
 """
 
 from __future__ import annotations
 
+import codecs
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -16,19 +21,26 @@ from pathlib import Path
 from typing import TypeVar
 
 from rankwatch.blackbox import layout
+import msgspec
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.untrusted.folders import Folder, look
 from rankwatch.untrusted.http_client import seconds_left
 from rankwatch.untrusted.peers import connect
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.training.flight_recorder.parse import (
+    DOCUMENT,
     NCCL2,
+    NOT_UNDERSTOOD,
     RECORDERS,
+    Document,
     Dump,
     DumpError,
+    Entry,
+    GroupConfig,
+    GroupStatus,
+    dump_of,
     load_json,
 )
-from rankwatch_agent.training.flight_recorder.reply import parse_reply
 
 MAX_REPLY_BYTES = 12 << 20
 """Of all recorders of a rank together. A ring has 2,000 entries, which torch 2.13 writes in 0.95 MB, and
@@ -231,3 +243,81 @@ def _answer(client: FlightRecorderClient) -> Replies | FlightRecorderError:
         return client.ask()
     except FlightRecorderError as error:
         return error
+
+
+_MAX_ODD_ENTRIES = 1024
+"""Entries that are not understood: each takes as long as ten others."""
+_RECODED_BYTES = 1 << 18
+_T = TypeVar("_T")
+
+
+class _Loose(msgspec.Struct):
+    """A dump in which all that may be odd is left as text."""
+
+    entries: list[msgspec.Raw] | None = None
+    trace: list[msgspec.Raw] | None = None
+    pg_status: msgspec.Raw = msgspec.Raw(b"")
+    pg_config: msgspec.Raw = msgspec.Raw(b"")
+
+
+_LOOSE = msgspec.json.Decoder(_Loose)
+_ENTRY = msgspec.json.Decoder(Entry, strict=False)
+_STATUS = msgspec.json.Decoder(dict[str, GroupStatus], strict=False)
+_CONFIG = msgspec.json.Decoder(dict[str, GroupConfig], strict=False)
+
+
+def parse_reply(text: bytes | bytearray) -> Dump:
+    """The dump in the answer; raises DumpError."""
+    text = _as_utf8(text)
+    try:
+        document = DOCUMENT.decode(text)
+    except msgspec.ValidationError:
+        return _entry_by_entry(text)
+    except NOT_UNDERSTOOD as error:
+        raise DumpError(f"it is no JSON: {error}") from None
+    if document.entries is None and document.trace is None and document.pg_status is None:
+        raise DumpError("it holds neither entries nor pg_status")
+    return dump_of(document)
+
+
+def _as_utf8(text: bytes | bytearray) -> bytes | bytearray:
+    """The text, in which a byte that is no UTF-8, as a name may hold, is replaced."""
+    if text.isascii():
+        return text
+    chunks = (bytes(text[place : place + _RECODED_BYTES]) for place in range(0, len(text), _RECODED_BYTES))
+    return b"".join(each.encode() for each in codecs.iterdecode(chunks, "utf-8", "replace"))
+
+
+def _entry_by_entry(text: bytes | bytearray) -> Dump:
+    """What can be understood of a reply that does not fit as a whole."""
+    try:
+        document = _LOOSE.decode(text)
+    except NOT_UNDERSTOOD as error:
+        raise DumpError(f"it holds no dump: {error}") from None
+    entries = document.entries if document.entries is not None else document.trace
+    if entries is None:
+        raise DumpError("it holds no entries")
+    understood = [entry for entry in _understood(entries) if entry is not None]
+    found = Document(
+        entries=understood,
+        pg_status=_decoded_or_none(_STATUS, document.pg_status),
+        pg_config=_decoded_or_none(_CONFIG, document.pg_config),
+    )
+    return msgspec.structs.replace(dump_of(found), skipped=len(entries) - len(understood))
+
+
+def _understood(entries: list[msgspec.Raw]) -> Iterator[Entry | None]:
+    odd = 0
+    for each in entries:
+        entry = _decoded_or_none(_ENTRY, each)
+        odd += entry is None
+        if odd > _MAX_ODD_ENTRIES:
+            raise DumpError(f"more than {_MAX_ODD_ENTRIES} of its entries cannot be understood")
+        yield entry
+
+
+def _decoded_or_none(decoder: msgspec.json.Decoder[_T], text: msgspec.Raw) -> _T | None:
+    try:
+        return decoder.decode(text)
+    except NOT_UNDERSTOOD:
+        return None

@@ -17,9 +17,10 @@ from rankwatch_agent.training.collectives.totals import (
     Position,
     totals_of,
 )
-from rankwatch_agent.training.flight_recorder.coalesced import NO_PART, closes
 from rankwatch_agent.training.flight_recorder.operations import (
+    NO_PART,
     backend_of,
+    closes,
     input_bytes,
     operation_of,
     signature,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 
 from rankwatch_agent.runtime.errors import AgentError
-from rankwatch_agent.training.flight_recorder.coalesced import (
+from rankwatch_agent.training.flight_recorder.operations import (
     MAY_BE_COALESCED,
     NO_PART,
     SUFFIX,

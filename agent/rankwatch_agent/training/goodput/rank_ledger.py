@@ -17,8 +17,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
 from rankwatch.conventions.states import GoodputState
-from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS, AttemptSpans
-from rankwatch_agent.training.goodput.transfers import Transfers
+from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS, AttemptSpans, Transfers
 
 FOLLOWING_STEPS = 10
 """The first step of a process is compared with the median of so many that follow it."""

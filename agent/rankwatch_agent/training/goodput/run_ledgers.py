@@ -1,20 +1,122 @@
-"""The ledgers of all runs of this node, kept across restarts of the agent."""
+"""The time of the ranks of all runs of this node, over all attempts, kept across restarts of the agent.
+
+Loading a ledger from JSON values raises LookupError, TypeError, ValueError or AttributeError for anything
+else than was saved.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rankwatch.attempts import MOST_ATTEMPTS
+from rankwatch.blackbox.records import Header
 from rankwatch.conventions.metrics import metric
-from rankwatch.conventions.states import ENDED_STATES
+from rankwatch.conventions.states import ENDED_STATES, GoodputState
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.goodput.run_ledger import RunLedger
-from rankwatch_agent.training.goodput.saved import load_run, save_run
+from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, AttemptSpans, RoleTransfers, Transfers
+from rankwatch_agent.training.goodput.rank_ledger import FirstStep, Process, RankLedger, Seconds
+
+MOST_RANKS = 1024
+"""Of a run on one node, over all of its attempts. Of more, those that ended first are forgotten."""
+
+
+class RunLedger:
+    """The ledgers of the ranks of one run on this node."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankLedger] = {}
+        self.attempts = AttemptSpans()
+        self.roles: dict[str, RoleTransfers] = {}
+        """Pipeline stage -> what transfers take there."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Rank-seconds by state."""
+        found = dict.fromkeys(GoodputState, 0.0)
+        for each in self.ranks.values():
+            for state, seconds in each.seconds.items():
+                found[state] += seconds
+        return found
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that were done again, on the rank with the most."""
+        return max((each.replayed_steps for each in self.ranks.values()), default=0)
+
+    @property
+    def size(self) -> int:
+        """How many attempts of ranks it holds; the rest of a rank takes as much memory as eight."""
+        return sum(8 + len(each.by_attempt) for each in self.ranks.values())
+
+    def rank(self, header: Header) -> RankLedger:
+        """The ledger of a rank, made where there is none."""
+        return self.rank_of(header.identity.rank, str(header.identity.coordinates.get("pp", "")))
+
+    def rank_of(self, number: int, role: str) -> RankLedger:
+        """The same by its number; ranks of one role do the same work."""
+        found = self.ranks.get(number)
+        if found is None:
+            transfers = Transfers(self.roles.setdefault(role, RoleTransfers()))
+            found = self.ranks[number] = RankLedger(self.attempts, transfers, role)
+        return found
+
+    def newest_attempt(self, rank: int) -> int:
+        """The attempt in which the rank has its newest process; -1 where none is known."""
+        found = self.ranks.get(rank)
+        return -1 if found is None or found.process is None else found.attempt
+
+    def charge_ended(self, moment: float, living: Collection[int]) -> None:
+        """Attribute the time of ranks that have ended: idle beside others of their attempt, down once the
+        next attempt has begun. `moment` is monotonic, `living` the ranks whose processes live."""
+        ended = [each for each in self.ranks if each not in living]
+        self._drop(ended[: max(0, len(self.ranks) - MOST_RANKS)])
+        newest = self.attempts.newest
+        busy = {self.ranks[each].attempt for each in living if each in self.ranks}
+        last: dict[int, float] = {}
+        for ledger in self.ranks.values():
+            last[ledger.attempt] = max(ledger.cursor, last.get(ledger.attempt, ledger.cursor))
+        for ledger in self.ranks.values():
+            if not ledger.ended:
+                continue
+            if ledger.attempt < newest:
+                ledger.down(self.attempts.by_number[newest].started)
+            elif ledger.attempt in busy:
+                ledger.idle(moment)
+            else:  # until the last of them had ended
+                ledger.idle(last[ledger.attempt])
+
+    def shrink(self, here: Container[int]) -> None:
+        """Forget ranks that are not here any more, and join the attempts of each of the others."""
+        self._drop([each for each in self.ranks if each not in here])
+        for ledger in self.ranks.values():
+            ledger.join_attempts()
+
+    def _drop(self, ranks: Iterable[int]) -> None:
+        for each in ranks:
+            gone = self.ranks.pop(each)
+            gone.forget()
+            if not self.roles[gone.role].ranks:
+                del self.roles[gone.role]
+
+    def by_attempt(self) -> Iterator[tuple[int, AttemptSpan, Seconds]]:
+        """Number, span and rank-seconds by state of each attempt, in their order."""
+        for number, span in sorted(self.attempts.by_number.items()):
+            seconds: Seconds = {}
+            for ledger in self.ranks.values():
+                for state, value in ledger.by_attempt.get(number, {}).items():
+                    seconds[state] = seconds.get(state, 0.0) + value
+            yield number, span, seconds
+
+
+if TYPE_CHECKING:
+    from rankwatch_agent.training.follower import RankFollower
 
 ACCOUNT = "goodput.json"
 """Name of the file."""
@@ -173,3 +275,76 @@ def _runs_in(document: Any) -> dict[str, Any]:
     if document["format"] != _FORMAT:
         raise ValueError("it has another format")
     return dict(document["runs"])
+
+
+def save_run(ledger: RunLedger) -> dict[str, Any]:
+    """Everything that another agent needs to go on."""
+    return {
+        "attempts": {number: asdict(span) for number, span in ledger.attempts.by_number.items()},
+        "ranks": {number: [each.role, _save_rank(each)] for number, each in ledger.ranks.items()},
+    }
+
+
+def load_run(saved: Any, started: float) -> RunLedger:
+    """started: Unix time at which this agent started."""
+    ledger = RunLedger()
+    for number, span in saved["attempts"].items():
+        ledger.attempts.by_number[_attempt(number)] = _load_span(**span)
+    for number, (role, rank) in saved["ranks"].items():
+        found = ledger.rank_of(int(number), str(role))
+        _load_rank(found, rank)
+        found.unseen_until = started
+    return ledger
+
+
+def _save_rank(ledger: RankLedger) -> dict[str, Any]:
+    return {
+        "by_attempt": ledger.by_attempt,
+        "replayed_steps": ledger.replayed_steps,
+        "process": ledger.process,
+        "cursor": ledger.cursor,
+        "ended": ledger.ended,
+        "stepped": ledger.stepped,
+        "first": None if ledger.first is None else asdict(ledger.first),
+    }
+
+
+def _load_rank(ledger: RankLedger, saved: Any) -> None:
+    ledger.by_attempt = {_attempt(number): _seconds(each) for number, each in saved["by_attempt"].items()}
+    ledger.replayed_steps = int(saved["replayed_steps"])
+    if saved["process"] is not None:
+        pid, monotonic, wall, attempt = saved["process"]
+        ledger.process = Process(int(pid), _finite(monotonic), _finite(wall), _attempt(attempt))
+        ledger.resume()
+    ledger.cursor = _finite(saved["cursor"])
+    ledger.ended, ledger.stepped = bool(saved["ended"]), bool(saved["stepped"])
+    first = saved["first"]
+    if first is not None:
+        following = [_finite(each) for each in first["following"]]
+        seconds = _finite(first["seconds"])
+        if seconds <= 0.0:
+            raise ValueError("a step took no time")
+        ledger.first = FirstStep(seconds, _seconds(first["states"]), following)
+
+
+def _load_span(started: Any, last: Any, world_size: Any, first_step: Any, highest_step: Any) -> AttemptSpan:
+    lowest = None if first_step is None else int(first_step)
+    return AttemptSpan(_finite(started), _finite(last), int(world_size), lowest, int(highest_step))
+
+
+def _attempt(number: Any) -> int:
+    found = int(number)
+    if not 0 <= found <= MOST_ATTEMPTS:
+        raise ValueError(f"{found} is no number of an attempt")
+    return found
+
+
+def _seconds(saved: Any) -> Seconds:
+    return {GoodputState(state): _finite(seconds) for state, seconds in saved.items()}
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no finite number")
+    return number

@@ -13,11 +13,18 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycle, RestartCycles
 from rankwatch_agent.runtime.turns import excess
-from rankwatch_agent.training.failures import KILLED, Failure
+from rankwatch_agent.training.failures import KILLED, Failure, rank_state
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
-from rankwatch_agent.training.life.kills import RankProcess, failure_by_kill, memory_cgroup, write_kill
-from rankwatch_agent.training.rank_states import rank_state
+from rankwatch_agent.training.life.ends import (
+    AttemptEnd,
+    RankEnd,
+    RankProcess,
+    StopRequest,
+    failure_by_kill,
+    judge,
+    memory_cgroup,
+    write_kill,
+)
 
 logger = logging.getLogger(__name__)
 

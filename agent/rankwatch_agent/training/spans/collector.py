@@ -14,11 +14,12 @@ from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from rankwatch_agent.runtime.turns import Places, excess
-from rankwatch_agent.training.exemplars import STEP, Exemplars
 from rankwatch_agent.training.spans.records import (
+    STEP,
     Began,
     CheckpointDone,
     Ended,
+    Exemplars,
     Note,
     Notes,
     OpenIncident,

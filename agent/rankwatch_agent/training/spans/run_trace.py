@@ -15,12 +15,18 @@ from rankwatch import identity
 from rankwatch.conventions.states import RankState
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
 from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
-from rankwatch_agent.training.rank_states import worst_state
-from rankwatch_agent.training.spans.attributes import fit, of_attempt, of_rank, of_run
-from rankwatch_agent.training.spans.heartbeats import Heartbeat, Heartbeats
+from rankwatch_agent.training.failures import worst_state
 from rankwatch_agent.training.spans.records import CheckpointDone, Ended, Process, SectionDone, StepDone
 from rankwatch_agent.training.spans.state import AttemptState, RunState
-from rankwatch_agent.training.spans.step_trace import attempt_span
+from rankwatch_agent.training.spans.step_trace import (
+    Heartbeat,
+    Heartbeats,
+    attempt_span,
+    fit,
+    of_attempt,
+    of_rank,
+    of_run,
+)
 
 RUN_END_SECONDS = 300.0
 """A run that did not finish is over after so long without a living rank: it may be started again."""

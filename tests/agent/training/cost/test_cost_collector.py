@@ -11,10 +11,9 @@ from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity
+from rankwatch_agent.training import cost
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
-from rankwatch_agent.training.cost import spending
-from rankwatch_agent.training.cost.allocation import ChargedRank, allocate
-from rankwatch_agent.training.cost.collector import CostCollector
+from rankwatch_agent.training.cost import ChargedRank, CostCollector, allocate
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 
@@ -146,7 +145,7 @@ def test_between_attempts(tmp_path: Path) -> None:
 
 def test_runs_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one user cost no other one's run, between two attempts, what it has spent."""
-    monkeypatch.setattr(spending, "_MOST_RUNS", 3)
+    monkeypatch.setattr(cost, "_MOST_RUNS", 3)
     node = Node(tmp_path, price("cpu", 1.0))
     node.at(3600.0, r=[rank(0, owner=1)])
     for n in range(6):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.cost.price_table import PriceTable, load_price_table
+from rankwatch_agent.training.price_table import PriceTable, load_price_table
 
 H100 = "NVIDIA H100 80GB HBM3"
 GOOD = """

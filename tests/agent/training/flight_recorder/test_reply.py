@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_agent.training.flight_recorder import parse
+from rankwatch_agent.training.flight_recorder.ask import parse_reply
 from rankwatch_agent.training.flight_recorder.parse import DumpError
-from rankwatch_agent.training.flight_recorder.reply import parse_reply
 from support.training.recorder import entry, reply
 
 

@@ -17,7 +17,7 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity, step_trace
-from rankwatch_agent.training.spans.heartbeats import MAX_EVENTS
+from rankwatch_agent.training.spans.step_trace import MAX_EVENTS
 from rankwatch_agent.training.spans.steps import MAX_SAMPLED_A_MINUTE
 from support.fuzzing import BUSY_MACHINE
 from support.training.traced import Node, check_spans

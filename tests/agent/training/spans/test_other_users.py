@@ -11,10 +11,9 @@ from rankwatch.blackbox.records import Header
 from rankwatch.identity import Identity
 from rankwatch_agent.runtime.collector import Exemplar
 from rankwatch_agent.runtime.spans import TraceSpan
-from rankwatch_agent.training.exemplars import STEP, Exemplars
 from rankwatch_agent.training.spans import collector as traces
 from rankwatch_agent.training.spans import state
-from rankwatch_agent.training.spans.records import Notes, Process, Resumed, StepDone
+from rankwatch_agent.training.spans.records import STEP, Exemplars, Notes, Process, Resumed, StepDone
 from rankwatch_agent.training.spans.run_trace import RunTrace
 from rankwatch_agent.training.spans.state import AttemptState, RunState, TraceState
 from support.processes.users import ALICE, CAROL, become, node_directory, run_as

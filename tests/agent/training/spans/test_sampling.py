@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rankwatch_agent.training.spans import sampling
-from rankwatch_agent.training.spans.sampling import Pace, by_chance
+from rankwatch_agent.training.spans import steps
+from rankwatch_agent.training.spans.steps import Pace, by_chance
 
 
 def test_chance_is_one_in_n_and_the_same_everywhere() -> None:
@@ -27,7 +27,7 @@ def test_slow_steps() -> None:
     assert sum(pace.add(0.1 * generator.lognormvariate(0.0, 0.03)) for _ in range(2000)) == 0
     assert pace.add(0.2)
     slow = [pace.add(0.2) for _ in range(500)]
-    assert sum(slow) < sampling.SPAN_STEPS
+    assert sum(slow) < steps.SPAN_STEPS
     assert not any(slow[-100:])
 
 

@@ -27,8 +27,7 @@ from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.sweep import sweep
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.incidents.bundle import EvidenceError
-from rankwatch_agent.incidents.rank_files import _json_lines
-from rankwatch_agent.incidents.rank_state import _last_records
+from rankwatch_agent.incidents.rank_files import _json_lines, _last_records
 from rankwatch_agent.runtime.exposition import Exposition, constant_labels
 from rankwatch_agent.runtime.supervisor import Snapshot
 from rankwatch_agent.training.collector import RanksCollector

@@ -24,15 +24,16 @@ from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
-from rankwatch_agent.training.checkpoint_verification.process import MOST_AT_ONCE, VerifyingProcess
-from rankwatch_agent.training.checkpoint_verification.records import (
+from rankwatch_agent.training.checkpoints import noted_beside
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
+from rankwatch_agent.training.verifications import (
+    MOST_AT_ONCE,
     Saved,
     VerificationRecord,
     VerificationRecords,
+    VerifyingProcess,
     newest_of_paths,
 )
-from rankwatch_agent.training.checkpoints import noted_beside
-from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 
 logger = logging.getLogger(__name__)
 
