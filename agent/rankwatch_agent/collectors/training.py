@@ -12,7 +12,7 @@ from rankwatch_agent.collectors import Shared
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig, source
-from rankwatch_agent.training.spans.records import OpenIncident
+from rankwatch_agent.training.spans.records import Exemplars, OpenIncident
 
 
 # The ring of a black box must be read before it is overwritten: this one runs often.
@@ -29,13 +29,12 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         max_runs=config.max_runs,
         max_names=config.max_names,
         conditions=shared.run_conditions,
-        notes=shared.traces.notes if shared.traces else None,
         tracked=shared.tracked_runs,
-        exemplars=shared.traces.exemplars if shared.traces else None,
+        notes=shared.traces.notes if shared.traces else None,
+        exemplars=shared.traces.exemplars if shared.traces else Exemplars(),
         events=shared.events,
         cycles=shared.cycles,
         state_directory=config.state_path(),
-        ledgers=shared.ledgers,
         plateau_steps=config.plateau_steps,
         step_window_seconds=config.step_window_seconds,
         max_single_ranks=config.max_single_ranks,

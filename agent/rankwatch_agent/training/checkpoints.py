@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage
 from rankwatch.untrusted.folders import read_owned
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.training.figures import FigureTable, Wall
 
 _SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64
@@ -20,6 +21,27 @@ _MOST_UNDER_WAY = 64
 _MOST_LOOKS = 10
 """How often the note is read for the error of a failure: it is written right after the record."""
 _LONGEST_LABEL = 160
+_CHECKPOINTS = FigureTable(
+    {
+        "rankwatch_checkpoint_background_failures_total": "failed_beside",
+        "rankwatch_checkpoint_bytes": "bytes",
+        "rankwatch_rank_restored_step": "restored_step",
+        "rankwatch_rank_steps_lost_total": "steps_lost",
+    }
+)
+_OPERATION = FigureTable(
+    {
+        "rankwatch_checkpoint_operation_seconds_total": "seconds",
+        "rankwatch_checkpoint_blocking_seconds_total": "blocking_seconds",
+        "rankwatch_checkpoint_operation_bytes_total": "bytes",
+    }
+)
+_STAGES = FigureTable(
+    {
+        "rankwatch_checkpoint_stage_seconds_total": "stage_seconds",
+        "rankwatch_checkpoint_stage_bytes_total": "stage_bytes",
+    }
+)
 
 
 class Checkpoint(NamedTuple):
@@ -97,7 +119,7 @@ class RankCheckpoints:
         """By operation and beginning."""
 
     @property
-    def last_good(self) -> Checkpoint | None:
+    def good(self) -> Checkpoint | None:
         """The last verified one where the run verifies, else the last saved one."""
         return self.verified or self.saved
 
@@ -207,12 +229,7 @@ class RankCheckpoints:
         self._under_way.clear()
         self._stages.clear()
 
-    def write_series(self, key: tuple[str, str]) -> Iterator[Series]:
-        """How long it wrote in the last save, by which ranks are compared."""
-        if self.write_seconds is not None:
-            yield sample("rankwatch_checkpoint_last_write_seconds", key, self.write_seconds)
-
-    def series(self, key: tuple[str, str], wall: Callable[[float], float]) -> Iterator[Series]:
+    def series(self, key: tuple[str, str], wall: Wall) -> Iterator[Series]:
         """The series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
             if operation != _UPLOAD or self._uploads:
@@ -222,24 +239,14 @@ class RankCheckpoints:
                 yield sample(failed, (*key, operation), wall(totals.last_failed))
             if totals.error is not None:
                 yield _error_series((*key, operation), totals.error)
-        yield sample("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
+        yield from _CHECKPOINTS.series(key, self, wall)
         under_way = self.saves_under_way()
         yield sample("rankwatch_checkpoint_saves_pending", key, len(under_way))
         if under_way:
             oldest = wall(min(under_way))
             yield sample("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
-        if self.bytes is not None:
-            yield sample("rankwatch_checkpoint_bytes", key, self.bytes)
-        if self.restored_step is not None:
-            yield sample("rankwatch_rank_restored_step", key, self.restored_step)
-        yield sample("rankwatch_rank_steps_lost_total", key, self.steps_lost)
-        for kind, checkpoint in (
-            ("good", self.last_good),
-            ("saved", self.saved),
-            ("committed", self.committed),
-            ("verified", self.verified),
-            ("uploaded", self.uploaded),
-        ):
+        for kind in ("good", "saved", "committed", "verified", "uploaded"):
+            checkpoint = getattr(self, kind)
             if checkpoint is not None:
                 ended = wall(checkpoint.ended)
                 yield sample(f"rankwatch_checkpoint_last_{kind}_timestamp_seconds", key, ended)
@@ -265,18 +272,11 @@ def _error_series(key: tuple[str, str, str], noted: NotedCheckpoint) -> Series:
 
 
 def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iterator[Series]:
-    yield sample("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
-    yield sample("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
-    yield sample("rankwatch_checkpoint_operations_total", (*at, "unfinished"), totals.unfinished)
+    outcomes = {"success": totals.succeeded, "failure": totals.failed, "unfinished": totals.unfinished}
+    for outcome, count in outcomes.items():
+        yield sample("rankwatch_checkpoint_operations_total", (*at, outcome), count)
     if totals.succeeded or totals.failed:
-        yield sample("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
-        yield sample("rankwatch_checkpoint_blocking_seconds_total", at, totals.blocking_seconds)
-        yield sample("rankwatch_checkpoint_operation_bytes_total", at, totals.bytes)
-    failures = dict.fromkeys(totals.stage_seconds, 0) | totals.stage_failures
-    for name, by_stage in (
-        ("rankwatch_checkpoint_stage_seconds_total", totals.stage_seconds),
-        ("rankwatch_checkpoint_stage_bytes_total", totals.stage_bytes),
-        ("rankwatch_checkpoint_stage_failures_total", failures),
-    ):
-        for stage, value in by_stage.items():
-            yield sample(name, (*at, stage), value)
+        yield from _OPERATION.series(at, totals)
+    yield from _STAGES.series(at, totals)
+    for stage, count in (dict.fromkeys(totals.stage_seconds, 0) | totals.stage_failures).items():
+        yield sample("rankwatch_checkpoint_stage_failures_total", (*at, stage), count)

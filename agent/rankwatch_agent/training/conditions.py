@@ -165,8 +165,10 @@ class RunConditions:
         """Run -> condition of its local ranks; runs that were forgotten are gone."""
         return self._runs
 
-    def update(self, ranks: Mapping[str, Iterable[RankCondition]], moment: float) -> None:
-        """Take how the ranks of each run are at `moment`, monotonic."""
+    def update(
+        self, ranks: Mapping[str, Iterable[RankCondition]], moment: float
+    ) -> Mapping[str, RunCondition]:
+        """Take how the ranks of each run are at `moment`, monotonic. Return what `runs` is from now on."""
         runs = {}
         for run, conditions in ranks.items():
             before = self._runs.get(run)
@@ -178,6 +180,7 @@ class RunConditions:
             )
             runs[run] = condition if condition.suspects() else replace(condition, suspected_since=None)
         self._runs = MappingProxyType(runs)
+        return self._runs
 
 
 def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
@@ -108,6 +109,15 @@ class Discovery:
         take_turns(ranks, owner=lambda rank: rank.owner, use=poll, most=POLL_SECONDS)
         self._note_ended()
         self._forget(moment)
+
+    @contextmanager
+    def contain(self, rank: RankFollower) -> Iterator[None]:
+        """Note figures that no trainer has against the box of a rank, and lose no other rank for them."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, ValueError) as error:
+            message = f"could not use the figures of {rank.path}: {error}"
+            self.faults.note(rank.path, BoxFault.GARBAGE, message)
 
     def _choose_runs(self) -> list[RunDirectory]:
         """At most `max_runs`: of each owner the living ones first, and the newest of these first."""

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 
 from rankwatch.conventions import LOSS
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.vocabulary import (
     DATASET,
     GRADIENT_NORM,
@@ -18,7 +17,8 @@ from rankwatch.conventions.vocabulary import (
     UPDATE_NORM,
     UPDATE_SKIPPED,
 )
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.training.figures import FigureTable, Wall
 from rankwatch_agent.training.loss import (
     DIVERGENCE_SIGMAS,
     SPIKE_SIGMAS,
@@ -238,6 +238,13 @@ BATCH_UNITS = ("samples", "tokens")
 NORMS = (GRADIENT_NORM, UPDATE_NORM)
 JUDGED = frozenset((LOSS, *NORMS, LOSS_SCALE, UPDATE_SKIPPED, LEARNING_RATE, DATASET))
 """Scalars that are judged on every step."""
+_LOSS_SCALE = FigureTable(
+    {
+        "rankwatch_loss_scale_halvings_total": "halvings",
+        "rankwatch_updates_skipped_total": "skipped",
+        "rankwatch_loss_scale_collapsed": "collapsed",
+    }
+)
 
 
 class RankLearning:
@@ -327,34 +334,25 @@ class RankLearning:
             self.resets[reason] += 1
             self.loss.relearn(reason)
 
-    def series(self, key: tuple[str, str]) -> Iterator[Series]:
-        """The series of the rank; `key`: its run and number."""
-        yield from self._loss_series(key)
-        for name, norm in self.norms.items():
-            yield Series(metric("rankwatch_norm_explosions_total"), (*key, name), norm.explosions)
-            if not math.isnan(norm.ratio):
-                yield Series(metric("rankwatch_norm_ratio"), (*key, name), norm.ratio)
-        for name, step in self.first_nonfinite.items():
-            yield Series(metric("rankwatch_scalar_first_nonfinite_step"), (*key, name), step)
-        scale = self.loss_scale
-        if scale.seen:
-            yield Series(metric("rankwatch_loss_scale_halvings_total"), key, scale.halvings)
-            yield Series(metric("rankwatch_updates_skipped_total"), key, scale.skipped)
-            yield Series(metric("rankwatch_loss_scale_collapsed"), key, float(scale.collapsed))
-
-    def trend_series(self, key: tuple[str, str, str]) -> Iterator[Series]:
-        """The trend of the loss, by which ranks are compared. key: run, rank and what is shown of the run."""
-        if self.loss.count:
-            yield Series(metric("rankwatch_loss_trend"), key, self.loss.trend)
-
-    def _loss_series(self, key: tuple[str, str]) -> Iterator[Series]:
+    def series(self, key: tuple[str, str], wall: Wall = float) -> Iterator[Series]:
+        """The series of the rank; `key`: its run and number. `wall` turns monotonic time into Unix time."""
         loss = self.loss
-        if not loss.count:
-            return
-        yield Series(metric("rankwatch_loss_spikes_total"), key, loss.spikes)
-        if not math.isnan(loss.deviation):
-            yield Series(metric("rankwatch_loss_deviation"), key, loss.deviation)
-        if self.plateau is not None and not math.isnan(self.plateau.improvement):
-            yield Series(metric("rankwatch_loss_improvement"), key, self.plateau.improvement)
-        for reason, count in self.resets.items():
-            yield Series(metric("rankwatch_learning_resets_total"), (*key, reason), count)
+        if loss.count:
+            yield sample("rankwatch_loss_spikes_total", key, loss.spikes)
+            if not math.isnan(loss.deviation):
+                yield sample("rankwatch_loss_deviation", key, loss.deviation)
+            if self.plateau is not None and not math.isnan(self.plateau.improvement):
+                yield sample("rankwatch_loss_improvement", key, self.plateau.improvement)
+            for reason, count in self.resets.items():
+                yield sample("rankwatch_learning_resets_total", (*key, reason), count)
+        for name, norm in self.norms.items():
+            yield sample("rankwatch_norm_explosions_total", (*key, name), norm.explosions)
+            if not math.isnan(norm.ratio):
+                yield sample("rankwatch_norm_ratio", (*key, name), norm.ratio)
+            if norm.exploded_at is not None:
+                exploded = wall(norm.exploded_at)
+                yield sample("rankwatch_norm_last_explosion_timestamp_seconds", (*key, name), exploded)
+        for name, step in self.first_nonfinite.items():
+            yield sample("rankwatch_scalar_first_nonfinite_step", (*key, name), step)
+        if self.loss_scale.seen:
+            yield from _LOSS_SCALE.series(key, self.loss_scale)

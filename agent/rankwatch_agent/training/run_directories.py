@@ -20,6 +20,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.tenants import is_tenant
 from rankwatch.conventions.states import BoxFault
 from rankwatch.untrusted.folders import Folder
+from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import share, take_turns
 
@@ -52,6 +53,13 @@ class BoxFaults:
         text = message.encode("unicode_escape").decode("ascii")
         if self._log_limit.allows(text):
             _log.warning("black box left out (%s): %s", reason, text)
+
+    def series(self) -> Iterator[Series]:
+        """How often each occurred, and when last."""
+        for reason, count in self.by_reason.items():
+            yield sample("rankwatch_blackbox_faults_total", (reason,), count)
+        for reason, wall in self.last.items():
+            yield sample("rankwatch_blackbox_last_fault_timestamp_seconds", (reason,), wall)
 
 
 MAX_RUNS_OF_OWNER = 1024

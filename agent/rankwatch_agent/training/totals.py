@@ -44,8 +44,8 @@ class LifecycleTotals:
     """The event that ended the present process; None while it runs, or where it left none."""
     resumes: int = 0
     preemptions: int = 0
-    failures: dict[Failure, int] = field(default_factory=dict)
-    """Type and kind, without a message -> how often it has ended the rank."""
+    failures: dict[tuple[str, FailureKind], int] = field(default_factory=dict)
+    """Type of the exception and kind -> how often it has ended the rank."""
     last_failure: Failure | None = None
     """What ended the present process, with the beginning of its message."""
 
@@ -76,8 +76,6 @@ class RankTotals:
         self.timeouts = LearntTimeouts()
         self._observe_checkpoint = observe_checkpoint
         self._ledgers = ledgers
-        self.ledger: RankLedger | None = None
-        """What the time of the rank is spent on; None where nobody keeps account of it."""
         self.notes = notes
         """For traces; None where nobody wants them."""
         self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
@@ -121,6 +119,11 @@ class RankTotals:
             int(RecordKind.FINGERPRINT): self._take_fingerprint,
         }
 
+    @property
+    def ledger(self) -> RankLedger | None:
+        """What the time of the rank is spent on; None where nobody keeps account of it."""
+        return self.steps.ledger
+
     def begin_process(self) -> None:
         """Another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
@@ -143,13 +146,13 @@ class RankTotals:
     def account(self, header: Header) -> None:
         """Keep account of the time of the process that has this header, if anybody wants it."""
         if self._ledgers is not None:
-            self.ledger = self.steps.ledger = self._ledgers.rank(header)
-            self.ledger.begin_process(header)
+            self.steps.ledger = self._ledgers.rank(header)
+            self.steps.ledger.begin_process(header)
 
     def take_failure(self, failure: Failure) -> None:
         """Count what has ended the rank."""
         exception = self.names.bound("exception", failure.exception) or "unknown"
-        key = Failure(exception, failure.kind)
+        key = (exception, failure.kind)
         self.lifecycle.failures[key] = self.lifecycle.failures.get(key, 0) + 1
         self.lifecycle.last_failure = failure._replace(exception=exception)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankwatch.conventions import Capability, Unseen
-from rankwatch_agent.training.series import of_run
+from rankwatch_agent.training.run_series import of_run
 from rankwatch_diagnosis.run.boxes import Boxes
 
 Capabilities = Mapping[Capability, Unseen | None]

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.collectors import build_shared
+from rankwatch_agent.collectors import training
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.cost import Spending
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.counters import LifeCounters
@@ -106,7 +108,9 @@ def test_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 def test_one_directory(tmp_path: Path) -> None:
     """All state lies in one directory, so that one volume keeps it; an empty setting keeps nothing."""
-    shared = build_shared(AgentConfig(state_directory=str(tmp_path / "state")))
-    shared.ledgers.save()
+    config = AgentConfig(state_directory=str(tmp_path / "state"))
+    (ranks,) = training.ranks(config, build_shared(config), config.schedule("ranks"))
+    assert isinstance(ranks, RanksCollector)
+    ranks.ledgers.save()
     assert [each.name for each in (tmp_path / "state").iterdir()] == ["goodput.json"]
     assert AgentConfig(state_directory="").state_path() is None

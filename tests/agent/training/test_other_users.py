@@ -344,7 +344,7 @@ def test_clock_of_a_box(node_directory: Path) -> None:
     ahead = "import time as clock; time = types.SimpleNamespace(monotonic=clock.monotonic); \
 time.time = lambda: clock.time() + 30 * 86400; box('zz', 0, capacity=256)"
     with rank(node_directory, "steps(2)\nready()", before=become(CAROL)):
-        collector = RanksCollector(directory=node_directory, ledgers=RunLedgers(state_directory, 0.0))
+        collector = RanksCollector(directory=node_directory, state_directory=state_directory)
         collector.collect()
         run_as(ALICE, node_directory, ahead)
         for _ in range(2):
@@ -438,12 +438,14 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("broken", ["poll", "_identity"], ids=["reading", "exporting"])
+@pytest.mark.parametrize(
+    "broken", ["poll", "judge_gpu", "_compared"], ids=["reading", "what follows", "exporting"]
+)
 def test_figures_that_break_something(
     node_directory: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """An error of arithmetic by one box costs that box, whatever it was, and is counted."""
-    owner = RankFollower if broken == "poll" else RankSeries
+    owner = RankSeries if broken == "_compared" else RankFollower
     whole = getattr(owner, broken)
 
     def break_one(self: object, *given: Any) -> object:

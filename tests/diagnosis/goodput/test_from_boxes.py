@@ -17,7 +17,7 @@ from rankwatch.blackbox import layout
 from rankwatch.conventions.states import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT, RunLedgers
+from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 
@@ -75,7 +75,7 @@ def test_attempts(tmp_path: Path) -> None:
 def test_more_attempts_than_are_kept(tmp_path: Path) -> None:
     """What no box holds any more is said, and the agent's account has it."""
     attempt(tmp_path, (0, 10))
-    agent = RanksCollector(directory=tmp_path, ledgers=RunLedgers(tmp_path / "life", 0.0))
+    agent = RanksCollector(directory=tmp_path, state_directory=tmp_path / "life")
     for number in range(1, 6):
         agent.collect()
         attempt(tmp_path, (10 * number, 10 * number + 10))

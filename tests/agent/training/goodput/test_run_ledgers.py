@@ -23,8 +23,8 @@ def test_process_before_a_restart(tmp_path: Path) -> None:
     """An agent that is killed takes with it nothing of a process whose box another one has replaced."""
     boxes, state = tmp_path / "boxes", tmp_path / "state"
     boxes.mkdir()
-    ledgers = RunLedgers(state, 0.0)
-    agent = RanksCollector(directory=boxes, ledgers=ledgers)
+    agent = RanksCollector(directory=boxes, state_directory=state)
+    ledgers = agent.ledgers
     with rankwatch.start(run="job", directory=boxes, rank=0) as run:
         steps(run, 2)
         agent.collect()
@@ -41,11 +41,10 @@ def test_process_before_a_restart(tmp_path: Path) -> None:
 def test_many_attempts_of_a_run_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many, a run keeps the sums of the ranks that are here: neither memory nor the file is full."""
     monkeypatch.setattr(run_ledgers, "_MOST_KEPT", 20)
-    ledgers = RunLedgers(None, 0.0)
-    agent = RanksCollector(directory=tmp_path, ledgers=ledgers)
+    agent = RanksCollector(directory=tmp_path)
     with rankwatch.start(run="job", directory=tmp_path, rank=0):
         agent.collect()
-        job = ledgers.of("job")
+        job = agent.ledgers.of("job")
         job.rank_of(7, "")
         job.ranks[0].by_attempt |= {number: {GoodputState.PRODUCTIVE: 1.0} for number in range(1, 31)}
         agent.collect()

@@ -39,7 +39,6 @@ from rankwatch_agent.training.failures import (
     told_by_error_file,
     torchrun_paths,
 )
-from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_cli.commands import ls
 from rankwatch_diagnosis.run.__main__ import print_words
 from support.training.traced import Node, check_spans, train
@@ -223,9 +222,9 @@ def _notes(base: Path) -> list[Document]:
 def _accounts(base: Path) -> list[Document]:
     """A run, and the account that an agent has kept of its time."""
     run = _real_run(base)
-    ledgers = RunLedgers(base / "state", 0.0)
-    RanksCollector(directory=base / "real", ledgers=ledgers).collect()
-    ledgers.save()
+    agent = RanksCollector(directory=base / "real", state_directory=base / "state")
+    agent.collect()
+    agent.ledgers.save()
     saved = {"goodput.json": (base / "state" / "goodput.json").read_bytes()}
     return [Document(files={**run.files, **saved}, changed=("goodput.json",))]
 

@@ -1,18 +1,21 @@
-"""What rules need of all ranks of a run on this node: counted, the newest, the oldest.
+"""The series of a run on this node: what it declares, and what rules need of all its ranks here.
 
-In a run of 16,384 ranks the rules read these of 2,048 nodes. Only living ranks speak, apart from their count:
-what an ended one left behind says nothing about the run now.
+Ranks are counted, and of what they have the newest or the oldest counts: in a run of 16,384 ranks the rules
+read these of 2,048 nodes. Only living ranks speak, apart from their count: what an ended one left behind says
+nothing about the run now.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from rankwatch.conventions import TOKENS
+from rankwatch.conventions import TOKENS, Capability, Unseen
+from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
+from rankwatch_agent.training.figures import Wall
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.outstanding import halves
 from rankwatch_agent.training.totals import RankTotals
@@ -22,7 +25,22 @@ _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
 """A rank that saves for the first time and is not done yet."""
 
 
-def sum_series(run: str, ranks: Sequence[RankFollower], wall: Callable[[float], float]) -> Iterator[Series]:
+def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
+    """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
+    yield from capability_series(run, (each.now.capabilities for each in ranks))
+    latest = max(ranks, key=lambda each: each.header.started_monotonic)
+    header = latest.header
+    declared = (header.identity.short_name, header.run_class, str(latest.owner), header.contact, tracker_url)
+    yield sample("rankwatch_run_info", (run, *declared), 1)
+    yield sample("rankwatch_run_attempt", (run,), header.identity.attempt)
+    yield sample("rankwatch_run_world_size", (run,), header.identity.world_size)
+    overlapped = max(each.totals.checkpoints.overlapped for each in ranks)
+    yield sample("rankwatch_checkpoint_saves_overlapped_total", (run,), overlapped)
+    if header.checkpoint_interval_seconds is not None:
+        yield sample("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
+
+
+def sum_series(run: str, ranks: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:
     """The series of a run on this node; `wall` turns monotonic time into Unix time."""
     for state, count in Counter(each.state for each in ranks).items():
         yield sample("rankwatch_node_ranks", (run, state), count)
@@ -111,9 +129,7 @@ def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
             yield sample(name, (run, half), value)
 
 
-def _checkpoint_series(
-    run: str, living: Sequence[RankFollower], wall: Callable[[float], float]
-) -> Iterator[Series]:
+def _checkpoint_series(run: str, living: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:
     """The oldest of what the ranks saved last is complete on this node; what one committed, everywhere."""
     checkpoints = [each.totals.checkpoints for each in living]
     saved = [
@@ -130,3 +146,27 @@ def _checkpoint_series(
         yield sample("rankwatch_node_checkpoint_committed_step", (run,), max(each.step for each in committed))
         ended = wall(max(each.ended for each in committed))
         yield sample("rankwatch_node_checkpoint_committed_timestamp_seconds", (run,), ended)
+
+
+def of_run(
+    ranks: Iterable[Mapping[Capability, Unseen | None]],
+) -> dict[Capability, Unseen | None]:
+    """Capability -> why ranks do not see it, by most of those that do not; None where every rank sees it.
+
+    Left out is what no rank knows yet.
+    """
+    listed = list(ranks)
+    found: dict[Capability, Unseen | None] = {}
+    for capability in Capability:
+        states = [each[capability] for each in listed if capability in each]
+        reasons = Counter(why for why in states if why is not None)
+        if states:
+            found[capability] = reasons.most_common(1)[0][0] if reasons else None
+    return found
+
+
+def capability_series(run: str, ranks: Iterable[Mapping[Capability, Unseen | None]]) -> Iterator[Series]:
+    """One series for each capability that is known; none for a run of explicit hooks."""
+    declared = metric("rankwatch_run_capability_visible")
+    for capability, why in of_run(ranks).items():
+        yield Series(declared, (run, capability, why or ""), 1 if why is None else 0)
