@@ -18,13 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rankwatch import profiling, variables
 from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import Bundle, BundleFolder, EvidenceError, copy_file
 from rankwatch_agent.incidents.episodes import Incident, RootCause
 from rankwatch_agent.training.conditions import RankCondition
+
+logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
 """Time between two looks at the directory of dumps."""
@@ -33,6 +36,16 @@ MAX_ENTRIES = 4096
 MAX_DUMPS = 128
 """Dumps tried for one bundle."""
 MAX_DUMP_BYTES = 64 << 20
+PROFILE_CHECK_SECONDS = 10.0
+WATCH_SECONDS = 1800.0
+"""Time after an incident in which traces of its ranks are added."""
+MOST_RANKS = 4
+"""Ranks asked for one incident."""
+MOST_TRACES = variables.MOST_PROFILES * profiling.MOST_REQUESTS
+"""Of one rank in a bundle."""
+_OF_TRACE: Mapping[str, Any] = MappingProxyType(
+    {"fault": EvidenceFault.PROFILE, "max_bytes": profiling.MOST_BYTES}
+)
 _RANK = re.compile(r"[A-Za-z0-9._+=@:-]*?(\d{1,7})")
 
 
@@ -102,20 +115,10 @@ class DumpWatcher:
         if name in bundle.tried or len(bundle.tried) >= MAX_DUMPS:
             return []
         bundle.tried.add(name)
-        source = self._directory.resolve() / name
-        target = f"dumps/{name}"
-        try:
-            copy_file(
-                source,
-                bundle.folder,
-                target,
-                fault=EvidenceFault.DUMP,
-                max_bytes=MAX_DUMP_BYTES,
-                owner=owner,
-            )
-        except EvidenceError as error:
-            return [error.fault]
-        return []
+        source, fault = self._directory.resolve() / name, EvidenceFault.DUMP
+        return try_copy(
+            source, bundle.folder, f"dumps/{name}", owner=owner, fault=fault, max_bytes=MAX_DUMP_BYTES
+        )
 
     def _finished_dumps(self) -> list[tuple[str, int]]:
         """Returns name and modification time (Unix nanoseconds) of dumps that did not change since the last
@@ -156,23 +159,12 @@ def belongs(name: str, modified: float, incident: Incident, since: float) -> boo
     return match is not None and modified >= since and int(match[1]) in ranks
 
 
-logger = logging.getLogger(__name__)
-
-PROFILE_CHECK_SECONDS = 10.0
-WATCH_SECONDS = 1800.0
-"""Time after an incident in which traces of its ranks are added."""
-MOST_RANKS = 4
-"""Ranks asked for one incident."""
-MOST_TRACES = variables.MOST_PROFILES * profiling.MOST_REQUESTS
-"""Of one rank in a bundle."""
-
-
 def add_profiles(bundle: Bundle) -> None:
     """Copies the traces that are there already, which somebody has asked for before."""
     for rank in bundle.ranks:
         for source in profiling.traces_beside(rank.path)[-MOST_TRACES:]:
-            with bundle.part(_trace_name(source)):
-                _copy_trace(source, bundle.folder, rank.owner)
+            with bundle.part(_trace_name(source)) as part:
+                copy_file(source, bundle.folder, part, owner=rank.owner, **_OF_TRACE)
 
 
 class _Watched(NamedTuple):
@@ -229,7 +221,8 @@ class ProfileWatcher:
                 for source in profiling.traces_beside(box)[:MOST_TRACES]:
                     if source not in watched.tried:
                         watched.tried.add(source)
-                        faults.update(_try_trace(source, watched.folder, owner))
+                        name = _trace_name(source)
+                        faults.update(try_copy(source, watched.folder, name, owner=owner, **_OF_TRACE))
         return faults
 
 
@@ -239,23 +232,13 @@ def ask_rank(rank: RankCondition) -> None:
     profiling.request(folder.parent, folder.name, rank.rank)
 
 
-def _try_trace(source: Path, folder: BundleFolder, owner: int) -> list[EvidenceFault]:
+def try_copy(source: Path, folder: BundleFolder, name: str, **of: Any) -> list[EvidenceFault]:
+    """Copy a file as `copy_file` does. Returns what failed, if anything did."""
     try:
-        _copy_trace(source, folder, owner)
+        copy_file(source, folder, name, **of)
     except EvidenceError as error:
         return [error.fault]
     return []
-
-
-def _copy_trace(source: Path, folder: BundleFolder, owner: int) -> None:
-    copy_file(
-        source,
-        folder,
-        _trace_name(source),
-        owner=owner,
-        fault=EvidenceFault.PROFILE,
-        max_bytes=profiling.MOST_BYTES,
-    )
 
 
 def _trace_name(source: Path) -> str:

@@ -152,19 +152,18 @@ class TrackersCollector:
 
 def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
     """The metrics of the time since `before`, or since the start; none where no step has ended in it."""
-    steps = now.steps - (before.steps if before else 0)
-    seconds = now.seconds - (before.seconds if before else 0.0)
-    passed = now.moment - before.moment if before else now.running_seconds
+    before = before or Figures(now.moment - now.running_seconds, 0.0, -1, 0, 0.0, 0.0, 0.0, 0)
+    steps, passed = now.steps - before.steps, now.moment - before.moment
+    seconds = now.seconds - before.seconds
     if steps <= 0 or seconds <= 0.0 or passed <= 0.0 or now.running_seconds <= 0.0:
         return {}
-    data_wait = now.data_wait_seconds - (before.data_wait_seconds if before else 0.0)
-    communication = now.communication_seconds - (before.communication_seconds if before else 0.0)
     found = {
         TrackerMetric.GOODPUT: min(1.0, now.seconds / now.running_seconds),
         TrackerMetric.STEP_SECONDS: seconds / steps,
         TrackerMetric.STEPS_PER_SECOND: steps / passed,
-        TrackerMetric.DATA_WAIT_SHARE: data_wait / seconds,
-        TrackerMetric.COMMUNICATION_SHARE: communication / seconds,
+        TrackerMetric.DATA_WAIT_SHARE: (now.data_wait_seconds - before.data_wait_seconds) / seconds,
+        TrackerMetric.COMMUNICATION_SHARE: (now.communication_seconds - before.communication_seconds)
+        / seconds,
         TrackerMetric.LATE_STEPS: float(now.late_steps),
     }
     return {name.value: value for name, value in found.items()}

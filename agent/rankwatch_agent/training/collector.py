@@ -17,23 +17,23 @@ from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series, sample
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.runtime.writers import PathReaders
-from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
-from rankwatch_agent.training.life.counters import LifeCounters, life_series
-from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing
+from rankwatch_agent.training.life.series import LifeCounters, life_series
 from rankwatch_agent.training.recent import (
-    Placed,
+    RankPlace,
     RecentMeans,
     half_series,
     node_series,
     step_series,
 )
 from rankwatch_agent.training.run_series import half_losses, half_writes, run_series, sum_series
+from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks
 from rankwatch_agent.training.series import RankSeries
 from rankwatch_agent.training.spans.records import STEP, Durations, Exemplars, Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
@@ -54,8 +54,8 @@ class _Run:
     steps: Durations = field(default_factory=Durations)
     checkpoints: dict[str, Durations] = field(default_factory=dict)
     """By operation."""
-    rendezvous: RunRendezvous = field(default_factory=RunRendezvous)
-    outstanding: OutstandingRanks = field(default_factory=OutstandingRanks)
+    comparison: RunComparison = field(default_factory=RunComparison)
+    outstanding: RankSelection = field(default_factory=RankSelection)
 
     def observe_checkpoint(self, operation: str, seconds: float) -> None:
         """Take a checkpoint operation that has ended."""
@@ -183,7 +183,7 @@ class RanksCollector:
                 for rank in ranks:
                     rank.totals.steps.keep_at_most(room[rank.owner])
                     rank.totals.collectives.note_completed(min(MOST_PENDING_OF_RANK, room[rank.owner]))
-                self._runs[run].rendezvous.compare(
+                self._runs[run].comparison.compare(
                     each.totals.collectives.groups for each in ranks if each.totals.collectives.present
                 )
                 for rank in ranks:
@@ -229,9 +229,9 @@ class RanksCollector:
             yield from (_Part(ranks[0], each) for each in of_run)
             yield from (_Part(rank, make.of(rank)) for rank in ranks)
             yield _Part(ranks[0], make.reporting(run))
-            yield _Part(ranks[0], self._runs[run].rendezvous.series(run))
+            yield _Part(ranks[0], self._runs[run].comparison.series(run))
 
-    def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, Shown]:
+    def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, SelectedRanks]:
         """Of large runs, the ranks to export one by one."""
         return {
             run: self._runs[run].outstanding.choose(map(_standing, ranks))
@@ -281,7 +281,7 @@ class _Part(NamedTuple):
     series: Iterable[Series]
 
 
-def _recent(ranks: Sequence[RankFollower]) -> dict[Placed, RecentMeans]:
+def _recent(ranks: Sequence[RankFollower]) -> dict[RankPlace, RecentMeans]:
     """What the ranks of a run take for their steps, of those that complete any."""
     means = {
         (each.run, str(each.header.identity.rank), each.stage): each.totals.recent.means for each in ranks
@@ -289,9 +289,9 @@ def _recent(ranks: Sequence[RankFollower]) -> dict[Placed, RecentMeans]:
     return {placed: each for placed, each in means.items() if each is not None}
 
 
-def _standing(rank: RankFollower) -> Standing:
+def _standing(rank: RankFollower) -> ComparedFigures:
     means, loss = rank.totals.recent.means, rank.totals.learning.loss
-    return Standing(
+    return ComparedFigures(
         rank=str(rank.header.identity.rank),
         stage=rank.stage,
         local_seconds=None if means is None else means.local_seconds,

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_agent.runtime.writers import RankProcess, writer_of
+from rankwatch_agent.training.timeouts import is_too_long
 
 MOST_START_SECONDS = 1800.0
 """No process group waits longer for its ranks: PyTorch's default timeout of gloo; NCCL's is shorter."""
@@ -102,7 +103,7 @@ class RankCondition(NamedTuple):
 
     def idle_beyond(self, share: float, moment: float) -> bool:
         """Whether it went without progress for longer than this share of its learnt timeout."""
-        return self.timeout is not None and self.idle_seconds(moment) > share * self.timeout
+        return is_too_long(self.idle_seconds(moment), self.timeout, share)
 
     def lifetime(self) -> Lifetime:
         """Its process, to be compared with those of other ranks."""

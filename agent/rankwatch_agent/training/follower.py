@@ -31,6 +31,7 @@ from rankwatch_agent.training.failures import (
     torchrun_paths,
 )
 from rankwatch_agent.training.spans.records import Process
+from rankwatch_agent.training.timeouts import is_too_long
 from rankwatch_agent.training.totals import RankTotals
 
 _STAGE, _REPLICA = "pp", "dp"
@@ -326,11 +327,10 @@ class RankFollower:
 
     def _aborted_by_watchdog(self, failure: Failure) -> Failure | None:
         """The failure as one of the watchdog's, if a library aborted a rank that had stood still for long."""
-        limit = self.timeout
-        if limit is None or failure.wall is None or not failure.by_watchdog_or_library:
+        if failure.wall is None or not failure.by_watchdog_or_library:
             return None
         since = failure.wall - self.header.wall(self.totals.last_progress or self.header.started_monotonic)
-        if since <= limit:
+        if not is_too_long(since, self.timeout):
             return None
         message = f"aborted in a thread of a library, after {since:.0f} s without progress"
         return failure._replace(kind=FailureKind.WATCHDOG_ABORT, message=message)
@@ -354,9 +354,8 @@ class RankFollower:
         if self.state in ENDED_STATES and not self.alive:
             self._end_account()
         elif self.state not in ENDED_STATES:
-            limit = self.timeout
             since = max(totals.last_progress, self.header.started_monotonic)
-            if limit is not None and moment - since > limit:
+            if is_too_long(moment - since, self.timeout):
                 ledger.stall(moment)
 
     def _end_account(self) -> None:
@@ -385,8 +384,7 @@ class RankFollower:
 
     def _end_of_life(self, moment: float) -> float:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""
-        signs = (self.header.started_monotonic, self.totals.last_record, self.now.step_ended)
-        last = max(*signs, *self.now.phases_began.values())
+        last = self.last_sign
         return last if 0.0 < moment - last < _MOST_AGE_SECONDS else moment
 
 

@@ -224,9 +224,9 @@ class LossStatistics:
         self._step = step
         if self._since > WARM_UP_STEPS:
             self._follow(value)
-            self._weigh(value)
+            self._update_deviation(value)
             if self._suspicious:
-                self._judge(value, at)
+                self._update_divergence(value, at)
         elif self._since > 1:
             self._learn(value)
         else:
@@ -306,7 +306,7 @@ class LossStatistics:
                 self._slow.add(self._slow_sum / BLOCKS, self.sigma)
             self._slow_sum, self._slow_blocks = 0.0, 0
 
-    def _weigh(self, value: float) -> None:
+    def _update_deviation(self, value: float) -> None:
         """Update noise, evidence and deviation."""
         sigma, short = self._distance / _MEAN_DISTANCE, self._short.sigma
         if sigma < short:
@@ -343,7 +343,7 @@ class LossStatistics:
             self._suspicious = True
             self._fast = self.recent - self.expected
 
-    def _judge(self, value: float, at: float) -> None:
+    def _update_divergence(self, value: float, at: float) -> None:
         """Decide whether a suspicious loss diverges, recovers, or is what the run is meant to do."""
         fast = self._fast = self._fast + (value - self.expected - self._fast) * FAST_WEIGHT
         fast = max(fast, 0.5 * self.sigma)  # the ratio of anything less is noise
@@ -355,13 +355,13 @@ class LossStatistics:
             if self._frozen >= FROZEN_STEPS and at - self._frozen_at >= (FROZEN_SECONDS if at else 0.0):
                 self._anchor()
         elif self.resumes:
-            self._stay(at)
+            self._count_above_history(at)
         elif fast < FALLEN_BACK * peak:
             self._fall_back()
         elif not self._falling or fast > BACK_UP * peak:
-            self._confirm(at)
+            self._count_suspicious(at)
 
-    def _stay(self, at: float) -> None:
+    def _count_above_history(self, at: float) -> None:
         """After a restart the mean counts, and not the highest value: the loss does not rise, it stands."""
         self._held = self._held + 1 if self._evidence >= EVIDENCE and self._long > self._level else 0
         if self._held >= self._confirm_steps:
@@ -374,7 +374,7 @@ class LossStatistics:
         below = self._before_fall - self.expected - self._fast
         self._undershot = self._undershot or below > PULL_SIGMAS * self.sigma
 
-    def _confirm(self, at: float) -> None:
+    def _count_suspicious(self, at: float) -> None:
         """Count a step that does not fall back, if it stands out; the loss diverges after enough of them."""
         self._held += self._fast > self._allowed
         self._falling = False

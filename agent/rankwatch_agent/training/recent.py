@@ -18,7 +18,7 @@ from rankwatch.conventions import TOKENS
 from rankwatch.conventions.metrics import TOGETHER, metric
 from rankwatch.conventions.states import STEP_PHASES, SlowPhase
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.outstanding import halves
+from rankwatch_agent.training.selection import halves
 from rankwatch_agent.training.steps import StepAssembler
 
 _LOOKS = 30
@@ -50,7 +50,7 @@ class _Look(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
+class Covariation:
     """How a rank's time varies together with what may explain it, relative to the time."""
 
     covariance: float
@@ -82,7 +82,7 @@ class RecentMeans:
     """The same over twice the window."""
     variance: float | None
     """Mean squared relative deviation of local time from its median; None while no step was judged."""
-    together: Mapping[str, Together] = field(default_factory=dict)
+    together: Mapping[str, Covariation] = field(default_factory=dict)
     """By what may explain the variation: `work`, `microbatches`."""
 
     @property
@@ -180,7 +180,7 @@ def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMe
     )
 
 
-def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Together]:
+def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Covariation]:
     """Covariances by what may explain them.
 
     Two sums of squares and that of the sum give a covariance, (both - one - other) / 2. Work explains the
@@ -200,7 +200,7 @@ def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Toge
                 sigma = covariance / math.sqrt(second) if second > 0 else None
             else:
                 sigma = math.sqrt(covariance / microbatches) if microbatches > 0 else None
-        found[reason] = Together(
+        found[reason] = Covariation(
             covariance=covariance,
             correlation=covariance / math.sqrt(product) if product > 0 else None,
             sigma=sigma,
@@ -208,11 +208,11 @@ def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Toge
     return found
 
 
-Placed = tuple[str, str, str]
+RankPlace = tuple[str, str, str]
 """Run, rank and pipeline stage."""
 
 
-def rank_series(placed: Placed, shown: str, replica: str, means: RecentMeans) -> Iterator[Series]:
+def rank_series(placed: RankPlace, shown: str, replica: str, means: RecentMeans) -> Iterator[Series]:
     """What rules compare between ranks. `replica` is empty where the rank has none, `shown` where every rank
     of its run is exported."""
     key = (*placed, shown)
@@ -228,18 +228,18 @@ def rank_series(placed: Placed, shown: str, replica: str, means: RecentMeans) ->
     yield sample("rankwatch_recent_late_step_long_seconds", key, means.late_long_seconds)
 
 
-def token_series(placed: Placed, shown: str, means: RecentMeans) -> Iterator[Series]:
+def token_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[Series]:
     """Its tokens, if it reports any."""
     if means.tokens > 0:
         yield sample("rankwatch_recent_step_tokens", (*placed, shown), means.tokens)
 
 
-def late_series(placed: Placed, shown: str, means: RecentMeans) -> Iterator[Series]:
+def late_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[Series]:
     """What its late steps take."""
     yield sample("rankwatch_recent_late_step_seconds", (*placed, shown), means.late_seconds)
 
 
-def half_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:
+def half_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
     """Of a large run: what speaks for all ranks of a stage on this node, where only some are exported."""
     for stage, of_stage in _by_stage(ranks).items():
         values = {
@@ -258,7 +258,7 @@ def step_series(run: str, steps: Iterable[float | None]) -> Iterator[Series]:
     yield from _median("rankwatch_recent_run_step_seconds", (run,), steps)
 
 
-def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:
+def node_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
     """Medians over the ranks of a run on this node: of these, rules take the median of the run."""
     if not ranks:
         return
@@ -269,19 +269,15 @@ def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Serie
         yield sample("rankwatch_recent_run_step_variance_ratio", (run,), median(variances))
     for reason in TOGETHER:
         found = [each.together[reason] for each in means if reason in each.together]
-        yield from _median(
-            "rankwatch_recent_run_covariance_ratio", (run, reason), (each.covariance for each in found)
-        )
-        yield from _median(
-            "rankwatch_recent_run_correlation_ratio", (run, reason), (each.correlation for each in found)
-        )
-        yield from _median("rankwatch_recent_run_sigma_ratio", (run, reason), (each.sigma for each in found))
+        for figure in ("covariance", "correlation", "sigma"):
+            name = f"rankwatch_recent_run_{figure}_ratio"
+            yield from _median(name, (run, reason), (getattr(each, figure) for each in found))
     yield from _lateness(run, means)
     for stage, of_stage in _by_stage(ranks).items():
         yield from _stage_series((run, stage), of_stage)
 
 
-def _by_stage(ranks: Mapping[Placed, RecentMeans]) -> dict[str, list[RecentMeans]]:
+def _by_stage(ranks: Mapping[RankPlace, RecentMeans]) -> dict[str, list[RecentMeans]]:
     stages: dict[str, list[RecentMeans]] = {}
     for (_, _, stage), each in ranks.items():
         stages.setdefault(stage, []).append(each)

@@ -17,7 +17,7 @@ from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
 from rankwatch_agent.training.figures import Wall
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.outstanding import halves
+from rankwatch_agent.training.selection import halves
 from rankwatch_agent.training.totals import RankTotals
 
 _SAVE = "save"

@@ -14,8 +14,8 @@ from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.collectives.totals import BLACK_BOX, position_series, totals_series
 from rankwatch_agent.training.figures import FigureTable, Wall
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.outstanding import Shown
 from rankwatch_agent.training.recent import late_series, rank_series, token_series
+from rankwatch_agent.training.selection import SelectedRanks
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
 _EXPLAINED = {"rankwatch_step_local_seconds_total": (Capability.WAITS, Unseen.CUDA_GRAPH)}
@@ -77,7 +77,7 @@ class RankSeries:
     """
 
     def __init__(
-        self, wall: Wall, procfs: Path, doubtful: Container[Path], shown: Mapping[str, Shown]
+        self, wall: Wall, procfs: Path, doubtful: Container[Path], shown: Mapping[str, SelectedRanks]
     ) -> None:
         self._doubtful = doubtful
         self._shown = shown

@@ -31,21 +31,29 @@ SECTIONS = ("checkpoint", "evaluation")
 """Phases that do not count in a step's normal duration."""
 
 
+def is_too_long(pause: float, timeout: float | None, share: float = 1.0) -> bool:
+    """True if a rank went without progress for longer than this share of its timeout; False without one.
+
+    This is the one rule by which suspicion, stalls, incidents and the account of time judge a pause.
+    """
+    return timeout is not None and pause > share * timeout
+
+
 class Longest:
     """The two longest times of one kind, in seconds."""
 
     def __init__(self) -> None:
-        self._first: float | None = None
-        self._second: float | None = None
+        self._longest: float | None = None
+        self._second_longest: float | None = None
 
     def add(self, seconds: float) -> None:
         """One more was observed."""
         if not 0.0 <= seconds < math.inf:
             return
-        if self._first is None or seconds > self._first:
-            self._first, self._second = seconds, self._first
-        elif self._second is None or seconds > self._second:
-            self._second = seconds
+        if self._longest is None or seconds > self._longest:
+            self._longest, self._second_longest = seconds, self._longest
+        elif self._second_longest is None or seconds > self._second_longest:
+            self._second_longest = seconds
 
     def timeout(self, *, longest_factor: float = 0.0, most_raised: float = math.inf) -> float | None:
         """Five times the second longest, at least the longest times `longest_factor`; None for no history.
@@ -54,12 +62,12 @@ class Longest:
 
         A single observation counts as the second longest.
         """
-        if self._first is None:
+        if self._longest is None:
             return None
-        if self._second is None:
-            return FACTOR * self._first
-        usual = FACTOR * self._second
-        return max(usual, min(longest_factor * self._first, most_raised * usual))
+        if self._second_longest is None:
+            return FACTOR * self._longest
+        usual = FACTOR * self._second_longest
+        return max(usual, min(longest_factor * self._longest, most_raised * usual))
 
 
 _EVENLY, _OFTEN = 3, 5

@@ -120,6 +120,10 @@ class RunningMedian:
         """The median, of an even number the upper one; raises IndexError while there is no value."""
         return self._sorted[len(self._sorted) // 2]
 
+    def quantile(self, share: float) -> float:
+        """The value that this share of the values lies below; raises IndexError while there is none."""
+        return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
+
     def normal(self, least: int) -> float:
         """The median once there are at least so many values, 0 until then."""
         values = self._sorted
@@ -133,7 +137,7 @@ class RunningMedian:
         insort(self._sorted, value)
 
 
-SPAN_STEPS = 31
+WINDOW_STEPS = 31
 """Steps that show what is normal: a median of 31 values spreads by a fifth of what they do."""
 LEAST_STEPS = 8
 """Steps before the first is judged; the first ones compile and fill caches."""
@@ -153,8 +157,8 @@ class Variation:
         self.late_steps = 0
         self.late_seconds = 0.0
         """Time of late steps beyond what is normal."""
-        self._local = RunningMedian(SPAN_STEPS)
-        self._work = RunningMedian(SPAN_STEPS)
+        self._local = RunningMedian(WINDOW_STEPS)
+        self._work = RunningMedian(WINDOW_STEPS)
 
     def add(self, step: StepParts) -> None:
         """Take a completed step; one whose sums overflowed is ignored."""

@@ -15,8 +15,8 @@ from rankwatch.conventions.states import ENDED_STATES, GoodputState, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, RoleTransfers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, saved_ledger
+from rankwatch_agent.training.goodput.shared import AttemptRecord, RoleTransfers
 from rankwatch_agent.training.life.ends import RankEnd, judge
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 from rankwatch_agent.training.totals import RankTotals
@@ -138,7 +138,7 @@ def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodp
         )
 
 
-def _end(span: AttemptSpan, boxes: Sequence[_Box]) -> float:
+def _end(span: AttemptRecord, boxes: Sequence[_Box]) -> float:
     signs = (each.rank.header.wall(each.moment if each.living else each.rank.last_sign) for each in boxes)
     return max((span.last, *signs))
 

@@ -17,7 +17,7 @@ from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.cost import Spending
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
-from rankwatch_agent.training.life.counters import LifeCounters
+from rankwatch_agent.training.life.series import LifeCounters
 from rankwatch_agent.training.spans.state import TraceState
 from rankwatch_agent.training.verifications import VerificationRecords
 

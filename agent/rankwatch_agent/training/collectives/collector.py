@@ -24,7 +24,7 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.turns import in_turns, share
-from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import (
     FLIGHT_RECORDER,
     GroupCollectives,
@@ -104,7 +104,7 @@ class CollectivesCollector:
         self._conditions = conditions or RunConditions()
         self._monotonic = monotonic
         self._ranks: dict[Path, RecordedRank] = {}
-        self._rendezvous: dict[str, RunRendezvous] = {}
+        self._comparisons: dict[str, RunComparison] = {}
         self._listed = float("-inf")
 
     def collect(self) -> Collection:
@@ -185,7 +185,7 @@ class CollectivesCollector:
         living = [path for path, rank in conditions.items() if rank is None or not rank.ended]
         for run in {self._ranks[path].run for path in due}:
             groups = [self._ranks[path].groups for path in living if self._ranks[path].run == run]
-            self._rendezvous.setdefault(run, RunRendezvous()).compare(groups)
+            self._comparisons.setdefault(run, RunComparison()).compare(groups)
 
     def _series(
         self, conditions: dict[Path, RankCondition | None], doubtful: Set[Path], now: float
@@ -194,8 +194,8 @@ class CollectivesCollector:
         for path, condition in conditions.items():
             by_black_box = frozenset() if condition is None else condition.counted
             counted.setdefault(self._ranks[path].run, set()).update(by_black_box)
-        for run in self._rendezvous.keys() - counted.keys():
-            del self._rendezvous[run]
+        for run in self._comparisons.keys() - counted.keys():
+            del self._comparisons[run]
 
         def of_rank(path: Path) -> Iterator[Series]:
             rank, condition = self._ranks[path], conditions[path]
@@ -207,14 +207,14 @@ class CollectivesCollector:
             yield from rank.series(key, by_black_box)
 
         def of_run(run: str) -> Iterator[Series]:
-            transfers = self._rendezvous[run].series(run)
+            transfers = self._comparisons[run].series(run)
             return (each for each in transfers if each.labels[1:4] not in counted[run])
 
         of_owner: dict[int, list[Iterator[Series]]] = {}
         for path in conditions:
             of_owner.setdefault(self._ranks[path].owner, []).append(of_rank(path))
         for run, owner in {rank.run: rank.owner for rank in self._ranks.values()}.items():
-            if run in self._rendezvous:
+            if run in self._comparisons:
                 of_owner[owner].append(of_run(run))
         return in_turns(map(chain.from_iterable, of_owner.values()), most=_MAX_SERIES)
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
 from rankwatch.conventions.states import GoodputState
-from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS, AttemptSpans, Transfers
+from rankwatch_agent.training.goodput.shared import MOST_ATTEMPTS, AttemptHistory, Transfers
+from rankwatch_agent.training.timeouts import is_too_long
 
 FOLLOWING_STEPS = 10
 """The first step of a process is compared with the median of so many that follow it."""
@@ -70,7 +71,7 @@ class RankLedger:
     transfers: what transfers take in this run, without waiting.
     """
 
-    def __init__(self, attempts: AttemptSpans, transfers: Transfers, role: str = "") -> None:
+    def __init__(self, attempts: AttemptHistory, transfers: Transfers, role: str = "") -> None:
         self.by_attempt: dict[int, Seconds] = {}
         self.replayed_steps = 0
         self.process: Process | None = None
@@ -100,8 +101,7 @@ class RankLedger:
         """Over all attempts."""
         found = dict.fromkeys(_STATES, 0.0)
         for attempt in self.by_attempt.values():
-            for state, seconds in attempt.items():
-                found[state] += seconds
+            add_up(found, attempt)
         return found
 
     @property
@@ -240,10 +240,7 @@ class RankLedger:
     @staticmethod
     def _is_stall(pause: float, timeout: Callable[[], float | None]) -> bool:
         """A short pause is none, whatever the timeout: to work that out for each step would cost too much."""
-        if pause < _SHORTEST_STALL_SECONDS:
-            return False
-        limit = timeout()
-        return limit is not None and pause > limit
+        return pause >= _SHORTEST_STALL_SECONDS and is_too_long(pause, timeout())
 
     def _section_seconds(self, until: float) -> float:
         return sum(max(0.0, min(each.ended, until) - max(each.began, self.cursor)) for each in self._sections)
@@ -292,8 +289,7 @@ class RankLedger:
             self.stepped = True
             self.first = FirstStep(width, states)
             return
-        for state, seconds in states.items():
-            self._add(state, seconds)
+        add_up(self._present, states)
         if self.first is not None:
             self.first.following.append(width)
             if len(self.first.following) >= FOLLOWING_STEPS:
@@ -319,14 +315,18 @@ class RankLedger:
         """As the spans of attempts are joined."""
         while len(self.by_attempt) > most:
             first, second, *_ = sorted(self.by_attempt)
-            kept = self.by_attempt[second]
-            for state, seconds in self.by_attempt.pop(first).items():
-                kept[state] = kept.get(state, 0.0) + seconds
+            add_up(self.by_attempt[second], self.by_attempt.pop(first))
 
     def _add(self, state: GoodputState, seconds: float) -> None:
         if seconds:
             present = self._present
             present[state] = present.get(state, 0.0) + seconds
+
+
+def add_up(total: Seconds, more: Seconds) -> None:
+    """Add the seconds of each state to `total`, in place."""
+    for state, seconds in more.items():
+        total[state] = total.get(state, 0.0) + seconds
 
 
 def process_start(header: Header) -> float:

@@ -20,8 +20,8 @@ from rankwatch.conventions.states import ENDED_STATES, GoodputState
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess
-from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, AttemptSpans, RoleTransfers, Transfers
-from rankwatch_agent.training.goodput.rank_ledger import FirstStep, Process, RankLedger, Seconds
+from rankwatch_agent.training.goodput.rank_ledger import FirstStep, Process, RankLedger, Seconds, add_up
+from rankwatch_agent.training.goodput.shared import AttemptHistory, AttemptRecord, RoleTransfers, Transfers
 
 MOST_RANKS = 1024
 """Of a run on one node, over all of its attempts. Of more, those that ended first are forgotten."""
@@ -32,7 +32,7 @@ class RunLedger:
 
     def __init__(self) -> None:
         self.ranks: dict[int, RankLedger] = {}
-        self.attempts = AttemptSpans()
+        self.attempts = AttemptHistory()
         self.roles: dict[str, RoleTransfers] = {}
         """Pipeline stage -> what transfers take there."""
 
@@ -41,8 +41,7 @@ class RunLedger:
         """Rank-seconds by state."""
         found = dict.fromkeys(GoodputState, 0.0)
         for each in self.ranks.values():
-            for state, seconds in each.seconds.items():
-                found[state] += seconds
+            add_up(found, each.seconds)
         return found
 
     @property
@@ -105,13 +104,12 @@ class RunLedger:
             if not self.roles[gone.role].ranks:
                 del self.roles[gone.role]
 
-    def by_attempt(self) -> Iterator[tuple[int, AttemptSpan, Seconds]]:
+    def by_attempt(self) -> Iterator[tuple[int, AttemptRecord, Seconds]]:
         """Number, span and rank-seconds by state of each attempt, in their order."""
         for number, span in sorted(self.attempts.by_number.items()):
             seconds: Seconds = {}
             for ledger in self.ranks.values():
-                for state, value in ledger.by_attempt.get(number, {}).items():
-                    seconds[state] = seconds.get(state, 0.0) + value
+                add_up(seconds, ledger.by_attempt.get(number, {}))
             yield number, span, seconds
 
 
@@ -327,9 +325,9 @@ def _load_rank(ledger: RankLedger, saved: Any) -> None:
         ledger.first = FirstStep(seconds, _seconds(first["states"]), following)
 
 
-def _load_span(started: Any, last: Any, world_size: Any, first_step: Any, highest_step: Any) -> AttemptSpan:
+def _load_span(started: Any, last: Any, world_size: Any, first_step: Any, highest_step: Any) -> AttemptRecord:
     lowest = None if first_step is None else int(first_step)
-    return AttemptSpan(_finite(started), _finite(last), int(world_size), lowest, int(highest_step))
+    return AttemptRecord(_finite(started), _finite(last), int(world_size), lowest, int(highest_step))
 
 
 def _attempt(number: Any) -> int:

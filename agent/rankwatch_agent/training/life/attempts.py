@@ -15,6 +15,7 @@ from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycle, Restar
 from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.failures import KILLED, Failure, rank_state
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.goodput.rank_ledger import process_start
 from rankwatch_agent.training.life.ends import (
     AttemptEnd,
     RankEnd,
@@ -219,7 +220,7 @@ class RunAttempts:
             )
             for old in sorted(attempts)[: max(0, len(attempts) - MOST_ATTEMPTS)]:
                 del attempts[old]
-        found.started = min(found.started, _process_start(rank))
+        found.started = min(found.started, process_start(rank.header))
         found.nvrx_job, found.owner = header.nvrx_job, rank.owner
         found.restarts = max(found.restarts, header.restarts)
         if identity.rank == 0:
@@ -241,7 +242,7 @@ class RunAttempts:
         first = rank.totals.first_step
         number = rank.header.identity.rank
         if first is not None and number not in attempt.first_steps and not rank.missed_of_process:
-            attempt.first_steps[number] = max(0.0, first[1] - _process_start(rank))
+            attempt.first_steps[number] = max(0.0, first[1] - process_start(rank.header))
 
     def _note_end(self, attempt: Attempt, rank: RankFollower, moment: float) -> None:
         number, life = rank.header.identity.rank, rank.totals.lifecycle
@@ -318,14 +319,6 @@ class RunAttempts:
         return [
             each for each in found if max(attempt.started, until - NOTICE_SECONDS) <= each.moment <= until
         ]
-
-
-def _process_start(rank: RankFollower) -> float:
-    """Monotonic; that of the box where the process's own is not known."""
-    header = rank.header
-    if header.process_started_wall is None:
-        return header.started_monotonic
-    return header.started_monotonic - (header.started_wall - header.process_started_wall)
 
 
 def _last_step(rank: RankFollower) -> int:

@@ -116,7 +116,10 @@ class RunTrace:
             del self._attempts[next(iter(self._attempts))]
         if process.attempt == 0 and self._state.started is None:
             self._state.started, self._state.scheduler = started, process.header.traceparent
-            self._send(self._span(SpanName.RUN_STARTED, 0, self._root, started, started, of_run(process, {})))
+            name = SpanName.RUN_STARTED
+            span = identity.span(self._trace, name.value, 0)
+            attributes = of_run(process, {})
+            self._send(TraceSpan(self._trace, span, self._root, name, started, started, attributes))
         self._send_abandoned(process)
 
     def step(self, step: StepDone) -> None:
@@ -147,10 +150,8 @@ class RunTrace:
         if attempt is None:
             return
         start, end = section.process.wall(section.start), section.process.wall(section.end)
-        values: dict[Attribute, Value] = {}
-        self._send(
-            self._of_attempt(section.process, section.name, start, end, of_rank(section.process, values))
-        )
+        attributes = of_rank(section.process, {})
+        self._send(self._of_attempt(section.process, section.name, start, end, attributes))
         self._alive(attempt, section.end)
 
     def checkpoint(self, done: CheckpointDone) -> TraceSpan | None:
@@ -236,19 +237,9 @@ class RunTrace:
         for number, start, end, last_step, found in heartbeats:
             span = identity.span(trace, SpanName.HEARTBEAT.value, process.attempt, number)
             values: dict[Attribute, Value] = {Attribute.STEPS: found.steps, Attribute.STEP: last_step}
-            self._send(
-                TraceSpan(
-                    trace,
-                    span,
-                    parent,
-                    SpanName.HEARTBEAT,
-                    start,
-                    end,
-                    of_rank(process, values),
-                    tuple(found.links.values()),
-                    events=tuple(found.events),
-                )
-            )
+            attributes, links = of_rank(process, values), tuple(found.links.values())
+            heartbeat = TraceSpan(trace, span, parent, SpanName.HEARTBEAT, start, end, attributes, links)
+            self._send(heartbeat._replace(events=tuple(found.events)))
 
     def _send_attempt(self, number: int, attempt: _Attempt, ended: Ended) -> None:
         process = attempt.process
@@ -292,21 +283,9 @@ class RunTrace:
         error: str | None,
     ) -> None:
         state.sent = True
-        trace, span = attempt_span(self._cluster, self._run, number)
-        self._send(
-            TraceSpan(
-                trace,
-                span,
-                self._root,
-                SpanName.ATTEMPT,
-                state.started,
-                max(state.started, state.last),
-                attributes,
-                links,
-                error,
-                parental=True,
-            )
-        )
+        ids, end = attempt_span(self._cluster, self._run, number), max(state.started, state.last)
+        span = TraceSpan(*ids, self._root, SpanName.ATTEMPT, state.started, end, attributes, links, error)
+        self._send(span._replace(parental=True))
 
     def _send_run(self) -> None:
         state, process = self._state, self._process
@@ -318,20 +297,9 @@ class RunTrace:
         values: dict[Attribute, Value] = {Attribute.RESULT: result.value, **_scheduler_trace(links)}
         end = max(state.started, self._last, *(each.last for each in state.attempts.values()))
         error = None if result is Result.SUCCESS else result.value
-        self._send(
-            TraceSpan(
-                self._trace,
-                self._root,
-                0,
-                SpanName.RUN,
-                state.started,
-                end,
-                of_run(process, values),
-                links,
-                error,
-                parental=True,
-            )
-        )
+        ids, attributes = (self._trace, self._root, 0), of_run(process, values)
+        span = TraceSpan(*ids, SpanName.RUN, state.started, end, attributes, links, error)
+        self._send(span._replace(parental=True))
 
     def _send_checkpoint(self, done: CheckpointDone, stages: list[CheckpointDone]) -> TraceSpan:
         name = f"{SpanName.CHECKPOINT}.{done.operation}"
@@ -339,21 +307,10 @@ class RunTrace:
         self._send(parent._replace(error="" if done.failed else None, parental=bool(stages)))
         for number, stage in enumerate(stages):
             span = identity.span(parent.trace, parent.span, "stage", number, stage.stage)
-            start, end = _walls(stage)
-            error = "" if stage.failed else None
             attributes = _checkpoint_attributes(stage)
-            self._send(
-                TraceSpan(
-                    parent.trace,
-                    span,
-                    parent.span,
-                    f"{name}.{stage.stage}",
-                    start,
-                    end,
-                    attributes,
-                    error=error,
-                )
-            )
+            place = (parent.trace, span, parent.span, f"{name}.{stage.stage}")
+            error = "" if stage.failed else None
+            self._send(TraceSpan(*place, *_walls(stage), attributes, error=error))
         return parent
 
     def _of_attempt(
@@ -363,12 +320,6 @@ class RunTrace:
         trace, parent = attempt_span(self._cluster, self._run, process.attempt)
         span = identity.span(trace, name, process.attempt, process.rank, start)
         return TraceSpan(trace, span, parent, name, start, end, attributes)
-
-    def _span(
-        self, name: SpanName, number: int, parent: int, start: int, end: int, attributes: Mapping[str, Value]
-    ) -> TraceSpan:
-        span = identity.span(self._trace, name.value, number)
-        return TraceSpan(self._trace, span, parent, name, start, end, attributes)
 
     def _mine(self, process: Process) -> _Attempt | None:
         return self._attempts.get(process.attempt) if process.rank == 0 else None

@@ -8,8 +8,7 @@ step's own duration, which in synchronous training is nearly the same on all ran
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import accumulate, repeat
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from rankwatch.conventions.traces import Sampled
 from rankwatch_agent.training.spans.records import StepDone
 from rankwatch_agent.training.spans.state import RunState, TraceState
+from rankwatch_agent.training.variation import RunningMedian
 
 MAX_HELD = 20_000
 """Steps of ranks that are held; beyond, the oldest are decided early."""
@@ -238,7 +238,7 @@ class HeldSteps:
         return count < MAX_SAMPLED_A_MINUTE
 
 
-SPAN_STEPS = 256
+WINDOW_STEPS = 256
 """Steps that show what is normal."""
 LEAST_STEPS = 20
 """Steps before the first one is judged."""
@@ -262,27 +262,20 @@ def by_chance(cluster: str, run: str, step: int, one_in: int) -> bool:
 class Pace:
     """What is normal for the steps of a run, as one node sees it."""
 
-    __slots__ = ("_order", "_sorted")
-
     def __init__(self) -> None:
-        self._order: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._durations = RunningMedian(WINDOW_STEPS)
 
     def threshold(self) -> float | None:
         """The duration beyond which a step is slow; None while too few steps are known."""
-        durations = self._sorted
+        durations = self._durations
         if len(durations) < LEAST_STEPS:
             return None
-        p95 = durations[min(len(durations) - 1, int(QUANTILE * len(durations)))]
-        return coarse(max(p95, LATE_RATIO * durations[len(durations) // 2]))
+        return coarse(max(durations.quantile(QUANTILE), LATE_RATIO * durations.value))
 
     def add(self, seconds: float) -> bool:
         """Take a step, in the order of steps; returns whether it is slow."""
         threshold = self.threshold()
-        if len(self._order) == SPAN_STEPS:
-            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
-        self._order.append(seconds)
-        insort(self._sorted, seconds)
+        self._durations.add(seconds)
         return threshold is not None and seconds > threshold
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import GroupKey, Position, totals_series
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.operations import signature
@@ -178,7 +178,7 @@ def test_unknown_bytes() -> None:
     ranks = [pull(MergedRecorder(8), body) for _ in range(2)]
     found = {each.metric.name for each in totals_series(("run", "0"), ranks[0].totals)}
     assert found == {"rankwatch_collectives_total", "rankwatch_collective_seconds_total"}
-    rendezvous = RunRendezvous()
+    rendezvous = RunComparison()
     rendezvous.compare([each.groups for each in ranks])
     assert [each.wait_seconds for each in ranks[0].totals.values()] == [0.0]
     assert [each.count for each in rendezvous.transfers.values()] == [1]

@@ -12,9 +12,9 @@ import pytest
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import GoodputState
 from rankwatch.identity import Identity
-from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, load_run, save_run
+from rankwatch_agent.training.goodput.shared import MOST_ATTEMPTS
 
 BOOTED = 1_700_000_000.0
 """Unix time at the monotonic moment 0."""

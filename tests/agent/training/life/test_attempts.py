@@ -21,7 +21,7 @@ from rankwatch_agent.runtime.node_events import (
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
-from rankwatch_agent.training.life.counters import BORN_SECONDS
+from rankwatch_agent.training.life.series import BORN_SECONDS
 from support.training.ranks import go_on, rank, state, values
 
 pytestmark = pytest.mark.process

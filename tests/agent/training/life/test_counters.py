@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.training.life import counters
+from rankwatch_agent.training.life import series
 from rankwatch_agent.training.life.attempts import Attempt
-from rankwatch_agent.training.life.counters import BORN_SECONDS, MOST_CLASSES, OTHER_CLASS, LifeCounters
+from rankwatch_agent.training.life.series import BORN_SECONDS, MOST_CLASSES, OTHER_CLASS, LifeCounters
 
 
 def attempt(run_class: str, owner: int) -> Attempt:
@@ -49,7 +49,7 @@ def test_class_that_another_user_brought_first(tmp_path: Path) -> None:
 
 def test_nothing_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many attempts of others come and go, or are there at once."""
-    monkeypatch.setattr(counters, "_MOST_COUNTED", 4)
+    monkeypatch.setattr(series, "_MOST_COUNTED", 4)
     counts, job = LifeCounters(None, 0.0), {("job", 0): attempt("production", 1)}
     counts.update(job, 100.0, 0.0)
     for n in range(10):

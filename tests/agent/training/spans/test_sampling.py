@@ -27,7 +27,7 @@ def test_slow_steps() -> None:
     assert sum(pace.add(0.1 * generator.lognormvariate(0.0, 0.03)) for _ in range(2000)) == 0
     assert pace.add(0.2)
     slow = [pace.add(0.2) for _ in range(500)]
-    assert sum(slow) < steps.SPAN_STEPS
+    assert sum(slow) < steps.WINDOW_STEPS
     assert not any(slow[-100:])
 
 

@@ -17,7 +17,7 @@ MOST_ATTEMPTS = 100
 
 
 @dataclass
-class AttemptSpan:
+class AttemptRecord:
     """One attempt. Moments are Unix time."""
 
     started: float
@@ -30,11 +30,11 @@ class AttemptSpan:
     highest_step: int = -1
 
 
-class AttemptSpans:
+class AttemptHistory:
     """Number of an attempt -> what is known of it."""
 
     def __init__(self) -> None:
-        self.by_number: dict[int, AttemptSpan] = {}
+        self.by_number: dict[int, AttemptRecord] = {}
         self._replay_until: dict[int, int] = {}
 
     @property
@@ -51,7 +51,7 @@ class AttemptSpans:
         """A process of an attempt has started."""
         span = self.by_number.get(number)
         if span is None:
-            self.by_number[number] = AttemptSpan(started, started, world_size)
+            self.by_number[number] = AttemptRecord(started, started, world_size)
             self._join_oldest()
         else:
             span.started = min(span.started, started)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch_agent.training.collectives.rendezvous import (
+from rankwatch_agent.training.collectives.comparison import (
     BUS_FACTORS,
-    RunRendezvous,
+    RunComparison,
     TransferTotals,
     bus_factor,
     size_class,
@@ -20,10 +20,10 @@ WORLD_OF_4 = group_now(WORLD, "0-3", 4)
 LARGE = ("default_pg", "0-3", "all_reduce", "large")
 
 
-def compare(rendezvous: RunRendezvous, *ranks: RankCollectives) -> None:
+def compare(comparison: RunComparison, *ranks: RankCollectives) -> None:
     for each in ranks:
         each.note_completed()
-    rendezvous.compare([each.groups for each in ranks])
+    comparison.compare([each.groups for each in ranks])
 
 
 def waits(*ranks: RankCollectives) -> list[float | None]:
@@ -35,12 +35,12 @@ def test_last_arriver_gives_the_transfer() -> None:
 
     It spent the least time; what the others spent beyond it, they waited.
     """
-    rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(4)]
+    comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(4)]
     for rank, seconds in zip(ranks, (0.5, 0.75, 0.125, 0.5), strict=True):
         complete(rank, 0, seconds)
-    compare(rendezvous, *ranks)
+    compare(comparison, *ranks)
     assert waits(*ranks) == [0.375, 0.625, 0.0, 0.375]
-    (transfers,) = rendezvous.transfers.values()
+    (transfers,) = comparison.transfers.values()
     assert (transfers.count, transfers.seconds) == (1, 0.125)
 
 
@@ -49,12 +49,12 @@ def test_bus_bytes() -> None:
 
     The number of ranks on this node does not matter.
     """
-    rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
+    comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     for rank in ranks:
         complete(rank, 0, 0.1, size=1 << 20)
         complete(rank, 1, 0.1, size=1 << 20, operation=2)
-    compare(rendezvous, *ranks)
-    assert {at: each.bus_bytes for at, each in rendezvous.transfers.items()} == {
+    compare(comparison, *ranks)
+    assert {at: each.bus_bytes for at, each in comparison.transfers.items()} == {
         LARGE: (1 << 20) * 1.5,
         ("default_pg", "0-3", "all_gather", "large"): (4 << 20) * 0.75,
     }
@@ -65,16 +65,16 @@ def test_collective_counts_once_all_completed_it() -> None:
 
     The ranks are read one after another, and some complete a moment later.
     """
-    rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
+    comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
     complete(first, 1, 0.5)
     complete(second, 0, 0.25)
-    compare(rendezvous, first, second)
-    assert (rendezvous.transfers[LARGE].count, waits(first)) == (1, [0.25])
+    compare(comparison, first, second)
+    assert (comparison.transfers[LARGE].count, waits(first)) == (1, [0.25])
     complete(second, 1, 0.25)
-    compare(rendezvous, first, second)
-    compare(rendezvous, first, second)
-    assert (rendezvous.transfers[LARGE].count, waits(first)) == (2, [0.5])
+    compare(comparison, first, second)
+    compare(comparison, first, second)
+    assert (comparison.transfers[LARGE].count, waits(first)) == (2, [0.5])
 
 
 def test_groups_of_one_name() -> None:
@@ -82,13 +82,13 @@ def test_groups_of_one_name() -> None:
 
     Two tensor-parallel groups of a mesh, both numbered from 0.
     """
-    rendezvous = RunRendezvous()
+    comparison = RunComparison()
     pairs = [rank_collectives(group_now(TENSOR, members, 2)) for members in ("0-1", "0-1", "2-3", "2-3")]
     for rank, seconds in zip(pairs, (0.5, 0.25, 4.0, 2.0), strict=True):
         complete(rank, 0, seconds, group=TENSOR)
-    compare(rendezvous, *pairs)
+    compare(comparison, *pairs)
     assert waits(*pairs) == [0.25, 0.0, 2.0, 0.0]
-    assert {at[1]: each.seconds for at, each in rendezvous.transfers.items()} == {"0-1": 0.25, "2-3": 2.0}
+    assert {at[1]: each.seconds for at, each in comparison.transfers.items()} == {"0-1": 0.25, "2-3": 2.0}
 
 
 def test_rank_alone_of_its_group() -> None:
@@ -96,21 +96,21 @@ def test_rank_alone_of_its_group() -> None:
 
     The ranks that it waited for are on other nodes.
     """
-    rendezvous, rank = RunRendezvous(), rank_collectives(WORLD_OF_4)
+    comparison, rank = RunComparison(), rank_collectives(WORLD_OF_4)
     complete(rank, 0, 0.5)
-    compare(rendezvous, rank)
+    compare(comparison, rank)
     assert waits(rank) == [None]
-    assert rendezvous.transfers[LARGE].seconds == 0.5
+    assert comparison.transfers[LARGE].seconds == 0.5
 
 
 @pytest.mark.parametrize("flag", [layout.POINT_TO_POINT, layout.FAILED])
 def test_sends_receives_and_failures_take_no_part(flag: int) -> None:
     """They are counted, and compared with nothing."""
-    rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
+    comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     for rank in ranks:
         complete(rank, 0, 0.5, flags=flag)
-    compare(rendezvous, *ranks)
-    assert not rendezvous.transfers
+    compare(comparison, *ranks)
+    assert not comparison.transfers
     assert waits(*ranks) == [None, None]
     assert [totals.count for each in ranks for totals in each.totals.values()] == [1, 1]
 
@@ -120,18 +120,18 @@ def test_collective_without_a_time() -> None:
 
     It is not infinitely fast, and the others do not keep it; the next one counts.
     """
-    rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
+    comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     complete(ranks[0], 0, 0.5)
     complete(ranks[1], 0, 0.0, flags=layout.UNTIMED)
-    compare(rendezvous, *ranks)
+    compare(comparison, *ranks)
     assert waits(*ranks) == [None, None]
-    assert not rendezvous.transfers
+    assert not comparison.transfers
     assert not any(group.completed for each in ranks for group in each.groups)
     for rank, seconds in zip(ranks, (0.5, 0.25), strict=True):
         complete(rank, 1, seconds)
-    compare(rendezvous, *ranks)
+    compare(comparison, *ranks)
     assert waits(*ranks) == [0.25, 0.0]
-    assert rendezvous.transfers[LARGE].seconds == 0.25
+    assert comparison.transfers[LARGE].seconds == 0.25
 
 
 def test_different_collectives() -> None:
@@ -139,11 +139,11 @@ def test_different_collectives() -> None:
 
     The same number, another operation: a desync, and no wait.
     """
-    rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
+    comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5, operation=1)
     complete(second, 0, 0.5, operation=2)
-    compare(rendezvous, first, second)
-    assert not rendezvous.transfers
+    compare(comparison, first, second)
+    assert not comparison.transfers
     assert waits(first, second) == [None, None]
 
 
@@ -152,11 +152,11 @@ def test_unknown_members() -> None:
 
     Groups of one name could be different groups.
     """
-    rendezvous, ranks = RunRendezvous(), [rank_collectives() for _ in range(2)]
+    comparison, ranks = RunComparison(), [rank_collectives() for _ in range(2)]
     for rank in ranks:
         complete(rank, 0, 0.5)
-    compare(rendezvous, *ranks)
-    assert not rendezvous.transfers
+    compare(comparison, *ranks)
+    assert not comparison.transfers
     assert [list(each.totals) for each in ranks] == [[("default_pg", "", "all_reduce")]] * 2
 
 
@@ -165,15 +165,15 @@ def test_silent_rank_costs_bounded_memory() -> None:
 
     Its records were overwritten, or it hangs.
     """
-    rendezvous, ahead, silent = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
+    comparison, ahead, silent = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     for number in range(10 * MOST_PENDING):
         complete(ahead, number, 0.5)
         if number % 100 == 0:
-            compare(rendezvous, ahead, silent)
+            compare(comparison, ahead, silent)
             assert sum(len(each.completed) for each in ahead.groups) <= MOST_PENDING + 100
     complete(silent, 10 * MOST_PENDING - 1, 0.25)
-    compare(rendezvous, ahead, silent)
-    assert (rendezvous.transfers[LARGE].count, waits(ahead)) == (1, [0.25])
+    compare(comparison, ahead, silent)
+    assert (comparison.transfers[LARGE].count, waits(ahead)) == (1, [0.25])
 
 
 def test_new_process_is_not_compared_with_the_old() -> None:
@@ -181,14 +181,14 @@ def test_new_process_is_not_compared_with_the_old() -> None:
 
     After a restart they begin at 0 again.
     """
-    rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
+    comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)  # the other was killed before it told
     for rank in (first, second):
         rank.begin_process()
         rank.observe([WORLD_OF_4])
         complete(rank, 0, 0.25)
-    compare(rendezvous, first, second)
-    assert (rendezvous.transfers[LARGE].count, waits(first)) == (1, [0.0])
+    compare(comparison, first, second)
+    assert (comparison.transfers[LARGE].count, waits(first)) == (1, [0.0])
 
 
 def test_group_is_expected_before_its_first_record() -> None:
@@ -196,31 +196,31 @@ def test_group_is_expected_before_its_first_record() -> None:
 
     The table of groups shows that a rank belongs to it: the ranks with records are not all.
     """
-    rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
+    comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
-    compare(rendezvous, first, second)
-    assert not rendezvous.transfers
+    compare(comparison, first, second)
+    assert not comparison.transfers
 
 
 def test_a_group_of_unknown_size_has_no_bus_bytes() -> None:
     """No formula without the number of ranks."""
-    rendezvous, rank = RunRendezvous(), rank_collectives(group_now(WORLD, "0-3", 0))
+    comparison, rank = RunComparison(), rank_collectives(group_now(WORLD, "0-3", 0))
     complete(rank, 0, 0.5)
     complete(rank, 1, 0.5, operation=3, size=0)
-    compare(rendezvous, rank)
-    assert [each.bus_bytes for each in rendezvous.transfers.values()] == [None, None]
+    compare(comparison, rank)
+    assert [each.bus_bytes for each in comparison.transfers.values()] == [None, None]
 
 
 def test_a_hostile_rank_cannot_multiply_the_series() -> None:
     """Each of its groups claims other members."""
-    rendezvous = RunRendezvous()
+    comparison = RunComparison()
     for number in range(5000):
         rank = rank_collectives(group_now(WORLD, f"0-{number}", 4))
         complete(rank, 0, 0.5)
-        compare(rendezvous, rank)
-    assert len(rendezvous.transfers) <= 2049
-    assert sum(each.count for each in rendezvous.transfers.values()) == 5000
-    assert isinstance(rendezvous.transfers["(more)", "", "(more)", "large"], TransferTotals)
+        compare(comparison, rank)
+    assert len(comparison.transfers) <= 2049
+    assert sum(each.count for each in comparison.transfers.values()) == 5000
+    assert isinstance(comparison.transfers["(more)", "", "(more)", "large"], TransferTotals)
 
 
 @pytest.mark.parametrize(

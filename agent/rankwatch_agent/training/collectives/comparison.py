@@ -93,7 +93,7 @@ _KindTotals = tuple[dict[str, TransferTotals], int, float | None]
 """Totals by size class; the factor from bytes of an input to the total size, and from that to the bus."""
 
 
-class RunRendezvous:
+class RunComparison:
     """The collectives of one run, compared between the ranks of this node."""
 
     def __init__(self) -> None:

@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from rankwatch_agent.training.outstanding import OutstandingRanks, Shown, Standing, halves
+from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks, halves
 
 
-def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> Standing:
-    return Standing(
+def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> ComparedFigures:
+    return ComparedFigures(
         rank=str(rank),
         stage=stage,
         local_seconds=local,
@@ -24,7 +24,7 @@ def _standing(rank: int, local: float | None, *, stage: str = "0", **other: floa
 
 
 def _choose(*seconds: float | None) -> frozenset[str]:
-    return OutstandingRanks().choose(_standing(rank, each) for rank, each in enumerate(seconds)).work
+    return RankSelection().choose(_standing(rank, each) for rank, each in enumerate(seconds)).work
 
 
 def test_slow_ranks_are_shown() -> None:
@@ -36,7 +36,7 @@ def test_slow_ranks_are_shown() -> None:
 
 def test_last_rank_of_each_stage() -> None:
     ranks = [_standing(rank, 1.0 + 0.01 * rank, stage=str(rank % 2)) for rank in range(4)]
-    assert OutstandingRanks().choose(ranks).work == {"2", "3"}
+    assert RankSelection().choose(ranks).work == {"2", "3"}
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_last_rank_of_each_stage() -> None:
     ],
     ids=["time for a token", "late steps", "high and low loss", "slow writes"],
 )
-def test_other_ways_to_stand_out(ranks: Sequence[Standing], shown: dict[str, set[str]]) -> None:
+def test_other_ways_to_stand_out(ranks: Sequence[ComparedFigures], shown: dict[str, set[str]]) -> None:
     """A rank is shown by what it stands out in, and by nothing else: each series costs all rules."""
-    assert OutstandingRanks().choose(ranks) == Shown(**{of: frozenset(who) for of, who in shown.items()})
+    assert RankSelection().choose(ranks) == SelectedRanks(**{of: frozenset(who) for of, who in shown.items()})
 
 
 def test_equal_ranks_do_not_take_turns() -> None:
     """A series that comes and goes is a new one each time."""
-    outstanding, draw = OutstandingRanks(), random.Random(7)
+    outstanding, draw = RankSelection(), random.Random(7)
     shown = {
         outstanding.choose(_standing(rank, 1.0 + 0.002 * draw.random()) for rank in range(8)).work
         for _ in range(50)
@@ -65,7 +65,7 @@ def test_equal_ranks_do_not_take_turns() -> None:
 
 
 def test_another_rank_becomes_the_last_one() -> None:
-    outstanding = OutstandingRanks()
+    outstanding = RankSelection()
     assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.0)]).work == {"0"}
     assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.2)]).work == {"1"}
     assert outstanding.choose([_standing(1, 1.2)]).work == {"1"}, "the other one has ended"

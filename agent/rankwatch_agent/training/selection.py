@@ -23,7 +23,7 @@ smallest residual of a straggler (`straggler_least_residual`, 0.06)."""
 LOWER, UPPER = "lower", "upper"
 
 
-class Standing(NamedTuple):
+class ComparedFigures(NamedTuple):
     """Where a rank stands among its peers."""
 
     rank: str
@@ -41,7 +41,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class SelectedRanks:
     """Ranks that are exported one by one, by what they may stand out in."""
 
     work: frozenset[str] = frozenset()
@@ -54,8 +54,8 @@ class Shown:
 
 class _Criterion(NamedTuple):
     of: str
-    """What the rank stands out in: a field of `Shown`."""
-    value: Callable[[Standing], float | None]
+    """What the rank stands out in: a field of `SelectedRanks`."""
+    value: Callable[[ComparedFigures], float | None]
     stays: float
     """The rank with the largest value stays it down to this share of another's: else equal ranks would take
     turns, and each turn is a new series."""
@@ -72,7 +72,7 @@ _CRITERIA = (
 """Of each, the rank with the largest value is shown."""
 
 
-class OutstandingRanks:
+class RankSelection:
     """Remembers which ranks of a run on this node are shown."""
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ class OutstandingRanks:
         """By stage and criterion: the rank that was the last one."""
         self._above: set[str] = set()
 
-    def choose(self, ranks: Iterable[Standing]) -> Shown:
+    def choose(self, ranks: Iterable[ComparedFigures]) -> SelectedRanks:
         """The ranks to show now: of each stage the last one by each criterion, and all that are slower than
         the node's median."""
-        stages: dict[str, list[Standing]] = {}
+        stages: dict[str, list[ComparedFigures]] = {}
         for each in ranks:
             stages.setdefault(each.stage, []).append(each)
         most, above = self._most, self._above
@@ -92,11 +92,11 @@ class OutstandingRanks:
         found: dict[str, set[str]] = {"work": set(self._above)}
         for (_, number), rank in self._most.items():
             found.setdefault(_CRITERIA[number].of, set()).add(rank)
-        return Shown(**{name: frozenset(of) for name, of in found.items()})
+        return SelectedRanks(**{name: frozenset(of) for name, of in found.items()})
 
     @staticmethod
     def _last(
-        stages: Mapping[str, Sequence[Standing]], before: Mapping[tuple[str, int], str]
+        stages: Mapping[str, Sequence[ComparedFigures]], before: Mapping[tuple[str, int], str]
     ) -> Iterator[tuple[tuple[str, int], str]]:
         for stage, peers in stages.items():
             for number, criterion in enumerate(_CRITERIA):
@@ -109,7 +109,7 @@ class OutstandingRanks:
                 yield (stage, number), old if stays else largest
 
 
-def _slower(peers: Sequence[Standing], before: set[str]) -> Iterator[str]:
+def _slower(peers: Sequence[ComparedFigures], before: set[str]) -> Iterator[str]:
     values = {each.rank: each.local_seconds for each in peers if each.local_seconds is not None}
     if not values:
         return
