@@ -15,18 +15,13 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch import profiling
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.dumps import ask_rank
 from rankwatch_agent.incidents.episodes import Episodes, IncidentRegistry, resumed
 from rankwatch_agent.incidents.rank_files import stopped_ranks
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series, sample
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-
-_TOTAL = metric("rankwatch_incidents_total")
-_OPEN = metric("rankwatch_incident_open")
-_ROOT_CAUSE = metric("rankwatch_incident_root_cause")
 
 
 class IncidentsCollector:
@@ -68,8 +63,12 @@ class IncidentsCollector:
     def _counts(self) -> Iterator[Series]:
         for (run, kind), count in self._episodes.totals.items():
             incident = self._episodes.open.get(run)
-            yield Series(_TOTAL, (run, kind.value), count)
-            yield Series(_OPEN, (run, kind.value), float(incident is not None and incident.kind is kind))
+            yield sample("rankwatch_incidents_total", (run, kind.value), count)
+            yield sample(
+                "rankwatch_incident_open",
+                (run, kind.value),
+                float(incident is not None and incident.kind is kind),
+            )
 
     def _root_causes(self) -> Iterator[Series]:
         for incident in self._episodes.open.values():
@@ -82,7 +81,11 @@ class IncidentsCollector:
             if not causes and stall:
                 causes = stopped_ranks(condition or incident.condition)
             for cause in causes:
-                yield Series(_ROOT_CAUSE, (incident.run, str(cause.rank), cause.state, cause.phase), 1.0)
+                yield sample(
+                    "rankwatch_incident_root_cause",
+                    (incident.run, str(cause.rank), cause.state, cause.phase),
+                    1.0,
+                )
 
 
 logger = logging.getLogger(__name__)

@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import EvidenceFault
 from rankwatch_agent.incidents.bundle import MANIFEST_NAME, EvidenceError, write_error
 from rankwatch_agent.incidents.dumps import DumpWatcher, ProfileWatcher
 from rankwatch_agent.incidents.episodes import EvidenceResult, Incident, IncidentRegistry
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
@@ -32,9 +31,6 @@ from rankwatch_agent.runtime.turns import excess
 
 logger = logging.getLogger(__name__)
 
-_BUNDLES = metric("rankwatch_evidence_bundles")
-_LAST_BUNDLE = metric("rankwatch_evidence_bundle_timestamp_seconds")
-_ERRORS = metric("rankwatch_evidence_errors_total")
 
 PAUSE_SECONDS = 300.0
 """Time between two bundles of a run, so that one that stalls repeatedly does not push out the others'
@@ -79,11 +75,11 @@ class EvidenceCollector:
         return Collection(series=[*self._series(self._keeper, self._store)])
 
     def _series(self, keeper: EvidenceKeeper, store: BundleStore) -> Iterator[Series]:
-        yield Series(_BUNDLES, (), len(store.bundles()))
+        yield sample("rankwatch_evidence_bundles", (), len(store.bundles()))
         for run, timestamp in keeper.last.items():
-            yield Series(_LAST_BUNDLE, (run,), timestamp)
+            yield sample("rankwatch_evidence_bundle_timestamp_seconds", (run,), timestamp)
         for fault, count in keeper.faults.items():
-            yield Series(_ERRORS, (fault.value,), count)
+            yield sample("rankwatch_evidence_errors_total", (fault.value,), count)
 
 
 def build_evidence(

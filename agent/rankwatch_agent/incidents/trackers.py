@@ -13,13 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric, TrackerTag
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.mlflow import MlflowServer
 from rankwatch.trackers.watching import dashboard_url
 from rankwatch_agent.incidents.episodes import IncidentRegistry
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.logs import LogLimit
@@ -34,7 +33,6 @@ LEAST_SECONDS = 60.0 * len(TrackerMetric) / 10.0
 """Between two points of a run's metrics, whatever the interval: no more than ten values a minute."""
 PASS_SECONDS = 12.0
 """For all runs of one pass. Those that it does not reach are the first of the next one."""
-_REQUESTS = metric("rankwatch_tracker_requests_total")
 
 
 class RequestOutcome(StrEnum):
@@ -89,7 +87,10 @@ class TrackersCollector:
         self._note_incidents(tracked)
         waiting = sorted(tracked.values(), key=self._last_sent)
         take_turns(waiting, owner=lambda each: each.owner, use=self._send, most=PASS_SECONDS)
-        series = [Series(_REQUESTS, (outcome.value,), count) for outcome, count in self._outcomes.items()]
+        series = [
+            sample("rankwatch_tracker_requests_total", (outcome.value,), count)
+            for outcome, count in self._outcomes.items()
+        ]
         return Collection(series=series)
 
     def _last_sent(self, tracked: TrackedRun) -> float:

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch.checkpoint_paths import SUFFIX
-from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.chosen_paths import Wanted
 from rankwatch.untrusted.text import is_hidden, printable
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series, sample
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
 from rankwatch_agent.training.checkpoints import noted_beside
@@ -37,14 +36,6 @@ from rankwatch_agent.training.verifications import (
 
 logger = logging.getLogger(__name__)
 
-_VERIFIED_STEP = metric("rankwatch_checkpoint_verified_step")
-_VERIFIED_AT = metric("rankwatch_checkpoint_verified_timestamp_seconds")
-_VERIFICATION_AT = metric("rankwatch_checkpoint_verification_timestamp_seconds")
-_VERIFICATION_SECONDS = metric("rankwatch_checkpoint_verification_seconds")
-_DAMAGED_STEP = metric("rankwatch_checkpoint_damaged_step")
-_VERIFICATIONS = metric("rankwatch_checkpoint_verifications_total")
-_BYTES = metric("rankwatch_checkpoint_verification_bytes_total")
-_PENDING = metric("rankwatch_checkpoint_verifications_pending")
 
 OUTCOMES = ("good", "damaged", "incomplete", "unverifiable", "gone", "failed")
 _SETTLE_SECONDS = 10.0
@@ -303,10 +294,10 @@ class CheckpointsCollector:
                 (each for each in records if each.outcome == "good"), key=lambda e: e.ended, default=None
             )
             if good is not None:
-                yield Series(_VERIFIED_STEP, (run,), good.step)
-                yield Series(_VERIFIED_AT, (run,), good.ended)
-            yield Series(_VERIFICATION_AT, (run,), records[-1].finished)
-            yield Series(_VERIFICATION_SECONDS, (run,), records[-1].seconds)
+                yield sample("rankwatch_checkpoint_verified_step", (run,), good.step)
+                yield sample("rankwatch_checkpoint_verified_timestamp_seconds", (run,), good.ended)
+            yield sample("rankwatch_checkpoint_verification_timestamp_seconds", (run,), records[-1].finished)
+            yield sample("rankwatch_checkpoint_verification_seconds", (run,), records[-1].seconds)
             yield from self._damaged(condition, records)
 
     def _damaged(self, condition: RunCondition, records: list[VerificationRecord]) -> Iterator[Series]:
@@ -319,7 +310,7 @@ class CheckpointsCollector:
         for each in bad[-_MOST_DAMAGED:]:
             names = ("", "", "") if each.private else (each.path, each.file, each.tensor)
             labels = (name[:_LONGEST_LABEL] for name in (*names, each.damage))
-            yield Series(_DAMAGED_STEP, (condition.run, *labels), each.step)
+            yield sample("rankwatch_checkpoint_damaged_step", (condition.run, *labels), each.step)
 
     def _is_there(self, condition: RunCondition, path: str) -> bool:
         """Whether a damaged checkpoint was still there at the last look; looks again from time to time."""
@@ -335,9 +326,9 @@ class CheckpointsCollector:
 
     def _series_of_node(self, waiting: int) -> Iterator[Series]:
         for outcome in OUTCOMES:
-            yield Series(_VERIFICATIONS, (outcome,), self._outcomes[outcome])
-        yield Series(_BYTES, (), self._bytes)
-        yield Series(_PENDING, (), waiting)
+            yield sample("rankwatch_checkpoint_verifications_total", (outcome,), self._outcomes[outcome])
+        yield sample("rankwatch_checkpoint_verification_bytes_total", (), self._bytes)
+        yield sample("rankwatch_checkpoint_verifications_pending", (), waiting)
 
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:

@@ -17,8 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series, sample
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.reread import Reread
@@ -192,15 +191,6 @@ def _divide(
 
 logger = logging.getLogger(__name__)
 
-_PRICE = metric("rankwatch_gpu_price_per_hour")
-_ALLOCATED = metric("rankwatch_run_allocated_gpus")
-_KNOWN = metric("rankwatch_run_price_known")
-_COST = metric("rankwatch_cost_total")
-_SPENT = metric("rankwatch_run_spent")
-_BUDGET = metric("rankwatch_run_budget")
-_PEAK = metric("rankwatch_gpu_peak_flops")
-_FAILURES = metric("rankwatch_price_table_failures_total")
-
 
 class CostCollector:
     """Charges the runs of this node.
@@ -297,24 +287,24 @@ class CostCollector:
     ) -> Iterator[Series]:
         for run, charged in allocated.items():
             for model, amount in charged.items():
-                yield Series(_ALLOCATED, (run, model), amount)
-                yield Series(_KNOWN, (run, model), float(bool(prices[model])))
+                yield sample("rankwatch_run_allocated_gpus", (run, model), amount)
+                yield sample("rankwatch_run_price_known", (run, model), float(bool(prices[model])))
         for run, condition in runs.items():
             for (currency, basis), amount in self._spending.of(run):
-                yield Series(_COST, (run, currency, basis), amount)
-                yield Series(_SPENT, (run, currency, basis), amount)
+                yield sample("rankwatch_cost_total", (run, currency, basis), amount)
+                yield sample("rankwatch_run_spent", (run, currency, basis), amount)
             names = [run, *{each.short_name for each in condition.ranks if each.short_name}]
             budget = table.budget(names)
             if budget is not None:
-                yield Series(_BUDGET, (run, budget.currency, budget.basis), budget.amount)
+                yield sample("rankwatch_run_budget", (run, budget.currency, budget.basis), budget.amount)
 
     def _peak_series(self, models: Sequence[str]) -> Iterator[Series]:
         for model in models:
             for dtype, peak in self._peaks.get(model, {}).items():
-                yield Series(_PEAK, (model, dtype), peak)
+                yield sample("rankwatch_gpu_peak_flops", (model, dtype), peak)
 
     def _failed(self) -> Series:
-        return Series(_FAILURES, (), self._failures)
+        return sample("rankwatch_price_table_failures_total", (), self._failures)
 
 
 def build_cost(
@@ -349,4 +339,6 @@ def _rates(charged: Mapping[str, float], prices: Mapping[str, Sequence[Price]]) 
 def _price_series(prices: Mapping[str, Sequence[Price]]) -> Iterator[Series]:
     for model, valid in prices.items():
         for each in valid:
-            yield Series(_PRICE, (model, each.currency, each.basis), each.price_per_hour)
+            yield sample(
+                "rankwatch_gpu_price_per_hour", (model, each.currency, each.basis), each.price_per_hour
+            )

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
 
 LEVELS = 4
 FACTOR = 8
@@ -80,14 +79,14 @@ class RankFingerprints:
         """The series of the rank; none where it takes no fingerprints."""
         for (members, level), each in self.newest.items():
             labels = (*key, members, str(level))
-            yield Series(metric("rankwatch_rank_fingerprint"), labels, each.value)
-            yield Series(metric("rankwatch_rank_fingerprint_step"), labels, each.step)
+            yield sample("rankwatch_rank_fingerprint", labels, each.value)
+            yield sample("rankwatch_rank_fingerprint_step", labels, each.step)
             if (members, level) in self.norms:
                 norm = self.norms[members, level]
-                yield Series(metric("rankwatch_rank_fingerprint_gradient_norm"), labels, norm)
+                yield sample("rankwatch_rank_fingerprint_gradient_norm", labels, norm)
         if self.count:
-            yield Series(metric("rankwatch_rank_fingerprints_total"), key, self.count)
-            yield Series(metric("rankwatch_rank_fingerprint_seconds_total"), key, self.seconds)
+            yield sample("rankwatch_rank_fingerprints_total", key, self.count)
+            yield sample("rankwatch_rank_fingerprint_seconds_total", key, self.seconds)
 
 
 def level_of(step: int, every: int) -> int:

@@ -9,13 +9,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
 from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch.conventions import TOKENS
-from rankwatch.conventions.metrics import TOGETHER, metric
+from rankwatch.conventions.metrics import TOGETHER
 from rankwatch.conventions.states import STEP_PHASES, SlowPhase
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.selection import halves
@@ -23,8 +22,14 @@ from rankwatch_agent.training.steps import StepAssembler
 
 _LOOKS = 30
 """Looks kept of a window: its length is true to one part in so many."""
-_OF_LOCAL = ("local", "work", "local_and_work")
-"""Terms of the variation that only steps have whose local time is known."""
+_OF_LOCAL = frozenset(
+    (
+        *("known_seconds", "local_seconds", "arrival_seconds", "compute_seconds"),
+        *("late_steps", "late_seconds"),
+        *("local", "work", "local_and_work"),
+    )
+)
+"""Figures, and terms of the variation, that only steps have whose local time is known."""
 _PAIRS = MappingProxyType({"work": ("local", "work"), "microbatches": ("forward", "backward")})
 """By what explains the variation: the two terms that vary together because of it."""
 
@@ -34,19 +39,12 @@ class _Look(NamedTuple):
 
     moment: float
     steps: int
-    seconds: float
     local_steps: int
-    known_seconds: float
-    local_seconds: float
-    arrival_seconds: float
-    compute_seconds: float
-    late_steps: int
-    late_seconds: float
-    tokens: float
-    microbatches: int
-    phases: tuple[float, ...]
-    """Of each slow phase, in the order of `STEP_PHASES`."""
+    """Those whose local time is known."""
+    sums: Mapping[str, float]
+    """By figure, or slow phase."""
     terms: Mapping[str, float]
+    """Of the variation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,67 +114,59 @@ class RecentSteps:
         looks, long = self._looks, self._long
         if not looks or moment - looks[-1].moment >= self._window / _LOOKS:
             looks.append(now)
-            long.append((moment, now.local_steps, now.late_seconds))
+            long.append((moment, now.local_steps, now.sums["late_seconds"]))
         while looks[0].moment < moment - self._window:
             looks.popleft()
         while long[0][0] < moment - 2 * self._window:
             long.popleft()
         first = looks[0]
         done = now.steps - first.steps
-        self.step_seconds = (now.seconds - first.seconds) / done if done > 0 else None
+        self.step_seconds = (now.sums["seconds"] - first.sums["seconds"]) / done if done > 0 else None
         known = steps.local_known and now.local_steps > first.local_steps
         self.means = _means(first, now, long[0]) if known else None
 
 
 def _look(steps: StepAssembler, moment: float) -> _Look:
-    phases = steps.phase_seconds
-    variation = steps.variation
-    return _Look(
-        moment=moment,
-        steps=steps.steps,
-        seconds=steps.seconds,
-        local_steps=steps.local_steps,
-        known_seconds=steps.known_seconds,
-        local_seconds=steps.local_seconds,
-        arrival_seconds=steps.arrival_seconds,
-        compute_seconds=steps.compute_seconds,
-        late_steps=variation.late_steps,
-        late_seconds=variation.late_seconds,
-        tokens=steps.work_done.by_unit.get(TOKENS, 0.0),
-        microbatches=variation.microbatches,
-        phases=tuple(sum(phases.get(each, 0.0) for each in parts) for parts in STEP_PHASES.values()),
-        terms=dict(variation.terms),
-    )
+    phases, variation = steps.phase_seconds, steps.variation
+    sums: dict[str, float] = {
+        "seconds": steps.seconds,
+        "known_seconds": steps.known_seconds,
+        "local_seconds": steps.local_seconds,
+        "arrival_seconds": steps.arrival_seconds,
+        "compute_seconds": steps.compute_seconds,
+        "late_steps": variation.late_steps,
+        "late_seconds": variation.late_seconds,
+        "tokens": steps.work_done.by_unit.get(TOKENS, 0.0),
+        "microbatches": variation.microbatches,
+    }
+    for slow, parts in STEP_PHASES.items():
+        sums[slow] = sum([phases.get(each, 0.0) for each in parts])
+    return _Look(moment, steps.steps, steps.local_steps, sums, dict(variation.terms))
 
 
 def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMeans:
     steps, known_steps = now.steps - first.steps, now.local_steps - first.local_steps
 
-    def mean(before: float, after: float) -> float:
-        return (after - before) / steps
+    def per_step(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+        return {
+            name: (total - before.get(name, 0.0)) / (known_steps if name in _OF_LOCAL else steps)
+            for name, total in after.items()
+        }
 
-    def known(before: float, after: float) -> float:
-        return (after - before) / known_steps
-
-    terms = {
-        name: (known if name in _OF_LOCAL else mean)(first.terms.get(name, 0.0), total)
-        for name, total in now.terms.items()
-    }
+    means, terms = per_step(first.sums, now.sums), per_step(first.terms, now.terms)
     return RecentMeans(
-        step_seconds=mean(first.seconds, now.seconds),
-        known_seconds=known(first.known_seconds, now.known_seconds),
-        local_seconds=known(first.local_seconds, now.local_seconds),
-        arrival_seconds=known(first.arrival_seconds, now.arrival_seconds),
-        compute_seconds=known(first.compute_seconds, now.compute_seconds),
-        phase_seconds=dict(
-            zip(STEP_PHASES, starmap(mean, zip(first.phases, now.phases, strict=True)), strict=True)
-        ),
-        tokens=mean(first.tokens, now.tokens),
-        late_steps_ratio=known(first.late_steps, now.late_steps),
-        late_seconds=known(first.late_seconds, now.late_seconds),
-        late_long_seconds=(now.late_seconds - long[2]) / (now.local_steps - long[1]),
+        step_seconds=means["seconds"],
+        known_seconds=means["known_seconds"],
+        local_seconds=means["local_seconds"],
+        arrival_seconds=means["arrival_seconds"],
+        compute_seconds=means["compute_seconds"],
+        phase_seconds={slow: means[slow] for slow in STEP_PHASES},
+        tokens=means["tokens"],
+        late_steps_ratio=means["late_steps"],
+        late_seconds=means["late_seconds"],
+        late_long_seconds=(now.sums["late_seconds"] - long[2]) / (now.local_steps - long[1]),
         variance=terms.get("local"),
-        together=_together(terms, mean(first.microbatches, now.microbatches)),
+        together=_together(terms, means["microbatches"]),
     )
 
 
@@ -323,4 +313,4 @@ def _stage_series(key: tuple[str, str], ranks: Sequence[RecentMeans]) -> Iterato
 def _median(name: str, labels: tuple[str, ...], values: Iterable[float | None]) -> Iterator[Series]:
     known = [each for each in values if each is not None]
     if known:
-        yield Series(metric(name), labels, median(known))
+        yield sample(name, labels, median(known))

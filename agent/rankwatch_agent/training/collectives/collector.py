@@ -19,7 +19,6 @@ from pathlib import Path
 
 from rankwatch.blackbox.layout import SOCKET_SUFFIX
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
@@ -239,9 +238,7 @@ class RecordedRank:
         self._recorders: dict[str, MergedRecorder] = {}
         self._answered = False
         self._answered_at = 0.0
-        self._succeeded = 0
-        self._failed = 0
-        self._capturing = 0
+        self._pulls = {"success": 0, "failure": 0, "capturing": 0}
         self._warned = False
 
     @property
@@ -253,7 +250,7 @@ class RecordedRank:
         """Merge one answer; `known` are the groups in the rank's black box. A failure is counted, and a rank
         that was not asked because it captures a graph, which is asked again soon."""
         if isinstance(answer, CapturingRankError):
-            self._capturing += 1
+            self._pulls["capturing"] += 1
             return
         self.asked = now
         try:
@@ -268,13 +265,13 @@ class RecordedRank:
                 recorder.merge(dump, known)
         except FlightRecorderError as error:
             self._answered = False
-            self._failed += 1
+            self._pulls["failure"] += 1
             if not self._warned:
                 self._warned = True
                 _log.warning("%s (logged once for this rank)", error)
             return
         self._answered, self._answered_at = True, now
-        self._succeeded += 1
+        self._pulls["success"] += 1
 
     def keep_at_most(self, most: int) -> None:
         """Keep about the newest `most` collectives, of each group its part, for comparison."""
@@ -297,7 +294,7 @@ class RecordedRank:
                 for group, position in self._positions().items()
             }
             yield from position_series(key, FLIGHT_RECORDER, positions)
-        if self._succeeded:
+        if self._pulls["success"]:
             silent = 0.0 if self._answered else now - self._answered_at
             yield sample("rankwatch_flight_recorder_silent_seconds", key, silent)
 
@@ -309,14 +306,11 @@ class RecordedRank:
         recorders = self._recorders.values()
         sampled = {at: totals for recorder in recorders for at, totals in recorder.totals.items()}
         yield from totals_series(key, {at: each for at, each in sampled.items() if at not in counted})
-        pulls = metric("rankwatch_flight_recorder_pulls_total")
-        yield Series(pulls, (*key, "success"), self._succeeded)
-        yield Series(pulls, (*key, "failure"), self._failed)
-        yield Series(pulls, (*key, "capturing"), self._capturing)
-        entries = metric("rankwatch_flight_recorder_entries_total")
-        yield Series(entries, key, sum(each.entries for each in recorders))
-        missed = metric("rankwatch_flight_recorder_entries_missed_total")
-        yield Series(missed, key, sum(each.missed for each in recorders))
+        for outcome, count in self._pulls.items():
+            yield sample("rankwatch_flight_recorder_pulls_total", (*key, outcome), count)
+        entries, missed = (sum(each.entries for each in recorders), sum(each.missed for each in recorders))
+        yield sample("rankwatch_flight_recorder_entries_total", key, entries)
+        yield sample("rankwatch_flight_recorder_entries_missed_total", key, missed)
 
     def _positions(self) -> dict[GroupKey, Position]:
         """Of a group that has two backends, the one that is used counts, NCCL first."""

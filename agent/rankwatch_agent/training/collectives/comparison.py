@@ -17,7 +17,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.totals import (
     MOST_PENDING,
@@ -27,6 +26,7 @@ from rankwatch_agent.training.collectives.totals import (
     GroupCollectives,
     GroupKey,
 )
+from rankwatch_agent.training.figures import FigureTable
 
 SMALL, MEDIUM, LARGE = "small", "medium", "large"
 MEDIUM_BYTES = 64 << 10
@@ -35,6 +35,13 @@ LARGE_BYTES = 1 << 20
 _MOST_SERIES = 512
 """Combinations of group, operation and size class per run; far beyond what a job has."""
 _MOST_KINDS = 4096
+_TRANSFERS = FigureTable(
+    {
+        "rankwatch_collective_transfers_total": "count",
+        "rankwatch_collective_transfer_seconds_total": "seconds",
+        "rankwatch_collective_bus_bytes_total": "bus_bytes",
+    }
+)
 _SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
@@ -120,15 +127,8 @@ class RunComparison:
 
     def series(self, run: str) -> Iterator[Series]:
         """Transfers of the run on this node."""
-        counts = metric("rankwatch_collective_transfers_total")
-        seconds = metric("rankwatch_collective_transfer_seconds_total")
-        sizes = metric("rankwatch_collective_bus_bytes_total")
         for kind, each in self.transfers.items():
-            at = (run, *kind)
-            yield Series(counts, at, each.count)
-            yield Series(seconds, at, each.seconds)
-            if each.bus_bytes is not None:
-                yield Series(sizes, at, each.bus_bytes)
+            yield from _TRANSFERS.series((run, *kind), each)
 
     def _compare_group(self, key: GroupKey, members: list[GroupCollectives]) -> None:
         # Column by column rather than number by number: thousands a second come this way.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.training.figures import FigureTable
 from rankwatch_agent.training.split import MESSAGE
 from rankwatch_agent.training.steps import StepAssembler
 
@@ -95,6 +95,14 @@ class CollectiveTotals:
         """Beyond the last arriver of this node; None while none was compared."""
 
 
+_POSITION = FigureTable(
+    {
+        "rankwatch_collective_last_enqueued": "enqueued",
+        "rankwatch_collective_last_completed": "completed",
+        "rankwatch_collective_oldest_incomplete_timestamp_seconds": "oldest",
+        "rankwatch_collective_oldest_incomplete_signature": "signature",
+    }
+)
 Completed = tuple[float, int, CollectiveTotals]
 """A completed collective: seconds (NaN where not known), bytes of input (or UNKNOWN_BYTES), where its wait is
 added up."""
@@ -264,18 +272,15 @@ def totals_series(
     key: tuple[str, str], totals: Mapping[tuple[str, str, str], CollectiveTotals]
 ) -> Iterator[Series]:
     """Counts, bytes, time and wait of a rank by group and operation; `key` is (run, rank)."""
-    counts, sizes = metric("rankwatch_collectives_total"), metric("rankwatch_collective_bytes_total")
-    seconds = metric("rankwatch_collective_seconds_total")
-    waits = metric("rankwatch_collective_wait_seconds_total")
     for kind, each in totals.items():
         at = (*key, *kind)
-        yield Series(counts, at, each.count)
+        yield sample("rankwatch_collectives_total", at, each.count)
         if each.sized:
-            yield Series(sizes, at, each.bytes)
+            yield sample("rankwatch_collective_bytes_total", at, each.bytes)
         if each.timed:
-            yield Series(seconds, at, each.seconds)
+            yield sample("rankwatch_collective_seconds_total", at, each.seconds)
         if each.wait_seconds is not None:
-            yield Series(waits, at, each.wait_seconds)
+            yield sample("rankwatch_collective_wait_seconds_total", at, each.wait_seconds)
 
 
 def position_series(
@@ -283,13 +288,4 @@ def position_series(
 ) -> Iterator[Series]:
     """How far a rank has come in each group; `key` is (run, rank)."""
     for group, position in positions.items():
-        at = (*key, *group, source)
-        values = (
-            ("rankwatch_collective_last_enqueued", position.enqueued),
-            ("rankwatch_collective_last_completed", position.completed),
-            ("rankwatch_collective_oldest_incomplete_timestamp_seconds", position.oldest),
-            ("rankwatch_collective_oldest_incomplete_signature", position.signature),
-        )
-        for name, value in values:
-            if value is not None:
-                yield Series(metric(name), at, value)
+        yield from _POSITION.series((*key, *group, source), position)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwatch.attempts import MOST_ATTEMPTS
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES, GoodputState
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.goodput.rank_ledger import FirstStep, Process, RankLedger, Seconds, add_up
@@ -130,9 +129,6 @@ _SHORT_SECONDS = 0.05
 _MOST_BYTES = 64 << 20
 """100 attempts of 512 ranks take about 16 MB."""
 _FORMAT = 1
-_SECONDS = metric("rankwatch_goodput_seconds_total")
-_REPLAYED = metric("rankwatch_replayed_steps_total")
-_HIGHEST = metric("rankwatch_run_highest_step")
 
 
 class _Seen(NamedTuple):
@@ -212,10 +208,10 @@ class RunLedgers:
         """What the time of a run was spent on; every state, from the beginning."""
         ledger = self._runs[run]
         for state, seconds in ledger.seconds.items():
-            yield Series(_SECONDS, (run, state), seconds)
-        yield Series(_REPLAYED, (run,), ledger.replayed_steps)
+            yield sample("rankwatch_goodput_seconds_total", (run, state), seconds)
+        yield sample("rankwatch_replayed_steps_total", (run,), ledger.replayed_steps)
         if ledger.attempts.highest_step >= 0:
-            yield Series(_HIGHEST, (run,), ledger.attempts.highest_step)
+            yield sample("rankwatch_run_highest_step", (run,), ledger.attempts.highest_step)
 
     def save(self) -> None:
         """Write all of them."""

@@ -13,13 +13,12 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycle, RestartCycles
 from rankwatch_agent.runtime.turns import excess
-from rankwatch_agent.training.failures import KILLED, Failure, rank_state
+from rankwatch_agent.training.failures import Failure, rank_state
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput.rank_ledger import process_start
 from rankwatch_agent.training.life.ends import (
     AttemptEnd,
     RankEnd,
-    RankProcess,
     StopRequest,
     failure_by_kill,
     judge,
@@ -61,8 +60,6 @@ class Attempt:
     """Ranks whose process lives."""
     ends: dict[int, RankEnd] = field(default_factory=dict)
     """By rank."""
-    processes: dict[int, RankProcess] = field(default_factory=dict)
-    """Rank -> what its kill is found by."""
     started: float = float("inf")
     first_rank_started_wall: float | None = None
     """Of rank 0, by its own box; None where it is on another node."""
@@ -94,7 +91,7 @@ class Attempt:
             return
         gone = next(iter(self.ends or self.living))
         self.living.discard(gone)
-        for known in (self.ends, self.processes, self.first_steps):
+        for known in (self.ends, self.first_steps):
             known.pop(gone, None)
 
 
@@ -250,28 +247,20 @@ class RunAttempts:
         if state not in ENDED_STATES:  # it was replaced before its end was seen, and with it its files
             state = rank_state(rank.path, life.ended_by or "", alive=False, stepped=False)
             state = RankState.TERMINATED if state is RankState.LOST else state
-        seen = attempt.processes.get(number)
-        started, ended = rank.header.started_monotonic, rank.last_sign
-        process = attempt.processes[number] = RankProcess(
-            rank.host_pid,
-            self._cgroups.get(rank.host_pid or 0, ""),
-            started,
-            ended,
-            moment if seen is None or seen.started != started else seen.found_ended,
-            state,
-            None if failure is not None and failure.exception == KILLED else failure,
-        )
-        attempt.ends[number] = RankEnd(
+        seen, started = attempt.ends.get(number), rank.header.started_monotonic
+        end = attempt.ends[number] = RankEnd(
             rank=number,
             state=state,
             failure=failure,
             in_collective=rank.totals.collectives.last_failed,
             started=started,
-            ended=ended,
+            ended=rank.last_sign,
             sigterm_at=_sigterm(rank),
-            found_ended=process.found_ended,
+            found_ended=moment if seen is None or seen.started != started else seen.found_ended,
+            pid=rank.host_pid,
+            cgroup=self._cgroups.get(rank.host_pid or 0, ""),
         )
-        kill = failure_by_kill(process, self._events.oom_kills)
+        kill = failure_by_kill(end, self._events.oom_kills)
         if kill is not None and rank.state in ENDED_STATES:
             self._note_kill(rank, kill)
 
@@ -296,10 +285,10 @@ class RunAttempts:
             attempt.ended = max(each.ended for each in attempt.ends.values())
         if moment < attempt.found_ended + SETTLE_SECONDS:
             return
-        for number, process in attempt.processes.items():
-            kill = failure_by_kill(process, self._events.oom_kills)
-            if kill is not None and number in attempt.ends:
-                attempt.ends[number] = attempt.ends[number]._replace(failure=kill, state=process.state)
+        for number, end in attempt.ends.items():
+            kill = failure_by_kill(end, self._events.oom_kills)
+            if kill is not None:
+                attempt.ends[number] = end._replace(failure=kill)
         attempt.end = judge(list(attempt.ends.values()), self._requests(attempt))
         if self._log_limit.allows(f"{run} {attempt.number} {attempt.ended}"):
             logger.info(

@@ -41,6 +41,10 @@ class RankEnd(NamedTuple):
     """When it received SIGTERM; None where it did not, or a handler of its own took the signal."""
     found_ended: float | None = None
     """When it was seen that it was gone."""
+    pid: int | None = None
+    """Of the host; None where the agent cannot see it."""
+    cgroup: str = ""
+    """Its path in the hierarchy of memory; empty where it was not seen."""
 
     @property
     def was_terminated(self) -> bool:
@@ -164,55 +168,38 @@ _PROGRAMS = re.compile(r"python|pt_|ray::|torch", re.IGNORECASE)
 _MOST_CGROUP_BYTES = 1 << 14
 
 
-class RankProcess(NamedTuple):
-    """What is known of a process that ended, to find its kill by. Moments are monotonic."""
-
-    pid: int | None
-    """Of the host; None where the agent cannot see it."""
-    cgroup: str
-    """Its path in the hierarchy of memory; empty where it was not seen."""
-    started: float
-    ended: float
-    """Its last sign of life."""
-    found_ended: float
-    """When the agent saw that it was gone."""
-    state: RankState
-    failure: Failure | None
-
-
-def failure_by_kill(process: RankProcess, kills: Sequence[OomKill]) -> Failure | None:
+def failure_by_kill(end: RankEnd, kills: Sequence[OomKill]) -> Failure | None:
     """The failure that a kill explains, with the kernel's line as its message; None for none."""
-    kill = _own_kill(process, kills) or _kill_of_worker(process, kills)
-    if kill is None:
-        return None
-    return Failure(KILLED, FailureKind.HOST_OUT_OF_MEMORY, kill.line)
+    failure = end.failure if end.failure is None or end.failure.exception != KILLED else None
+    kill = _own_kill(end, kills) if failure is None else _kill_of_worker(end, failure, kills)
+    return None if kill is None else Failure(KILLED, FailureKind.HOST_OUT_OF_MEMORY, kill.line)
 
 
-def _own_kill(process: RankProcess, kills: Sequence[OomKill]) -> OomKill | None:
-    if process.state is not RankState.LOST or process.failure is not None:
+def _own_kill(end: RankEnd, kills: Sequence[OomKill]) -> OomKill | None:
+    if end.state is not RankState.LOST:
         return None
-    during = [each for each in kills if each.moment > process.started - CLOCK_SECONDS]
-    if process.pid is not None:
-        return next((each for each in reversed(during) if each.pid == process.pid), None)
+    during = [each for each in kills if each.moment > end.started - CLOCK_SECONDS]
+    if end.pid is not None:
+        return next((each for each in reversed(during) if each.pid == end.pid), None)
+    last = end.ended if end.found_ended is None else end.found_ended
     near = (
         each
         for each in reversed(during)
-        if process.ended - NEAR_SECONDS < each.moment < process.found_ended + NEAR_SECONDS
+        if end.ended - NEAR_SECONDS < each.moment < last + NEAR_SECONDS and _PROGRAMS.match(each.name)
     )
-    return next((each for each in near if _PROGRAMS.match(each.name)), None)
+    return next(near, None)
 
 
-def _kill_of_worker(process: RankProcess, kills: Sequence[OomKill]) -> OomKill | None:
+def _kill_of_worker(end: RankEnd, failure: Failure, kills: Sequence[OomKill]) -> OomKill | None:
     """Of a process that loaded data for the rank: the rank then fails by an exception that names it."""
-    failure = process.failure
-    told = _WORKER.search(failure.message) if failure is not None else None
+    told = _WORKER.search(failure.message)
     if told is None:
         return None
     pids = {int(each) for each in re.findall(r"\d{1,9}", told[1] or "")}
     for kill in reversed(kills):
-        near = abs(kill.moment - process.ended) < CLOCK_SECONDS + NEAR_SECONDS
-        same_cgroup = bool(process.cgroup) and kill.cgroup == process.cgroup
-        hidden = process.pid is None and _PROGRAMS.match(kill.name) is not None
+        near = abs(kill.moment - end.ended) < CLOCK_SECONDS + NEAR_SECONDS
+        same_cgroup = bool(end.cgroup) and kill.cgroup == end.cgroup
+        hidden = end.pid is None and _PROGRAMS.match(kill.name) is not None
         if near and (kill.pid in pids or same_cgroup or hidden):
             return kill
     return None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.restart_cycles import RestartCycle
@@ -28,10 +27,6 @@ MOST_CLASSES = 32
 OTHER_CLASS = "(more)"
 """Stands for the classes beyond."""
 _MOST_COUNTED = 2000
-
-_ATTEMPTS = metric("rankwatch_run_attempts_total")
-_FAILURES = metric("rankwatch_run_failures_total")
-_STARTS = metric("rankwatch_run_starts_total")
 
 
 @dataclass
@@ -90,11 +85,11 @@ class LifeCounters:
         """Every count of every class that was seen, 0 included."""
         for name, counts in self._classes.items():
             for outcome in Outcome:
-                yield Series(_ATTEMPTS, (name, outcome), counts.ends.get(outcome, 0))
+                yield sample("rankwatch_run_attempts_total", (name, outcome), counts.ends.get(outcome, 0))
             for kind in FailureKind:
-                yield Series(_FAILURES, (name, kind), counts.failures.get(kind, 0))
+                yield sample("rankwatch_run_failures_total", (name, kind), counts.failures.get(kind, 0))
             for cause in StartCause:
-                yield Series(_STARTS, (name, cause), counts.starts.get(cause, 0))
+                yield sample("rankwatch_run_starts_total", (name, cause), counts.starts.get(cause, 0))
 
     def _class(self, run_class: str, owner: int, wall: float) -> str:
         """The name by which a class of a user is counted; it has counts then."""

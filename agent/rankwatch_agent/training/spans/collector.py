@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.traces import LinkTo, Sampled
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series, sample
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from rankwatch_agent.runtime.turns import Places, excess
 from rankwatch_agent.training.spans.records import (
@@ -43,10 +42,6 @@ _FORGET_SECONDS = 7200.0
 _SAVE_SECONDS = 10.0
 """Between two writes of the state while no span goes out and no process comes or goes: each waits for the
 disk."""
-
-_STEPS = metric("rankwatch_traced_steps_total")
-_SPANS = metric("rankwatch_spans_total")
-_DROPPED = metric("rankwatch_trace_notes_dropped_total")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,8 +247,13 @@ class TracesCollector:
         self._steps.forget(set(self._runs))
 
     def _series(self) -> list[Series]:
-        series = [Series(_STEPS, (why.value,), count) for why, count in self._sampled.items()]
-        series.append(Series(_SPANS, ("sent",), self._queue.sent))
-        series.append(Series(_SPANS, ("dropped",), self._over + self._queue.dropped))
-        series.append(Series(_DROPPED, (), self._notes.dropped + self._steps.dropped))
+        series = [
+            sample("rankwatch_traced_steps_total", (why.value,), count)
+            for why, count in self._sampled.items()
+        ]
+        series.append(sample("rankwatch_spans_total", ("sent",), self._queue.sent))
+        series.append(sample("rankwatch_spans_total", ("dropped",), self._over + self._queue.dropped))
+        series.append(
+            sample("rankwatch_trace_notes_dropped_total", (), self._notes.dropped + self._steps.dropped)
+        )
         return series
