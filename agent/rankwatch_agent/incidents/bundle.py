@@ -54,7 +54,7 @@ class EvidenceError(AgentError):
 
 
 def write_error(what: str, error: OSError) -> EvidenceError:
-    """Returns the error for a failed write, with a fault of its own for a full file system."""
+    """Return the error for a failed write, with a fault of its own for a full file system."""
     fault = EvidenceFault.NO_SPACE if error.errno in _DISK_FULL else EvidenceFault.WRITE
     return EvidenceError(fault, f"could not write {what}: {error.strerror or error}")
 
@@ -90,7 +90,7 @@ class BundleFolder:
         self._monotonic = monotonic
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Writes a file completely or not at all.
+        """Write a file completely or not at all.
 
         Raises EvidenceError where it does not fit or the disk fails, and whatever `chunks` raises.
         """
@@ -142,7 +142,7 @@ class BundleFolder:
 
 
 def _spare_bytes(file: int) -> float:
-    """Returns how many bytes may still be written to the file system."""
+    """Return how many bytes may still be written to the file system."""
     status = os.fstatvfs(file)
     kept = min(MIN_FREE_BYTES, MIN_FREE_SHARE * status.f_blocks * status.f_frsize)
     return status.f_bavail * status.f_frsize - kept
@@ -179,25 +179,30 @@ class Bundle:
         return self.incident.condition.ranks[:MAX_RANKS]
 
     def add_missing(self, what: str, why: str) -> None:
-        """Records that a part is missing without a fault."""
+        """Record that a part is missing without a fault."""
         self.missing.append(Missing(what, why))
 
     def add_fault(self, what: str, error: EvidenceError) -> None:
-        """Records that a part is missing because of a fault."""
+        """Record that a part is missing because of a fault."""
         self.faults[error.fault] += 1
         self.add_missing(what, str(error))
 
     @contextmanager
     def part(self, what: str) -> Iterator[str]:
-        """Records an EvidenceError inside the block as a fault of this part, which it gives back."""
+        """Record an EvidenceError inside the block as a fault of this part, which it gives back."""
         try:
             yield what
         except EvidenceError as error:
             self.add_fault(what, error)
 
+    def copy(self, source: Path, name: str, *, owner: int, fault: EvidenceFault, max_bytes: int) -> None:
+        """Copy a file of this user as a part, by `copy_file`."""
+        with self.part(name):
+            copy_file(source, self.folder, name, owner=owner, fault=fault, max_bytes=max_bytes)
+
 
 def manifest(bundle: Bundle, *, wall_offset: float, node: str, verdict: Mapping[str, Any] | None) -> bytes:
-    """Returns the manifest as JSON: what happened and when, the files, and what the bundle lacks.
+    """Return the manifest as JSON: what happened and when, the files, and what the bundle lacks.
 
     wall_offset: Unix time less monotonic time, in seconds.
     """
@@ -223,7 +228,7 @@ def manifest(bundle: Bundle, *, wall_offset: float, node: str, verdict: Mapping[
 
 
 def ranks_file(bundle: Bundle) -> bytes:
-    """Returns what the copy of a black box does not show: its moment, and whether its writer was alive.
+    """Return what the copy of a black box does not show: its moment, and whether its writer was alive.
 
     The diagnosis reads it.
     """
@@ -236,7 +241,7 @@ def ranks_file(bundle: Bundle) -> bytes:
 
 
 def why(incident: Incident) -> str:
-    """Returns why the incident was opened, in one sentence."""
+    """Return why the incident was opened, in one sentence."""
     condition = incident.condition
     if incident.kind is IncidentKind.LOST_RANK:
         lost = ", ".join(str(each.rank) for each in condition.lost)
@@ -295,7 +300,7 @@ def copy_file(
     fault: EvidenceFault,
     max_bytes: int,
 ) -> None:
-    """Copies a regular file in its present size; what a living writer appends meanwhile is left out.
+    """Copy a regular file in its present size; what a living writer appends meanwhile is left out.
 
     owner: user id that it must have. Neither the file nor its directory may be a link. Raises EvidenceError,
     with `fault` for a bad source.
@@ -309,7 +314,7 @@ def copy_file(
 
 @contextmanager
 def open_untrusted(source: Path, owner: int, fault: EvidenceFault) -> Iterator[int]:
-    """Opens a regular file of this user. Neither it nor its directory may be a link. Raises EvidenceError."""
+    """Open a regular file of this user. Neither it nor its directory may be a link. Raises EvidenceError."""
     try:
         file = open_regular(source, owner=owner)
     except OSError as error:

@@ -53,7 +53,7 @@ class IncidentsCollector:
         self._monotonic = monotonic
 
     def collect(self) -> Collection:
-        """Compares the runs with their previous condition."""
+        """Compare the runs with their previous condition."""
         runs, moment = self._conditions.runs, self._monotonic()
         opened = self._episodes.observe(runs, moment)
         self._slow_ranks.observe(runs, moment)
@@ -159,7 +159,7 @@ def _done(condition: RunCondition) -> dict[Path, _Done]:
 
 
 def _slowest(ranks: Sequence[RankCondition], before: Mapping[Path, _Done]) -> RankCondition | None:
-    """The rank that is slowest beside others of its role; None where none stands out."""
+    """Return the rank that is slowest beside others of its role; None where none stands out."""
     own = dict(_own_seconds(ranks, before))
     ratios: dict[Path, float] = {}
     for rank in ranks:

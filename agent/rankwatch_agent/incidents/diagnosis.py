@@ -58,7 +58,7 @@ def diagnose(bundle: Path, *, command: Sequence[str] = DIAGNOSE, limits: Limits 
 
 
 def root_causes_of(incident: Incident, diagnosis: BundleDiagnosis | None = None) -> tuple[RootCause, ...]:
-    """Returns the lost ranks of an incident, or else the ranks that the diagnosis names."""
+    """Return the lost ranks of an incident, or else the ranks that the diagnosis names."""
     phases = {each.rank: each.open_phase[0] for each in incident.condition.ranks if each.open_phase}
     if incident.kind is IncidentKind.LOST_RANK:
         state, ranks = RankState.LOST.value, tuple(each.rank for each in incident.condition.lost)
@@ -70,7 +70,7 @@ def root_causes_of(incident: Incident, diagnosis: BundleDiagnosis | None = None)
 
 
 def _root_causes(parsed: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """Returns state and ranks of the part `hang`, or of the run as a whole where it has stopped.
+    """Return state and ranks of the part `hang`, or of the run as a whole where it has stopped.
 
     In a run that goes on, `ranks` are those that slow it down, which is no incident.
     """
@@ -93,5 +93,5 @@ def _state(given: object) -> str:
 
 
 def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drops the settings of rankwatch: the diagnosis must not see the agent's secrets."""
+    """Drop the settings of rankwatch: the diagnosis must not see the agent's secrets."""
     return {name: value for name, value in environ.items() if not name.startswith("RANKWATCH_")}

@@ -82,13 +82,13 @@ class DumpWatcher:
         self._bundles: dict[int, _OpenBundle] = {}
 
     def watch(self, incident: Incident, bundle: Path, free_bytes: int) -> None:
-        """Adds dumps to this bundle from now on, at most `free_bytes`."""
+        """Add dumps to this bundle from now on, at most `free_bytes`."""
         folder = BundleFolder(bundle, max_bytes=free_bytes)
         folder.use_reserve()
         self._bundles[incident.number] = _OpenBundle(folder, set())
 
     def collect(self, incidents: Iterable[Incident], wall_offset: float) -> Counter[EvidenceFault]:
-        """Adds new dumps to the bundles of open incidents. Returns what failed, by reason.
+        """Add new dumps to the bundles of open incidents. Returns what failed, by reason.
 
         wall_offset: Unix time less monotonic time, in seconds.
         """
@@ -121,7 +121,7 @@ class DumpWatcher:
         )
 
     def _finished_dumps(self) -> list[tuple[str, int]]:
-        """Returns name and modification time (Unix nanoseconds) of dumps that did not change since the last
+        """Return name and modification time (Unix nanoseconds) of dumps that did not change since the last
         look.
 
         Raises EvidenceError where the directory cannot be read.
@@ -160,11 +160,10 @@ def belongs(name: str, modified: float, incident: Incident, since: float) -> boo
 
 
 def add_profiles(bundle: Bundle) -> None:
-    """Copies the traces that are there already, which somebody has asked for before."""
+    """Copy the traces that are there already, which somebody has asked for before."""
     for rank in bundle.ranks:
         for source in profiling.traces_beside(rank.path)[-MOST_TRACES:]:
-            with bundle.part(_trace_name(source)) as part:
-                copy_file(source, bundle.folder, part, owner=rank.owner, **_OF_TRACE)
+            bundle.copy(source, _trace_name(source), owner=rank.owner, **_OF_TRACE)
 
 
 class _Watched(NamedTuple):
@@ -189,7 +188,7 @@ class ProfileWatcher:
     def ask(
         self, incident: Incident, named: Sequence[RootCause], bundle: Path, free_bytes: int
     ) -> Counter[EvidenceFault]:
-        """Leaves requests for the named ranks of this node that live. Returns what failed, by reason."""
+        """Leave requests for the named ranks of this node that live. Returns what failed, by reason."""
         faults: Counter[EvidenceFault] = Counter()
         wanted = {each.rank for each in named}
         asked = [each for each in incident.condition.ranks if each.rank in wanted and not each.ended]
@@ -209,7 +208,7 @@ class ProfileWatcher:
         return faults
 
     def collect(self) -> Counter[EvidenceFault]:
-        """Adds new traces to their bundles. Returns what failed, by reason."""
+        """Add new traces to their bundles. Returns what failed, by reason."""
         faults: Counter[EvidenceFault] = Counter()
         now = self._monotonic()
         self._watched = [each for each in self._watched if each.until > now and each.folder.path.is_dir()]

@@ -73,7 +73,7 @@ class Episodes:
         self._number = 0
 
     def observe(self, runs: Mapping[str, RunCondition], moment: float) -> list[Incident]:
-        """Takes the condition of all runs. Returns the incidents that this opens."""
+        """Take the condition of all runs. Returns the incidents that this opens."""
         self._forget(runs, moment)
         opened = []
         for run, all_attempts in runs.items():
@@ -124,13 +124,13 @@ class Episodes:
 
 
 def _is_over(incident: Incident, condition: RunCondition, moment: float) -> bool:
-    """True if progress has resumed or the run has ended, but never in the first minute."""
+    """Return True if progress has resumed or the run has ended, but never in the first minute."""
     living = any(not each.ended for each in condition.ranks)
     return (resumed(incident, condition) or not living) and _old_enough(incident, moment)
 
 
 def resumed(incident: Incident, condition: RunCondition) -> bool:
-    """True if a living rank has made progress since."""
+    """Return True if a living rank has made progress since."""
     return any(each.last_progress > incident.opened for each in condition.ranks if not each.ended)
 
 
@@ -147,7 +147,7 @@ def _loss(rank: RankCondition) -> _Loss:
 
 
 def _without(condition: RunCondition, losses: frozenset[_Loss]) -> RunCondition:
-    """Returns the condition without ranks of earlier losses, after which the run has gone on."""
+    """Return the condition without ranks of earlier losses, after which the run has gone on."""
     ranks = tuple(each for each in condition.ranks if not (each in condition.lost and _loss(each) in losses))
     return replace(condition, ranks=ranks)
 
@@ -209,7 +209,7 @@ class IncidentRegistry:
         return self._dropped
 
     def update(self, open_now: Mapping[str, Incident], opened: Sequence[Incident]) -> None:
-        """Sets the incidents that are open now. `opened` are the new ones among them."""
+        """Set the incidents that are open now. `opened` are the new ones among them."""
         with self._lock:
             self._open = MappingProxyType(dict(open_now))
             self._pending.extend(opened)
@@ -220,7 +220,7 @@ class IncidentRegistry:
             self._results = {number: each for number, each in self._results.items() if number in kept}
 
     def next_pending(self) -> Incident | None:
-        """Removes and returns the incident whose evidence is next; None where none is pending.
+        """Remove and returns the incident whose evidence is next; None where none is pending.
 
         The users whose runs have incidents take turns.
         """
@@ -236,12 +236,12 @@ class IncidentRegistry:
             return incident
 
     def set_result(self, incident: Incident, result: EvidenceResult) -> None:
-        """Stores the result of an incident until it is closed."""
+        """Store the result of an incident until it is closed."""
         with self._lock:
             if any(each.number == incident.number for each in self._open.values()):
                 self._results[incident.number] = result
 
     def result(self, incident: Incident) -> EvidenceResult | None:
-        """Returns the result of an open incident; None before its evidence is written."""
+        """Return the result of an open incident; None before its evidence is written."""
         with self._lock:
             return self._results.get(incident.number)

@@ -64,7 +64,7 @@ class EvidenceCollector:
         self._history = history
 
     def collect(self) -> Collection:
-        """Writes at most one bundle.
+        """Write at most one bundle.
 
         Raises NotApplicable where no directory is set, CollectError where it cannot be used.
         """
@@ -85,7 +85,7 @@ class EvidenceCollector:
 def build_evidence(
     config: AgentConfig, *, registry: IncidentRegistry, history: MetricsHistory
 ) -> EvidenceCollector:
-    """Returns the collector that the settings describe."""
+    """Return the collector that the settings describe."""
     schedule = config.schedule(EvidenceCollector.name)
     if not config.evidence_directory:
         return EvidenceCollector(keeper=None, store=None, history=history, schedule=schedule)
@@ -151,7 +151,7 @@ class EvidenceKeeper:
         return {run: last.wall for run, last in self._last.items()}
 
     def keep(self) -> None:
-        """Writes the bundle of the next pending incident, and adds dumps to the bundles of open ones.
+        """Write the bundle of the next pending incident, and add dumps to the bundles of open ones.
 
         Raises CollectError or NotApplicable where the directory of bundles cannot be used. Incidents then
         wait.
@@ -196,7 +196,7 @@ class EvidenceKeeper:
         _log(incident, path, result)
 
     def _write(self, incident: Incident) -> tuple[Path, BundleResult]:
-        """Returns the bundle's directory and result. A bundle that fails leaves nothing behind."""
+        """Return the bundle's directory and result. A bundle that fails leaves nothing behind."""
         self._store.make_room()
         partial = self._store.begin(incident, incident.opened + self._wall_offset())
         try:
@@ -245,7 +245,7 @@ class BundleStore:
         self._cleaned = False
 
     def open(self) -> None:
-        """Creates the directory. The first call removes partial bundles that a killed agent left.
+        """Create the directory. The first call removes partial bundles that a killed agent left.
 
         Raises NotApplicable where the parent does not exist, CollectError where the directory cannot be used.
         """
@@ -266,17 +266,17 @@ class BundleStore:
                     shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def bundles(self) -> list[str]:
-        """Returns the names of the bundles, oldest first. Raises CollectError."""
+        """Return the names of the bundles, oldest first. Raises CollectError."""
         return [name for name in self._names() if _BUNDLE.fullmatch(name)]
 
     def make_room(self) -> None:
-        """Removes bundles so that one more fits: the oldest of the user with most. Raises CollectError."""
+        """Remove bundles so that one more fits: the oldest of the user with most. Raises CollectError."""
         owners = {name: self._owner(name) for name in self.bundles()}
         for name in excess(owners, owner=owners.__getitem__, most=self._most_bundles - 1):
             shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def begin(self, incident: Incident, wall: float) -> Path:
-        """Creates an empty directory for the bundle of an incident opened at Unix time `wall`.
+        """Create an empty directory for the bundle of an incident opened at Unix time `wall`.
 
         Raises EvidenceError.
         """
@@ -290,7 +290,7 @@ class BundleStore:
         return path
 
     def complete(self, partial: Path) -> Path:
-        """Gives a finished bundle its final name. Raises EvidenceError."""
+        """Give a finished bundle its final name. Raises EvidenceError."""
         path = partial.with_name(partial.name.removeprefix(_PARTIAL))
         number = 1
         while os.path.lexists(path):  # two incidents of one run in one second
@@ -303,11 +303,11 @@ class BundleStore:
         return path
 
     def abandon(self, partial: Path) -> None:
-        """Removes a partial bundle."""
+        """Remove a partial bundle."""
         shutil.rmtree(partial, ignore_errors=True)
 
     def _owner(self, name: str) -> int | None:
-        """Returns the user id in the manifest of a bundle; None where it has none."""
+        """Return the user id in the manifest of a bundle; None where it has none."""
         try:
             text = (self._directory / name / MANIFEST_NAME).read_bytes()
             return msgspec.json.decode(text, type=_Manifest).owner

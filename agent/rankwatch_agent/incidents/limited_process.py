@@ -37,7 +37,7 @@ def run_limited(
     *,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> ProcessResult:
-    """Runs a program until it ends or reaches a limit. Then it is killed, with all processes that it started.
+    """Run a program until it ends or reaches a limit. Then it is killed, with all processes that it started.
 
     monotonic: the clock for its time, in seconds.
     """
@@ -80,7 +80,7 @@ def _restrict(pid: int, memory_bytes: int) -> None:
 def _read(
     process: subprocess.Popen[bytes], limits: Limits, monotonic: Callable[[], float]
 ) -> tuple[bytes, bytes, str]:
-    """Returns stdout, the end of stderr and an error, while the program runs."""
+    """Return stdout, the end of stderr and an error, while the program runs."""
     assert process.stdout is not None
     assert process.stderr is not None
     output, stderr = bytearray(), bytearray()

@@ -37,18 +37,18 @@ class MetricsHistory:
         self._pages: list[MetricsPage] = []
 
     def set_source(self, render: Callable[[], bytes]) -> None:
-        """Sets the function that returns the metrics as served, compressed by gzip."""
+        """Set the function that returns the metrics as served, compressed by gzip."""
         self._render = render
 
     def now(self) -> MetricsPage | None:
-        """Returns the present metrics; None without a source, or where they are too large."""
+        """Return the present metrics; None without a source, or where they are too large."""
         if self._render is None:
             return None
         page = MetricsPage(self._monotonic(), self._render())
         return page if len(page.text) <= MAX_PAGE_BYTES else None
 
     def keep(self) -> None:
-        """Keeps a page if the last one is old enough."""
+        """Keep a page if the last one is old enough."""
         now = self._monotonic()
         if self._pages and now - self._pages[-1].moment < PAGE_INTERVAL_SECONDS:
             return
@@ -57,13 +57,13 @@ class MetricsHistory:
             self._pages = [*_thinned(self._pages, now), page]
 
     def before(self, moment: float) -> MetricsPage | None:
-        """Returns the youngest page from before a moment, else the oldest page, if there is any."""
+        """Return the youngest page from before a moment, else the oldest page, if there is any."""
         earlier = [page for page in self._pages if page.moment < moment]
         return earlier[-1] if earlier else next(iter(self._pages), None)
 
 
 def _thinned(pages: list[MetricsPage], now: float) -> list[MetricsPage]:
-    """Returns the oldest page of each age class: up to half a minute, a minute, two, four, ..."""
+    """Return the oldest page of each age class: up to half a minute, a minute, two, four, ..."""
     kept: dict[int, MetricsPage] = {}
     for page in pages:
         age = now - page.moment

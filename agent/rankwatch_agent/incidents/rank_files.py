@@ -27,7 +27,7 @@ from rankwatch.trackers import finding as trackers
 from rankwatch.untrusted.children import Limits
 from rankwatch.untrusted.folders import look
 from rankwatch.untrusted.text import printable, redacted, shown_json
-from rankwatch_agent.incidents.bundle import MAX_RANKS, Bundle, EvidenceError, copy_file, open_untrusted
+from rankwatch_agent.incidents.bundle import MAX_RANKS, Bundle, EvidenceError, open_untrusted
 from rankwatch_agent.incidents.episodes import MAX_ROOT_CAUSES, RootCause
 from rankwatch_agent.incidents.limited_process import run_limited
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
@@ -57,13 +57,13 @@ EACH_SECONDS = 3.0
 
 
 def add_black_boxes(bundle: Bundle) -> None:
-    """Copies the black boxes, and the notes beside them on experiment trackers and paths of checkpoints.
+    """Copy the black boxes, and the notes beside them on experiment trackers and paths of checkpoints.
     Living ranks go on writing, so a record may be torn."""
     fault = EvidenceFault.BLACK_BOX
     for rank in bundle.ranks:
         name, owner = f"blackboxes/{bundle.incident.run}/{rank.rank}", rank.owner
-        with bundle.part(f"{name}{layout.SUFFIX}") as part:
-            copy_file(rank.path, bundle.folder, part, owner=owner, fault=fault, max_bytes=MAX_BOX_BYTES)
+        box = f"{name}{layout.SUFFIX}"
+        bundle.copy(rank.path, box, owner=owner, fault=fault, max_bytes=MAX_BOX_BYTES)
         if found := trackers_beside(rank.path, owner):
             with bundle.part(f"{name}{trackers.SUFFIX}") as part:
                 bundle.folder.write(part, [trackers.note_text(found).encode()])
@@ -72,28 +72,17 @@ def add_black_boxes(bundle: Bundle) -> None:
                 bundle.folder.write(part, [checkpoint_paths.note_content(noted)])
         line = rank.path.with_suffix(KILLED_SUFFIX)
         if _has_content(line):
-            with bundle.part(f"{name}{KILLED_SUFFIX}") as part:
-                copy_file(
-                    line, bundle.folder, part, owner=owner, fault=fault, max_bytes=_MOST_KERNEL_LINE_BYTES
-                )
+            kept = f"{name}{KILLED_SUFFIX}"
+            bundle.copy(line, kept, owner=owner, fault=fault, max_bytes=_MOST_KERNEL_LINE_BYTES)
 
 
 def add_terminated_stacks(bundle: Bundle) -> None:
-    """Copies what faulthandler wrote in ranks that received SIGTERM, or crashed."""
+    """Copy what faulthandler wrote in ranks that received SIGTERM, or crashed."""
     for rank, suffix in itertools.product(bundle.ranks, (TERMINATED_SUFFIX, CRASHED_SUFFIX)):
         source = rank.path.with_suffix(suffix)
-        if not _has_content(source):
-            continue
-        name = f"stacks/{rank.rank}{suffix}.txt"
-        with bundle.part(name):
-            copy_file(
-                source,
-                bundle.folder,
-                name,
-                owner=rank.owner,
-                fault=EvidenceFault.STACKS,
-                max_bytes=MAX_STACK_BYTES,
-            )
+        if _has_content(source):
+            name, fault = f"stacks/{rank.rank}{suffix}.txt", EvidenceFault.STACKS
+            bundle.copy(source, name, owner=rank.owner, fault=fault, max_bytes=MAX_STACK_BYTES)
 
 
 def add_flight_recorders(
@@ -132,7 +121,7 @@ def add_flight_recorders(
 
 
 def add_log_lines(bundle: Bundle) -> None:
-    """Adds the newest lines of each rank, and of the process that had the rank before, as JSON.
+    """Add the newest lines of each rank, and of the process that had the rank before, as JSON.
 
     Credentials are taken out here, and not by the rank: it writes each line in the training thread.
     """
@@ -210,7 +199,7 @@ _TIME_USED_UP = "the ranks before it used up the time"
 
 
 def add_process_states(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
-    """Adds what the kernel shows of the process of each living rank, where that process is known.
+    """Add what the kernel shows of the process of each living rank, where that process is known.
 
     procfs: the agent's own, whose process ids are those of the kernel's lock holders.
     """
@@ -230,7 +219,7 @@ def add_process_states(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
 
 
 def stopped_ranks(condition: RunCondition, procfs: Path = Path("/proc")) -> tuple[RootCause, ...]:
-    """Returns the living ranks whose process a signal has stopped: they hold the run up."""
+    """Return the living ranks whose process a signal has stopped: they hold the run up."""
     found = []
     for rank in condition.ranks[:MAX_RANKS]:
         if rank.ended:
@@ -243,7 +232,7 @@ def stopped_ranks(condition: RunCondition, procfs: Path = Path("/proc")) -> tupl
 
 
 def look_again(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
-    """Keeps of a process that was blocked only what is still so."""
+    """Keep of a process that was blocked only what is still so."""
     for rank, before in bundle.facts.items():
         bundle.facts[rank] = since(before, read_facts(procfs, before.pid))
 
@@ -256,7 +245,7 @@ def add_stacks(
     all_seconds: float = STACK_SECONDS,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Adds Python stacks of the ranks whose process is known, if py-spy is on the PATH of `environ`."""
+    """Add Python stacks of the ranks whose process is known, if py-spy is on the PATH of `environ`."""
     program = shutil.which(PY_SPY, path=environ.get("PATH"))
     end = monotonic() + all_seconds
     for rank in bundle.ranks:
@@ -275,7 +264,7 @@ def add_stacks(
 
 
 def add_final_states(bundle: Bundle, monotonic: Callable[[], float] = time.monotonic) -> None:
-    """Adds open phase, process groups and last records of every rank, as text."""
+    """Add open phase, process groups and last records of every rank, as text."""
     end = monotonic() + STACK_SECONDS
     for rank in bundle.ranks:
         name = f"stacks/{rank.rank}.final_state.txt"
@@ -286,7 +275,7 @@ def add_final_states(bundle: Bundle, monotonic: Callable[[], float] = time.monot
 
 
 def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> bytes:
-    """Returns what py-spy prints of the process.
+    """Return what py-spy prints of the process.
 
     It does not pause the process: stacks may be torn if the process goes on, but not if it stands. Raises
     EvidenceError where py-spy has no permission, fails or hangs.
@@ -305,7 +294,7 @@ def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> byte
 
 
 def process_state(procfs: Path, pid: int) -> str:
-    """Returns the kernel's files about a process, as far as they are readable."""
+    """Return the kernel's files about a process, as far as they are readable."""
     return "".join(_process_file(procfs / str(pid) / name) for name in _PROCESS_FILES)
 
 
@@ -318,7 +307,7 @@ def _process_file(path: Path) -> str:
 
 
 def final_state(rank: RankCondition, moment: float) -> str:
-    """Returns the open phase, the process groups and the last records of a rank. `moment` is monotonic."""
+    """Return the open phase, the process groups and the last records of a rank. `moment` is monotonic."""
     return _text(_final_state_lines(rank, moment))
 
 

@@ -78,7 +78,7 @@ class BundleWriter:
     wall: Callable[[], float] = time.time
 
     def write(self, incident: Incident, path: Path) -> BundleResult:
-        """Fills the empty directory at `path`."""
+        """Fill the empty directory at `path`."""
         ends = self.monotonic() + WRITE_SECONDS
         folder = BundleFolder(path, max_bytes=self.max_bytes, ends=ends, monotonic=self.monotonic)
         bundle = Bundle(incident, folder)
@@ -100,7 +100,7 @@ class BundleWriter:
         return BundleResult(root_causes_of(incident, diagnosis), bundle.faults, folder.free_bytes)
 
     def _add_verdict(self, bundle: Bundle) -> BundleDiagnosis | None:
-        """Adds verdict.json: the diagnosis, or why there is none."""
+        """Add verdict.json: the diagnosis, or why there is none."""
         diagnosis = None
         try:
             diagnosis = diagnose(bundle.folder.path, command=self.diagnosis, limits=self.verdict_limits)
@@ -120,7 +120,7 @@ class BundleWriter:
 
 
 def _add_metrics(bundle: Bundle, history: MetricsHistory) -> None:
-    """Adds the agent's metrics of before the run's last progress, and of now."""
+    """Add the agent's metrics of before the run's last progress, and of now."""
     for name, page in (
         ("metrics/before.prom", history.before(bundle.incident.since)),
         ("metrics/after.prom", history.now()),

@@ -83,7 +83,7 @@ class _Task(NamedTuple):
     def record(
         self, outcome: str, finished: float = 0.0, seconds: float = 0.0, **found: Any
     ) -> VerificationRecord:
-        """What becomes of it."""
+        """Return what becomes of it."""
         kept = {"private": self.private, "owner": self.owner, **found}
         return VerificationRecord(*self.saved, outcome, finished, seconds, **kept)
 
@@ -209,7 +209,7 @@ class CheckpointsCollector:
             self._running[owner] = (task, process)
 
     def _has_place(self) -> bool:
-        """True if another process may run. If need be, the one that has run longest gives way."""
+        """Return True if another process may run. If need be, the one that has run longest gives way."""
         if len(self._running) + len(self._ending) >= MOST_AT_ONCE + _MOST_LEFT:
             return False
         if len(self._running) < MOST_AT_ONCE:
@@ -332,7 +332,7 @@ class CheckpointsCollector:
 
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:
-    """The saves that succeeded by the note beside a box, the newest first; none if it is of no use."""
+    """Return the saves that succeeded by the note beside a box, the newest first; none if it is of no use."""
     saves = [
         Saved(each.path, each.step, each.ended)
         for each in noted_beside(box, owner)

@@ -230,7 +230,7 @@ class RankCheckpoints:
         self._stages.clear()
 
     def series(self, key: tuple[str, str], wall: Wall) -> Iterator[Series]:
-        """The series of the rank; `wall` turns monotonic time into Unix time."""
+        """Return the series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
             if operation != _UPLOAD or self._uploads:
                 yield from _operation_series((*key, operation), totals)

@@ -165,7 +165,7 @@ class RanksCollector:
         return moment + self._offset
 
     def _read_runs(self, moment: float) -> dict[str, list[RankFollower]]:
-        """The ranks of each run whose boxes have been read, with what follows from all boxes."""
+        """Return the ranks of each run whose boxes have been read, with what follows from all boxes."""
         users = self.gpu_users()
         runs: dict[str, list[RankFollower]] = {}
         for rank in self._discovery.read_ranks():
@@ -193,7 +193,7 @@ class RanksCollector:
     def _series(
         self, runs: Mapping[str, list[RankFollower]], conditions: Mapping[str, RunCondition]
     ) -> list[Series]:
-        """The series of all runs, as far as their owners' shares go."""
+        """Return the series of all runs, as far as their owners' shares go."""
         series: list[Series] = []
 
         def add(part: _Part) -> float:
@@ -282,7 +282,7 @@ class _Part(NamedTuple):
 
 
 def _recent(ranks: Sequence[RankFollower]) -> dict[RankPlace, RecentMeans]:
-    """What the ranks of a run take for their steps, of those that complete any."""
+    """Return what the ranks of a run take for their steps, of those that complete any."""
     means = {
         (each.run, str(each.header.identity.rank), each.stage): each.totals.recent.means for each in ranks
     }

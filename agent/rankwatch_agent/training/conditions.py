@@ -148,7 +148,7 @@ class RunCondition:
         )
 
     def present_attempt(self) -> RunCondition:
-        """The same without ranks that an earlier attempt of the run left behind."""
+        """Return the same without ranks that an earlier attempt of the run left behind."""
         if any(each.started is None for each in self.ranks if not each.ended):
             return self
         kept = in_present_attempt([each.lifetime() for each in self.ranks])
@@ -185,7 +185,7 @@ class RunConditions:
 
 
 def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
-    """The ranks whose process is known here."""
+    """Return the ranks whose process is known here."""
     for run, condition in conditions.runs.items():
         for rank in condition.ranks:
             pid = None if rank.ended else writer_of(rank.path)

@@ -89,7 +89,7 @@ class Spending:
             self._save(moment)
 
     def of(self, run: str) -> Iterator[tuple[Money, float]]:
-        """What a run has spent, by kind of money."""
+        """Return what a run has spent, by kind of money."""
         yield from self._spent.get(run, {}).items()
 
     def _forget(self, living: Container[str], moment: float) -> None:
@@ -310,7 +310,7 @@ class CostCollector:
 def build_cost(
     config: AgentConfig, *, conditions: RunConditions, gpus: Callable[[], Sequence[NodeGpu]]
 ) -> CostCollector:
-    """The collector by the settings. Raises UserError for a price table that cannot be used."""
+    """Return the collector by the settings. Raises UserError for a price table that cannot be used."""
     return CostCollector(
         conditions=conditions,
         gpus=gpus,

@@ -79,7 +79,7 @@ class Discovery:
         self._forgotten: dict[Path, _Ended] = {}  # boxes that could not be removed
 
     def read_ranks(self) -> list[RankFollower]:
-        """The ranks whose boxes have been read."""
+        """Return the ranks whose boxes have been read."""
         return [rank for path, rank in self.ranks.items() if path in self._polled]
 
     def discover(self) -> None:

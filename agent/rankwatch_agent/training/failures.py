@@ -94,7 +94,7 @@ class Failure(NamedTuple):
 
 
 def kind_of(exception: str, message: str) -> FailureKind:
-    """The kind of a failure by the type and the message of its exception."""
+    """Return the kind of a failure by the type and the message of its exception."""
     lowered = message.lower()
     if exception == "SystemExit":
         return FailureKind.EXIT_STATUS
@@ -133,7 +133,7 @@ class TorchrunFiles(NamedTuple):
 
 
 def torchrun_paths(box: Path, owner: int) -> tuple[Wanted, ...]:
-    """The files of `TorchrunFiles` for the rank of a box; none where it was not started by torchrun.
+    """Return the files of `TorchrunFiles` for the rank of a box; none where it was not started by torchrun.
 
     owner: user id of the box. A file of somebody else does not count, so that no rank makes the agent read
         what its user may not read.
@@ -180,7 +180,7 @@ def told_by_error_file(box: Path, files: TorchrunFiles, failure: Failure) -> Fai
 
 
 def crash_in(copy: Path) -> Failure | None:
-    """The crash that a file of faulthandler, or a copy of one, shows; None for none."""
+    """Return the crash that a file of faulthandler, or a copy of one, shows; None for none."""
     try:
         return _crash(copy, copy.lstat().st_uid)
     except OSError:
@@ -188,7 +188,7 @@ def crash_in(copy: Path) -> Failure | None:
 
 
 def _crash(path: Path, owner: int) -> Failure | None:
-    """The crash by what faulthandler wrote, and when it wrote that. Raises OSError."""
+    """Return the crash by what faulthandler wrote, and when it wrote that. Raises OSError."""
     try:
         raw, changed = _beginning(path, owner, _MOST_OUTPUT_BYTES)
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def _crash(path: Path, owner: int) -> Failure | None:
 
 
 def _crash_by(text: str) -> Failure | None:
-    """The last crash that a text tells of."""
+    """Return the last crash that a text tells of."""
     crashes = list(_FATAL.finditer(text))
     if not crashes:
         return None
@@ -212,7 +212,7 @@ def _crash_by(text: str) -> Failure | None:
 
 
 def _told(crash: Failure | None, output: Answer) -> Failure | None:
-    """The crash with what standard error tells of it.
+    """Return the crash with what standard error tells of it.
 
     A script below torchrun's `record` has its stacks written there, too, and not beside its box.
     """
@@ -233,7 +233,7 @@ def _told(crash: Failure | None, output: Answer) -> Failure | None:
 
 
 def _kill(path: Path, owner: int) -> Failure | None:
-    """The kernel's line that the agent has kept, about a kill for lack of memory."""
+    """Return the kernel's line that the agent has kept, about a kill for lack of memory."""
     try:
         line = printable(_beginning(path, owner, _MESSAGE_SHOWN)[0].decode("utf-8", "replace"))
     except FileNotFoundError:
@@ -242,7 +242,7 @@ def _kill(path: Path, owner: int) -> Failure | None:
 
 
 def _by_python(stacks: str) -> bool:
-    """False if all Python threads are listed and none of them is the one that received the signal."""
+    """Return False if all Python threads are listed and none of them is the one that received the signal."""
     return "Current thread" in stacks or "Thread 0x" not in stacks
 
 
@@ -252,7 +252,7 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _torchrun_error(found: Answer) -> Failure | None:
-    """The error that torchrun's `record` has written: of the rank's own exception, with its message.
+    """Return the error that torchrun's `record` has written: of the rank's own exception, with its message.
 
     `message` is a text, or an object with `message` and `extraInfo`. torch's own reader takes the time from
     beside a text and from `extraInfo` of an object.
@@ -271,7 +271,7 @@ def _torchrun_error(found: Answer) -> Failure | None:
 
 
 def _place_and_time(extra: object) -> tuple[str, float | None]:
-    """The innermost line of the traceback, and when the error was written."""
+    """Return the innermost line of the traceback, and when the error was written."""
     if not isinstance(extra, dict):
         return "", None
     stack = extra.get("py_callstack")
@@ -288,7 +288,7 @@ def _place_and_time(extra: object) -> tuple[str, float | None]:
 
 
 def _beginning(path: Path, owner: int, most: int) -> tuple[bytes, float]:
-    """The beginning of a file of this user, and the Unix time of its last change. Raises OSError."""
+    """Return the beginning of a file of this user, and the Unix time of its last change. Raises OSError."""
     file = open_regular(path, owner=owner)
     try:
         return os.pread(file, most, 0), os.fstat(file).st_mtime
@@ -306,7 +306,7 @@ _STATE_OF = {
 
 
 def rank_state(path: Path, ended_by: str, *, alive: bool, stepped: bool) -> RankState:
-    """The state of the rank whose box this is.
+    """Return the state of the rank whose box this is.
 
     ended_by: the lifecycle event that ended it; empty, or anything else, where there is none.
     alive: a process holds the lock of the box.
@@ -332,7 +332,7 @@ _WORST_FIRST = (
 
 
 def worst_state(states: Collection[RankState]) -> RankState:
-    """The state of ranks taken together: the one that most needs a look."""
+    """Return the state of ranks taken together: the one that most needs a look."""
     return next(each for each in _WORST_FIRST if each in states)
 
 

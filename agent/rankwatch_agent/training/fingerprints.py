@@ -76,7 +76,7 @@ class RankFingerprints:
                 self.norms[key] = norm
 
     def series(self, key: tuple[str, str]) -> Iterator[Series]:
-        """The series of the rank; none where it takes no fingerprints."""
+        """Return the series of the rank; none where it takes no fingerprints."""
         for (members, level), each in self.newest.items():
             labels = (*key, members, str(level))
             yield sample("rankwatch_rank_fingerprint", labels, each.value)
@@ -90,7 +90,7 @@ class RankFingerprints:
 
 
 def level_of(step: int, every: int) -> int:
-    """The highest level that shows the fingerprint of this step, with one every so many steps."""
+    """Return the highest level that shows the fingerprint of this step, with one every so many steps."""
     number, level = step // every, 0
     while level < LEVELS - 1 and number % FACTOR ** (level + 1) == 0:
         level += 1

@@ -220,7 +220,7 @@ class RankFollower:
             self._take_new_process(reader)
 
     def _unseen(self, newest: int) -> Iterator[Reader]:
-        """The boxes of attempts between the present one and the newest, as far as they are kept."""
+        """Return the boxes of attempts between the present one and the newest, as far as they are kept."""
         rank, present = self.header.identity.rank, self.header.identity.attempt
         for attempt in range(max(present + 1, newest - earlier_attempts.MOST_OF_RANK), newest):
             path = earlier_attempts.place_of(self.path, attempt)
@@ -262,11 +262,11 @@ class RankFollower:
         self._note_process()
 
     def _groups_now(self) -> Sequence[GroupNow]:
-        """The table of groups as it stands: one may have been made since this poll began."""
+        """Return the table of groups as it stands: one may have been made since this poll began."""
         return self._reader.now().groups
 
     def _innermost_open(self) -> tuple[str, float] | None:
-        """The open phase that began last.
+        """Return the open phase that began last.
 
         None outlasts the end of a step: one that began before it is over, even where the record of its end
         was overwritten before it could be read.

@@ -50,7 +50,7 @@ class LossHistory:
         self._place = -1
 
     def at(self, step: int) -> float:
-        """The loss at a step, the highest of the means around it; NaN where none is known.
+        """Return the loss at a step, the highest of the means around it; NaN where none is known.
 
         Beyond the last step the loss should be no higher than it was there. Where the first one lies, it may
         have fallen fast.

@@ -72,7 +72,7 @@ class PriceTable:
     budgets: tuple[Budget, ...] = ()
 
     def of(self, model: str, moment: float) -> list[Price]:
-        """The prices of a model at a Unix time: at most one of each basis."""
+        """Return the prices of a model at a Unix time: at most one of each basis."""
         found: dict[PriceBasis, Price] = {}
         for each in self.prices:
             if each.holds(model, moment):
@@ -82,14 +82,14 @@ class PriceTable:
         return list(found.values())
 
     def budget(self, names: Sequence[str]) -> Budget | None:
-        """The first budget that fits one of a run's names."""
+        """Return the first budget that fits one of a run's names."""
         return next(
             (each for each in self.budgets if any(fnmatchcase(name, each.run) for name in names)), None
         )
 
 
 def load_price_table(path: Path) -> PriceTable:
-    """The table in a file. Raises UserError with file, entry, field and what was expected."""
+    """Return the table in a file. Raises UserError with file, entry, field and what was expected."""
     found = _read(path)
     for key in found:
         if key not in ("price", "budget"):

@@ -41,7 +41,7 @@ def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "")
 
 
 def sum_series(run: str, ranks: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:
-    """The series of a run on this node; `wall` turns monotonic time into Unix time."""
+    """Return the series of a run on this node; `wall` turns monotonic time into Unix time."""
     for state, count in Counter(each.state for each in ranks).items():
         yield sample("rankwatch_node_ranks", (run, state), count)
     yield from _totals(run, [each.totals for each in ranks], [each.missed for each in ranks])
@@ -93,7 +93,7 @@ def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 
 def _living(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """What rules ask of the ranks that run now."""
+    """Return what rules ask of the ranks that run now."""
     yield sample("rankwatch_node_gpus", (run,), sum(bool(each.gpu) for each in ranks))
     values = {
         "target_steps": [each.now.target_steps or each.header.target_steps for each in ranks],

@@ -149,7 +149,7 @@ class RankSeries:
             yield sample("rankwatch_rank_gpu_start_timestamp_seconds", (*key, rank.gpu), started)
 
     def _compared(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
-        """What ranks are compared by: of large runs, where this one may stand out in it."""
+        """Return what ranks are compared by: of large runs, where this one may stand out in it."""
         totals, run = rank.totals, self._shown.get(rank.run)
         label = "" if run is None else OUTSTANDING
         means, placed = totals.recent.means, (*key, rank.stage)

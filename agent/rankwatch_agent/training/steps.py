@@ -120,7 +120,7 @@ class Unsettled:
         return gone
 
     def take_phases(self, start: float, end: float, until: float) -> tuple[list[Interval], list[Interval]]:
-        """The phases within a step, and those that lie in no step.
+        """Return the phases within a step, and those that lie in no step.
 
         What begins at its end or later, and before `until`, may lie in the next one, and is kept.
         """
@@ -143,7 +143,7 @@ class Unsettled:
         return inside, outside
 
     def take_collectives(self, start: float, end: float, until: float) -> list[Collective]:
-        """The collectives enqueued within a step; those of the next one are kept likewise."""
+        """Return the collectives enqueued within a step; those of the next one are kept likewise."""
         found = self.collectives
         if not found:
             return []
@@ -154,7 +154,7 @@ class Unsettled:
         return held
 
     def take_ended(self, names: tuple[str, ...], moment: float) -> list[Interval]:
-        """The phases of these names that ended by the moment, while no step is to be settled."""
+        """Return the phases of these names that ended by the moment, while no step is to be settled."""
         if not any(name in names for _, _, name in self.phases):
             return []
         gone = [each for each in self.phases if each[2] in names and each[1] <= moment]

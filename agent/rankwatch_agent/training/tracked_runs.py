@@ -63,7 +63,7 @@ class TrackedRuns:
         return self._runs
 
     def url(self, run: str) -> str:
-        """The page of the run in its tracker; empty where there is none."""
+        """Return the page of the run in its tracker; empty where there is none."""
         tracked = self._runs.get(run)
         pages = (each.url for each in tracked.trackers if each.url) if tracked is not None else iter(())
         return next(pages, "")

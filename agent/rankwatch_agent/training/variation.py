@@ -89,7 +89,7 @@ class OpenSteps:
         self._steps.clear()
 
     def of(self, number: int) -> StepParts:
-        """What is known of a step so far."""
+        """Return what is known of a step so far."""
         step = self._steps.get(number)
         if step is None:
             if len(self._steps) == _MAX_OPEN_STEPS:
@@ -125,7 +125,7 @@ class RunningMedian:
         return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
 
     def normal(self, least: int) -> float:
-        """The median once there are at least so many values, 0 until then."""
+        """Return the median once there are at least so many values, 0 until then."""
         values = self._sorted
         return values[len(values) // 2] if len(values) >= least else 0.0
 
@@ -329,7 +329,7 @@ class DeviceSteps:
         return step is not None and step.complete
 
     def take(self, number: int) -> DeviceStep | None:
-        """A step that is reported whole, and forget it; None if it is not."""
+        """Return a step that is reported whole, and forget it; None if it is not."""
         step = self._steps.pop(number, None)
         return step if step is not None and step.complete else None
 

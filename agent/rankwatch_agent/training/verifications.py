@@ -94,7 +94,7 @@ class VerifyingProcess:
             self._rate = bytes_per_second
 
     def result(self) -> dict[str, Any] | None:
-        """What it printed, once it is over: one of `result`, `gone`, `error`."""
+        """Return what it printed, once it is over: one of `result`, `gone`, `error`."""
         if not self.has_ended:
             late, stopped = self.seconds >= LONGEST_SECONDS, self._is_stopped()
             if not late and not stopped:
@@ -122,7 +122,7 @@ class VerifyingProcess:
             self._process.wait(_REAP_SECONDS)
 
     def _is_stopped(self) -> bool:
-        """True if somebody has stopped it by a signal, so that it would hold its place for hours."""
+        """Return True if somebody has stopped it by a signal, so that it would hold its place for hours."""
         try:
             status = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

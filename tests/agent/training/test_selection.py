@@ -8,7 +8,9 @@ from statistics import median
 
 import pytest
 
+from rankwatch_agent.training import selection
 from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks, halves
+from rankwatch_alerts.config import RuleConfig
 
 
 def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> ComparedFigures:
@@ -95,3 +97,8 @@ def test_halves_speak_for_all_ranks() -> None:
     assert median(points) == pytest.approx(middle, abs=0.002)
     deviation = median(abs(each - middle) for each in ranks)
     assert median(abs(each - middle) for each in points) == pytest.approx(deviation, rel=0.05)
+
+
+def test_selected_before_the_rules_need_it() -> None:
+    """A rank whose excess the rules may call slow must be exported well before: they see no other ranks."""
+    assert 1.0 + RuleConfig().straggler_least_residual / 2 >= selection._ABOVE

@@ -130,7 +130,7 @@ class CollectivesCollector:
         return Collection(series=self._series(ranks, doubtful, now))
 
     def _choose(self, known: _Known) -> dict[Path, RecordedRank]:
-        """The sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
+        """Return the sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
         self._directories.update()
         found = [
             (path, owner)
@@ -153,7 +153,7 @@ class CollectivesCollector:
         return ranks
 
     def _condition(self, path: Path, known: _Known) -> tuple[RunCondition, RankCondition | None]:
-        """The state of the run and of the rank, as far as it is known."""
+        """Return the state of the run and of the rank, as far as it is known."""
         if path in known:
             return known[path]
         return self._conditions.runs.get(self._ranks[path].run, _UNKNOWN_RUN), None

@@ -221,12 +221,12 @@ def _largest(columns: Sequence[Sequence[Completed]]) -> Iterable[int]:
 
 
 def total_bytes(operation: str, input_bytes: int, ranks: int) -> int:
-    """The size of nccl-tests, S, from the largest input of a rank, in bytes."""
+    """Return the size of nccl-tests, S, from the largest input of a rank, in bytes."""
     return input_bytes * ranks if operation in _INPUT_IS_ONE_SHARE else input_bytes
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """What to multiply the total size with; None where it is not known."""
+    """Return what to multiply the total size with; None where it is not known."""
     formula = BUS_FACTORS.get(operation)
     return None if formula is None or ranks < 1 else formula(ranks)
 

@@ -43,7 +43,7 @@ class BoundedNames:
         self._known: dict[str, set[str]] = {}
 
     def bound(self, kind: str, name: str) -> str:
-        """The name itself, or `(more)` where there are too many of its kind."""
+        """Return the name itself, or `(more)` where there are too many of its kind."""
         known = self._known.get(kind)
         if known is None:
             known = self._known[kind] = set()
@@ -259,7 +259,7 @@ class RankCollectives:
 def totals_of(
     known: dict[tuple[str, str, str], CollectiveTotals], group: GroupKey, operation: str
 ) -> CollectiveTotals:
-    """The totals of an operation in a group, made where there are none."""
+    """Return the totals of an operation in a group, made where there are none."""
     if len(known) >= MOST_TOTALS and (*group, operation) not in known:
         operation = OVERFLOW
     found = known.get((*group, operation))

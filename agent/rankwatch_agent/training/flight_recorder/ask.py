@@ -94,7 +94,7 @@ class FlightRecorderClient:
         self._recorders: tuple[str, ...] = ()
 
     def ask(self) -> Replies:
-        """The replies of all recorders of the rank, not yet parsed; raises FlightRecorderError."""
+        """Return the replies of all recorders of the rank, not yet parsed; raises FlightRecorderError."""
         self.asked_at = time.time()
         deadline = time.monotonic() + self._timeout_seconds
         try:
@@ -121,7 +121,7 @@ class FlightRecorderClient:
         self._recorders = self._find_recorders(time.monotonic() + self._timeout_seconds)
 
     def parse(self, body: bytearray) -> Dump:
-        """The dump in one reply; raises FlightRecorderError."""
+        """Return the dump in one reply; raises FlightRecorderError."""
         if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
             raise FlightRecorderError(f"could not read {self._path}: more than {MAX_OBJECTS} objects")
         if body.count(b",") + body.count(b":") > MAX_VALUES:
@@ -151,7 +151,7 @@ class FlightRecorderClient:
         return found
 
     def _body(self, method: str, target: str, most_bytes: int, deadline: float) -> bytearray:
-        """The body of the answer to one question."""
+        """Return the body of the answer to one question."""
         request = f"{method} {target} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
         try:
             answer = self._exchange(request.encode(), _MAX_HEAD_BYTES + most_bytes, deadline)
@@ -188,7 +188,7 @@ class FlightRecorderClient:
 
 
 def socket_beside(box: Path) -> Path | None:
-    """The socket of the rank whose black box this is; None where it serves no flight recorder."""
+    """Return the socket of the rank whose black box this is; None where it serves no flight recorder."""
     path = box.with_suffix(layout.SOCKET_SUFFIX)
     try:
         return path if stat.S_ISSOCK(look(path).st_mode) else None
@@ -197,7 +197,7 @@ def socket_beside(box: Path) -> Path | None:
 
 
 def main_recorder(replies: Replies) -> str:
-    """The recorder that matters: NCCL's where others have entries too."""
+    """Return the recorder that matters: NCCL's where others have entries too."""
     with_entries = [name for name in RECORDERS if _HAS_ENTRY in replies.get(name, b"")]
     return with_entries[-1] if with_entries else next(iter(replies))
 
@@ -267,7 +267,7 @@ _CONFIG = msgspec.json.Decoder(dict[str, GroupConfig], strict=False)
 
 
 def parse_reply(text: bytes | bytearray) -> Dump:
-    """The dump in the answer; raises DumpError."""
+    """Return the dump in the answer; raises DumpError."""
     text = _as_utf8(text)
     try:
         document = DOCUMENT.decode(text)
@@ -281,7 +281,7 @@ def parse_reply(text: bytes | bytearray) -> Dump:
 
 
 def _as_utf8(text: bytes | bytearray) -> bytes | bytearray:
-    """The text, in which a byte that is no UTF-8, as a name may hold, is replaced."""
+    """Return the text, in which a byte that is no UTF-8, as a name may hold, is replaced."""
     if text.isascii():
         return text
     chunks = (bytes(text[place : place + _RECODED_BYTES]) for place in range(0, len(text), _RECODED_BYTES))
@@ -289,7 +289,7 @@ def _as_utf8(text: bytes | bytearray) -> bytes | bytearray:
 
 
 def _entry_by_entry(text: bytes | bytearray) -> Dump:
-    """What can be understood of a reply that does not fit as a whole."""
+    """Return what can be understood of a reply that does not fit as a whole."""
     try:
         document = _LOOSE.decode(text)
     except NOT_UNDERSTOOD as error:

@@ -56,7 +56,7 @@ def join_calls(entries: Sequence[Entry]) -> None:
 
 
 def closes(entry: Entry) -> bool:
-    """True for an entry that closes a coalesced call, and has no tensors of its own.
+    """Return True for an entry that closes a coalesced call, and has no tensors of its own.
 
     Other calls on several tensors, such as `allreduce_coalesced`, have one entry with all of them.
     """
@@ -147,13 +147,13 @@ def backend_of(entry: Entry) -> str:
 
 
 def operation_of(entry: Entry) -> str:
-    """The operation, by the name that the dispatcher's hook gives it too."""
+    """Return the operation, by the name that the dispatcher's hook gives it too."""
     name = entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME]
     return BATCH if entry.is_p2p and name == SUFFIX else standard_name(name)
 
 
 def standard_name(name: str) -> str:
-    """The operation that a recorder's name, without its backend, stands for."""
+    """Return the operation that a recorder's name, without its backend, stands for."""
     return _OPERATIONS.get(name, name)
 
 
@@ -184,7 +184,7 @@ def input_bytes(entry: Entry, parts: Sequence[Entry] = ()) -> int | None:
 
 
 def signature(entry: Entry) -> int:
-    """A hash of 32 bits, the same on all ranks that call the same collective.
+    """Return a hash of 32 bits, the same on all ranks that call the same collective.
 
     Shapes may differ where the number of elements does not, so elements are compared.
     """

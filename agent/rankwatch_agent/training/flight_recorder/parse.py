@@ -163,13 +163,13 @@ NOT_UNDERSTOOD = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def parse(data: bytes | bytearray) -> Dump:
-    """The dump in a file, JSON or pickle; raises DumpError."""
+    """Return the dump in a file, JSON or pickle; raises DumpError."""
     data = bytes(data).removeprefix(BOM)
     return parse_json(data) if _JSON.match(data) else parse_pickle(data)
 
 
 def parse_json(text: bytes | bytearray) -> Dump:
-    """The dump in a JSON text; raises DumpError."""
+    """Return the dump in a JSON text; raises DumpError."""
     try:
         document = _decoded(DOCUMENT, text)
     except msgspec.ValidationError:
@@ -181,7 +181,7 @@ def parse_json(text: bytes | bytearray) -> Dump:
 
 
 def parse_document(document: object) -> Dump:
-    """The dump in a loaded document: one recorder, or the recorders of a rank by their handlers."""
+    """Return the dump in a loaded document: one recorder, or the recorders of a rank by their handlers."""
     if not isinstance(document, dict):
         raise DumpError("it holds no dump")
     if any(name in document for name in RECORDERS):
@@ -199,7 +199,7 @@ def parse_document(document: object) -> Dump:
 
 
 def load_json(text: bytes | bytearray | msgspec.Raw) -> Any:
-    """The plain object in a JSON text; raises DumpError."""
+    """Return the plain object in a JSON text; raises DumpError."""
     try:
         return _decoded(_ANYTHING, text)
     except NOT_UNDERSTOOD as error:
@@ -207,7 +207,7 @@ def load_json(text: bytes | bytearray | msgspec.Raw) -> Any:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_T], text: bytes | bytearray | msgspec.Raw) -> _T:
-    """What the decoder finds; a byte that is no UTF-8, as a name may hold, is replaced."""
+    """Return what the decoder finds; a byte that is no UTF-8, as a name may hold, is replaced."""
     try:
         return decoder.decode(text)
     except UnicodeDecodeError:
@@ -242,7 +242,7 @@ _UNPICKLING_ERRORS = (
 
 
 def parse_pickle(data: bytes) -> Dump:
-    """The dump in a pickle; raises DumpError.
+    """Return the dump in a pickle; raises DumpError.
 
     PyTorch writes a document with its entries last, one after another. They are loaded a few at a time, which
     keeps them in the processor's cache and takes half of the time. Whatever looks different is loaded as a
@@ -264,7 +264,7 @@ def _load_pickle(data: bytes) -> object:
 
 
 def _load_in_parts(data: bytes) -> Document | None:
-    """The document of a pickle with PyTorch's own layout; None for any other."""
+    """Return the document of a pickle with PyTorch's own layout; None for any other."""
     start, end = data.find(_FIRST_ENTRY), _PICKLE_END.search(data, max(0, len(data) - 16))
     if start < 0 or end is None:
         return None
@@ -285,7 +285,7 @@ def _load_in_parts(data: bytes) -> Document | None:
 
 
 def _of_handlers(replies: Mapping[str, object]) -> Dump:
-    """The dump of a rank's main recorder: NCCL's where it has entries."""
+    """Return the dump of a rank's main recorder: NCCL's where it has entries."""
     dumps = [parse_document(replies[name]) for name in reversed(RECORDERS) if name in replies]
     return next((each for each in dumps if each.entries), dumps[0])
 
@@ -318,7 +318,7 @@ def _check_length(entries: list[Any] | tuple[()]) -> None:
 
 
 def _part_by_part(document: Mapping[str, Any], entries: list[object]) -> Dump:
-    """What can be understood of a document that does not fit as a whole."""
+    """Return what can be understood of a document that does not fit as a whole."""
     understood = [entry for each in entries if (entry := _converted(each, Entry)) is not None]
     version = document.get("version")
     return Dump(

@@ -149,7 +149,7 @@ class RankLedger:
             self._add(GoodputState.DOWN, started - cursor - unseen)
 
     def missed(self) -> None:
-        """Records are lost: until the next step nobody knows what the rank did."""
+        """Record are lost: until the next step nobody knows what the rank did."""
         self._missed = True
 
     def section(self, began: float, ended: float, name: str) -> None:

@@ -54,11 +54,11 @@ class RunLedger:
         return sum(8 + len(each.by_attempt) for each in self.ranks.values())
 
     def rank(self, header: Header) -> RankLedger:
-        """The ledger of a rank, made where there is none."""
+        """Return the ledger of a rank, made where there is none."""
         return self.rank_of(header.identity.rank, str(header.identity.coordinates.get("pp", "")))
 
     def rank_of(self, number: int, role: str) -> RankLedger:
-        """The same by its number; ranks of one role do the same work."""
+        """Return the same by its number; ranks of one role do the same work."""
         found = self.ranks.get(number)
         if found is None:
             transfers = Transfers(self.roles.setdefault(role, RoleTransfers()))
@@ -66,7 +66,7 @@ class RunLedger:
         return found
 
     def newest_attempt(self, rank: int) -> int:
-        """The attempt in which the rank has its newest process; -1 where none is known."""
+        """Return the attempt in which the rank has its newest process; -1 where none is known."""
         found = self.ranks.get(rank)
         return -1 if found is None or found.process is None else found.attempt
 
@@ -163,7 +163,7 @@ class RunLedgers:
         self._file.load(self._load)
 
     def of(self, run: str) -> RunLedger:
-        """The ledger of a run, made where there is none."""
+        """Return the ledger of a run, made where there is none."""
         found = self._runs.get(run)
         if found is None:
             found = self._runs[run] = RunLedger()
@@ -205,7 +205,7 @@ class RunLedgers:
             self._pause = _PAUSE * took if took > _SHORT_SECONDS else 0.0
 
     def series(self, run: str) -> Iterator[Series]:
-        """What the time of a run was spent on; every state, from the beginning."""
+        """Return what the time of a run was spent on; every state, from the beginning."""
         ledger = self._runs[run]
         for state, seconds in ledger.seconds.items():
             yield sample("rankwatch_goodput_seconds_total", (run, state), seconds)

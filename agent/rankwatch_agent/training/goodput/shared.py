@@ -58,7 +58,7 @@ class AttemptHistory:
         self._replay_until.clear()
 
     def note_step(self, number: int, step: int, wall: float) -> bool:
-        """A rank has completed a step; returns whether an earlier attempt had completed it.
+        """Take a step that a rank has completed; returns whether an earlier attempt had completed it.
 
         An attempt that was joined is the oldest one that is kept.
         """

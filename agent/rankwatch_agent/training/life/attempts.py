@@ -154,7 +154,7 @@ class RunAttempts:
         self._take(rank, rank.ended_at if rank.ended_at is not None else rank.last_sign, over=True)
 
     def of(self, run: str) -> Sequence[Attempt]:
-        """The attempts of a run, in their order."""
+        """Return the attempts of a run, in their order."""
         return [each for _, each in sorted(self._attempts.get(run, {}).items())]
 
     def all(self) -> Mapping[tuple[str, int], Attempt]:
@@ -301,7 +301,7 @@ class RunAttempts:
             )
 
     def _requests(self, attempt: Attempt) -> list[StopRequest]:
-        """The notices that fell into the attempt, as long before its end as they may."""
+        """Return the notices that fell into the attempt, as long before its end as they may."""
         offset = self._wall(0.0)
         found = [StopRequest(each.wall - offset, each.text) for each in self._events.notices]
         until = attempt.found_ended or 0.0
@@ -311,7 +311,7 @@ class RunAttempts:
 
 
 def _last_step(rank: RankFollower) -> int:
-    """The last step that the present process has completed; -1 for none."""
+    """Return the last step that the present process has completed; -1 for none."""
     now = rank.now
     return (now.step - 1 if now.step_began else now.step) if now.steps_completed else -1
 

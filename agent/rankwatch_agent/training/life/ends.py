@@ -169,7 +169,7 @@ _MOST_CGROUP_BYTES = 1 << 14
 
 
 def failure_by_kill(end: RankEnd, kills: Sequence[OomKill]) -> Failure | None:
-    """The failure that a kill explains, with the kernel's line as its message; None for none."""
+    """Return the failure that a kill explains, with the kernel's line as its message; None for none."""
     failure = end.failure if end.failure is None or end.failure.exception != KILLED else None
     kill = _own_kill(end, kills) if failure is None else _kill_of_worker(end, failure, kills)
     return None if kill is None else Failure(KILLED, FailureKind.HOST_OUT_OF_MEMORY, kill.line)

@@ -92,7 +92,7 @@ class LifeCounters:
                 yield sample("rankwatch_run_starts_total", (name, cause), counts.starts.get(cause, 0))
 
     def _class(self, run_class: str, owner: int, wall: float) -> str:
-        """The name by which a class of a user is counted; it has counts then."""
+        """Return the name by which a class of a user is counted; it has counts then."""
         brought = Counter(each.owner for name, each in self._classes.items() if name != OTHER_CLASS)
         found = self._classes.get(run_class)
         if found is not None:
@@ -176,7 +176,7 @@ _MOST_MESSAGE = 160
 def life_series(
     run: str, attempts: Sequence[Attempt], headers: Iterable[Header], wall: Callable[[float], float]
 ) -> Iterator[Series]:
-    """What this node knows of the newest attempt of a run, and how the newest that is over ended.
+    """Return what this node knows of the newest attempt of a run, and how the newest that is over ended.
 
     headers: of the ranks here. wall: Unix time of a monotonic moment.
     """

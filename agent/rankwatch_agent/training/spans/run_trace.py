@@ -155,7 +155,7 @@ class RunTrace:
         self._alive(attempt, section.end)
 
     def checkpoint(self, done: CheckpointDone) -> TraceSpan | None:
-        """A checkpoint operation or a stage of it ended; stages come before their operation.
+        """Take the end of a checkpoint operation or of a stage; stages come before their operation.
 
         Returns the span of the operation, if this node sends it.
         """
@@ -316,7 +316,7 @@ class RunTrace:
     def _of_attempt(
         self, process: Process, name: str, start: int, end: int, attributes: Mapping[str, Value]
     ) -> TraceSpan:
-        """A span of a rank below its attempt."""
+        """Return a span of a rank below its attempt."""
         trace, parent = attempt_span(self._cluster, self._run, process.attempt)
         span = identity.span(trace, name, process.attempt, process.rank, start)
         return TraceSpan(trace, span, parent, name, start, end, attributes)

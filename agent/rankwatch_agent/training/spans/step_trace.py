@@ -45,7 +45,7 @@ def attempt_span(cluster: str, run: str, attempt: int) -> tuple[int, int]:
 
 
 def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan]:
-    """The spans of one rank's step: itself, then its phases."""
+    """Return the spans of one rank's step: itself, then its phases."""
     process = step.process
     trace = identity.step_trace(cluster, process.run, process.attempt, step.number, step.repeat)
     own = identity.rank_step_span(trace, process.rank)

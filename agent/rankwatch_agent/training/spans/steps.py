@@ -266,7 +266,7 @@ class Pace:
         self._durations = RunningMedian(WINDOW_STEPS)
 
     def threshold(self) -> float | None:
-        """The duration beyond which a step is slow; None while too few steps are known."""
+        """Return the duration beyond which a step is slow; None while too few steps are known."""
         durations = self._durations
         if len(durations) < LEAST_STEPS:
             return None
