@@ -11,7 +11,7 @@ from types import MappingProxyType
 from rankwatch_agent.training.loss import LossStatistics, RelearnReason
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import detect
-from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
+from rankwatch_diagnosis.loss.reading import ReadCounts, StepValues
 from support.diagnosis.loss_curves import DIVERGING, HEALTHY, Curve, curves
 
 from .loss_peers import PEERS, Peer

@@ -10,8 +10,15 @@ from dataclasses import asdict
 from rankwatch.settings import SentenceParser
 from rankwatch_cli.output import show, show_json
 from rankwatch_cli.runs import named_run, runs_directory
-from rankwatch_diagnosis.comparison.changes import Change, Comparison, Limited, Outcome, compare
-from rankwatch_diagnosis.comparison.figures import RunFigures, read_figures
+from rankwatch_diagnosis.comparison import (
+    Change,
+    Comparison,
+    Limited,
+    Outcome,
+    RunFigures,
+    compare,
+    read_figures,
+)
 
 REGRESSION_STATUS = 1
 """Exit status where a figure became worse by more than its limit."""

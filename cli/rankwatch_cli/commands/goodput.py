@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     run = _read(given)
     if given.html is not None:
-        from rankwatch_diagnosis.goodput.page.html import goodput_page
+        from rankwatch_diagnosis.goodput.report import goodput_page
 
         write_file(given.html, goodput_page(run))
     if given.json:

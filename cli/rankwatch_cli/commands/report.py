@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     review = _of_prometheus(given) if given.prometheus is not None else _of_this_node(given)
     if given.html is not None:
-        from rankwatch_diagnosis.review.page.html import review_page
+        from rankwatch_diagnosis.review.page import review_page
 
         write_file(given.html, review_page(review))
     if given.markdown is not None:

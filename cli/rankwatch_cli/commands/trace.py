@@ -17,7 +17,7 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import as_json, note
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_cli.step_window import HELP, parse_window
-from rankwatch_diagnosis.chrome_trace.events import ChromeTrace, Run
+from rankwatch_diagnosis.chrome_trace import ChromeTrace, Run
 
 _STDOUT = "-"
 

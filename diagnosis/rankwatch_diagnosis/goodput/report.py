@@ -1,17 +1,24 @@
-"""The goodput of a run for people, as lines of text, and for programs, as JSON."""
+"""The goodput of a run for people, as lines of text and as a page, and for programs, as JSON."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from rankwatch.conventions.states import GoodputState
 from rankwatch.untrusted.text import printable
-from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
-from rankwatch_diagnosis.goodput.what_if import IntervalAdvice, WhatIf, interval_advice, what_ifs
+from rankwatch_diagnosis.goodput.model import (
+    AttemptGoodput,
+    Cost,
+    IntervalAdvice,
+    RunGoodput,
+    WhatIf,
+    interval_advice,
+    what_ifs,
+)
 from rankwatch_diagnosis.json_value import json_value
+from rankwatch_diagnosis.words import duration, moment, share
 
 WORDS = {"straggler_removed": "no straggler", "restarts_halved": "half as many restarts"}
 _MOST_ATTEMPTS = 20
@@ -177,28 +184,6 @@ def price_head(cost: Cost) -> str:
     return f"{cost.currency} ({cost.basis})"
 
 
-def share(ratio: float | None) -> str:
-    """A ratio as a percentage; `unknown` for None."""
-    return "unknown" if ratio is None else f"{100 * ratio:.1f}%"
-
-
-def duration(seconds: float) -> str:
-    """With three digits, in the largest unit that fits."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def moment(wall: float) -> str:
-    """A Unix time, in UTC."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(wall))
-    except (OverflowError, ValueError, OSError):
-        return "?"
-
-
 def steps_of(attempt: AttemptGoodput) -> str:
     """The steps of an attempt."""
     if attempt.last_step is None:
@@ -209,3 +194,36 @@ def steps_of(attempt: AttemptGoodput) -> str:
 def ended_words(attempt: AttemptGoodput) -> str:
     """How an attempt ended."""
     return "runs" if attempt.running else attempt.ended_how or "not known"
+
+
+_MOST_ATTEMPTS_ON_PAGE = 200
+
+
+def goodput_page(run: RunGoodput) -> str:
+    """Return the page about the goodput of a run. Its bars are SVG in the file; it has no script."""
+    from rankwatch_diagnosis.pages.html_page import page  # only here: it needs jinja2
+
+    filters = (duration, ended_words, moment, price_head, share, steps_of)
+    attempts = run.attempts[-_MOST_ATTEMPTS_ON_PAGE:]
+    first = min((each.started for each in attempts), default=0.0)
+    return page(
+        "goodput",
+        {each.__name__: each for each in filters},
+        source=run.source,
+        run=run,
+        headline=printable(headline(run)),
+        facts={
+            "scheduling goodput": share(run.scheduling),
+            "runtime goodput": share(run.runtime),
+            "ETTR": share(run.ettr),
+            "MFU": printable(utilisation_words(run)),
+            "attempts": str(len(run.attempts)),
+            **{printable(price_head(each)): f"{each.total:,.2f}" for each in run.costs},
+        },
+        states=ordered_states(run),
+        attempts=attempts,
+        left_out=len(run.attempts) - len(attempts),
+        first=first,
+        length=max((each.ended - first for each in attempts), default=0.0) or 1.0,
+        what_if=[advice_words(interval_advice(run)), *(change_words(each, run) for each in what_ifs(run))],
+    )

@@ -19,7 +19,7 @@ from rankwatch_agent.training.flight_recorder.parse import (
     parse_document,
 )
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
-from rankwatch_diagnosis.hang.snapshot import MAX_RANKS
+from rankwatch_diagnosis.hang.job import MAX_RANKS
 from rankwatch_diagnosis.hang.worker import Reading, bounded_memory, read_dumps, room_for
 from rankwatch_diagnosis.opening import open_bytes
 

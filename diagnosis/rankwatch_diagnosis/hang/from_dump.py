@@ -17,7 +17,7 @@ from rankwatch_agent.training.flight_recorder.operations import (
     standard_name,
 )
 from rankwatch_agent.training.flight_recorder.parse import Dump, Entry, GroupConfig, Shapes
-from rankwatch_diagnosis.hang.snapshot import ANYONE, UNKNOWN, GroupView, HangSnapshot, Operation, Signature
+from rankwatch_diagnosis.hang.job import ANYONE, UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 
 _MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9}|\?)")
 """A receive from any source has no peer."""

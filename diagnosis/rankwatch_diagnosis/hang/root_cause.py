@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankwatch_diagnosis.hang.job import Group, Job
-from rankwatch_diagnosis.hang.timing import Stillness
-from rankwatch_diagnosis.hang.waits import Wait, is_front, wait_for_unknown
+from rankwatch_diagnosis.hang.waits import Stillness, Wait, is_front, wait_for_unknown
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from rankwatch_diagnosis.hang.desync import Mismatch
-from rankwatch_diagnosis.hang.job import Job
+from rankwatch_diagnosis.hang.job import UNKNOWN, Job
 from rankwatch_diagnosis.hang.root_cause import RootCauses
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN
-from rankwatch_diagnosis.hang.timing import RunTiming
-from rankwatch_diagnosis.hang.waits import Wait
+from rankwatch_diagnosis.hang.waits import RunTiming, Wait
+from rankwatch_diagnosis.words import counted
+
+if TYPE_CHECKING:
+    from rankwatch_diagnosis.hang.engine import Mismatch
 
 _MOST_SHOWN = 100
 """Groups, ranks and mismatches that are written out; their number is always given."""
@@ -153,29 +155,25 @@ def _reason(rank: int, job: Job, waits: Sequence[Wait], causes: RootCauses) -> s
     stuck = next((wait for wait in waits if rank in wait.waiting and wait.completed), None)
     if rank in causes.stuck and stuck is not None:
         return (
-            f"is stuck in {_named(stuck)}, which {_count(stuck.completed)} beside it completed: "
-            "its device or its link hangs"
+            f"is stuck in {_named(stuck)}, which {counted(len(stuck.completed), 'rank')} beside it "
+            "completed: its device or its link hangs"
         )
     wait = next((wait for wait in waits if rank in wait.waits_for), None)
     if wait is None:
         return "its peers wait for it"
     verb = "waits" if len(wait.waiting) == 1 else "wait"
     if rank not in job.snapshots:
-        return f"left no dump; {_count(wait.waiting)} {verb} for it in {_named(wait)}"
+        return f"left no dump; {counted(len(wait.waiting), 'rank')} {verb} for it in {_named(wait)}"
     if rank in wait.behind:
         return f"has enqueued {_named(wait)}, and its device has not come to it"
     pending = len(job.snapshots[rank].pending)
     where = f"has {pending} operations pending" if pending else "has nothing pending: it is in other code"
-    return f"has not called {_named(wait)}, where {_count(wait.waiting)} {verb}, and {where}"
+    return f"has not called {_named(wait)}, where {counted(len(wait.waiting), 'rank')} {verb}, and {where}"
 
 
 def _named(wait: Wait) -> str:
     number = "" if wait.point_to_point else f" number {wait.sequence}"
     return f"{wait.operation}{number} of {wait.group.label}"
-
-
-def _count(ranks: Sequence[int]) -> str:
-    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
 
 
 def _as_json(mismatch: Mismatch) -> dict[str, object]:

@@ -31,7 +31,7 @@ from rankwatch.untrusted.children import Limits, Owner, confined, owner_of
 from rankwatch.untrusted.folders import NotRegularError, open_path, open_regular, read_all
 from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
-from rankwatch_diagnosis.hang.snapshot import HangSnapshot
+from rankwatch_diagnosis.hang.job import HangSnapshot
 
 MAX_FILE_BYTES = 256 << 20
 """2,000 entries are 0.3 MB as a pickle and 1.1 MB as JSON."""

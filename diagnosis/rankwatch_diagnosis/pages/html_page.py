@@ -13,6 +13,9 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
+from rankwatch import __version__
+from rankwatch.untrusted.text import printable
+
 
 def part_of(package: str, name: str) -> str:
     """A file that lies in a package."""
@@ -21,14 +24,33 @@ def part_of(package: str, name: str) -> str:
 
 def style_of(package: str = "", name: str = "") -> str:
     """The style of all pages, and after it that of one page, if it has its own."""
-    return part_of("rankwatch_diagnosis.pages", "page.css") + (part_of(package, name) if name else "")
+    return _own("page.css") + (part_of(package, name) if name else "")
+
+
+def page(name: str, filters: Mapping[str, Callable[..., object]] | None = None, **values: object) -> str:
+    """Render the page of that name, which extends `page.html`, with its own style.
+
+    values: `source`, and what the page itself shows.
+    """
+    style = _own("page.css") + _own(f"{name}.css")
+    shown = {"policy": policy(style), "style": Markup(style), "version": __version__, **values}
+    return template(_own(f"{name}.html"), filters or {}).render(shown)
 
 
 def template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.Template:
-    """A template that escapes all values; a name that is not given is an error."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters.update(filters)
+    """A template that escapes all values and may extend `page.html`; a name that is not given is an error."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        loader=jinja2.FunctionLoader(_own),
+    )
+    environment.filters.update({"printable": printable, **filters})
     return environment.from_string(text)
+
+
+def _own(name: str) -> str:
+    return part_of("rankwatch_diagnosis.pages", name)
 
 
 def policy(style: str, script: str = "") -> Markup:

@@ -1,21 +1,23 @@
-"""What the black boxes of a run show to have happened, and when."""
+"""What the black boxes of a run show to have happened, and when; the curve of the loss with its alarms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import LOSS
 from rankwatch.conventions.states import RankState
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.loss_curve import anomaly_words
-from rankwatch_diagnosis.review.model import Event, EventKind
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Severity
+from rankwatch_diagnosis.loss.detection import LossVerdict
+from rankwatch_diagnosis.review.model import Event, EventKind, LossCurve, LossMark
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.report import waiting_words
 from rankwatch_diagnosis.run.verdict import RunVerdict
-from rankwatch_diagnosis.run.why import listed
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.words import listed
 
 _SOURCE = "black boxes"
 _MOST_FAILURES = 16
@@ -120,3 +122,49 @@ def _checkpoints(box: Box) -> Iterator[Event]:
         elif operation == "load" and not stage and box.rank == 0:
             text = f"resumed from the checkpoint of step {step}"
             yield Event(at, EventKind.CHECKPOINT, Severity.INFO, text, _SOURCE, rank=box.rank)
+
+
+MOST_POINTS = 600
+MOST_MARKS = 40
+
+
+def loss_curve(box: Box, verdict: LossVerdict) -> LossCurve:
+    """The loss that a rank has reported, with the anomalies that were found in it."""
+    points = [
+        (float(step), value)
+        for record in box.records
+        if record.kind == RecordKind.SCALAR and box.names.get(record.name) == LOSS
+        for value, step in (layout.SCALAR.unpack_from(record.payload),)
+    ]
+    marks = [LossMark(each.step, anomaly_words(each), each.severity) for each in verdict.anomalies]
+    return LossCurve(rank=box.rank, axis="step", points=thinned(points), marks=tuple(marks[-MOST_MARKS:]))
+
+
+def anomaly_words(anomaly: Anomaly) -> str:
+    """What happened, at which step, and how far from what was expected."""
+    what = anomaly.kind.value.replace("_", " ")
+    at = f"{what} at step {anomaly.step}"
+    if not math.isfinite(anomaly.value) or not math.isfinite(anomaly.expected):
+        return f"{at}: {anomaly.value:g}"
+    lasted = f", until step {anomaly.last_step}" if anomaly.last_step > anomaly.step else ""
+    return f"{at}: {anomaly.value:.4g} instead of {anomaly.expected:.4g}{lasted}"
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """At most MOST_POINTS of the points: of each stretch the lowest and the highest, and all that are not
+    finite as one."""
+    if len(points) <= MOST_POINTS:
+        return tuple(points)
+    length = math.ceil(len(points) / (MOST_POINTS // 3))
+    found: list[tuple[float, float]] = []
+    for begin in range(0, len(points), length):
+        part = points[begin : begin + length]
+        finite = [each for each in part if math.isfinite(each[1])]
+        odd = [each for each in part if not math.isfinite(each[1])][:1]
+        ends = {min(finite, key=_value), max(finite, key=_value)} if finite else ()
+        found += sorted([*ends, *odd])
+    return tuple(found)
+
+
+def _value(point: tuple[float, float]) -> float:
+    return point[1]

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions.states import RankState
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
+from rankwatch.conventions.states import Cause, RankState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.box_events import StepMoments, box_events
-from rankwatch_diagnosis.review.checkpoints_seen import checkpoints_seen
-from rankwatch_diagnosis.review.hardware import events_of_bundle
-from rankwatch_diagnosis.review.incidents import KeptIncident, incidents_of, read_incident
-from rankwatch_diagnosis.review.judgements import judgements
-from rankwatch_diagnosis.review.loss_curve import loss_curve
-from rankwatch_diagnosis.review.model import Event, EventKind, Events, RankPhases, RunReview
-from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.review.box_events import StepMoments, anomaly_words, box_events, loss_curve
+from rankwatch_diagnosis.review.incidents import KeptIncident, events_of_bundle, incidents_of, read_incident
+from rankwatch_diagnosis.review.model import (
+    CheckpointSeen,
+    Event,
+    EventKind,
+    Events,
+    Judgement,
+    RankPhases,
+    RunReview,
+)
+from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.engine import examine_run
 from rankwatch_diagnosis.run.folder import RunFolder, find_run
-from rankwatch_diagnosis.run.phases import mean_phases
-from rankwatch_diagnosis.run.report import checkpoint_words, note_parts, progress_words
-from rankwatch_diagnosis.run.step_rows import rows_by_rank
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
-from rankwatch_diagnosis.run.visibility import unseen_parts
+from rankwatch_diagnosis.run.loss_by_rank import loss_parts
+from rankwatch_diagnosis.run.processes import lacks_cpus
+from rankwatch_diagnosis.run.replicas import replica_parts
+from rankwatch_diagnosis.run.report import (
+    checkpoint_words,
+    event_lines,
+    loss_words,
+    note_parts,
+    other_causes,
+    progress_words,
+    slowdown_words,
+    waiting_evidence,
+    waiting_words,
+)
+from rankwatch_diagnosis.run.step_rows import mean_phases, rows_by_rank
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, unseen_parts, worst_anomaly
 
 _SEVERITY = {
     RunState.STALLED: Severity.CRITICAL,
@@ -183,3 +202,91 @@ def _unseen(
         where = "the bundle has" if folder.bundle else "black boxes have"
         yield f"cost: {where} no prices; Prometheus does, if the agents have a price table"
     yield from others
+
+
+_MOST_ANOMALIES = 12
+
+
+def judgements(verdict: RunVerdict) -> Iterator[Judgement]:
+    """Stall, slowdown, loss, replicas, and the lack of CPUs where it is seen."""
+    stalled = Severity.CRITICAL if verdict.state is RunState.STALLED else Severity.INFO
+    evidence = tuple(each.strip() for each in waiting_evidence(verdict))
+    yield Judgement("Waiting", stalled, waiting_words(verdict), evidence)
+    yield _slowdown(verdict)
+    found = () if verdict.loss is None else verdict.loss[1].anomalies
+    yield Judgement(
+        "Loss",
+        worst_anomaly(verdict) or Severity.INFO,
+        loss_words(verdict),
+        (*loss_parts(verdict.losses), *(anomaly_words(each) for each in found[-_MOST_ANOMALIES:])),
+    )
+    head, *others = replica_parts(verdict.replicas)
+    differ = Severity.CRITICAL if verdict.replicas.differing else Severity.INFO
+    yield Judgement("Replicas", differ, head, tuple(others))
+    if verdict.contention:
+        yield Judgement("CPUs", Severity.WARNING, lacks_cpus(verdict.contention))
+
+
+def _slowdown(verdict: RunVerdict) -> Judgement:
+    found = verdict.straggler
+    calm = found is None or found.cause in (Cause.NONE, Cause.INCONCLUSIVE)
+    evidence = (*other_causes(found), *(() if found is None else event_lines(found)))
+    return Judgement(
+        "Slowdown",
+        Severity.INFO if calm else Severity.WARNING,
+        slowdown_words(found),
+        tuple(each.strip() for each in evidence),
+    )
+
+
+_MOST_SHOWN = 30
+
+
+def checkpoints_seen(boxes: Boxes, paths: Sequence[Path]) -> tuple[CheckpointSeen, ...]:
+    """The newest first. paths: of the boxes; notes beside them say where the checkpoints are."""
+    found: dict[tuple[str, int], list[CheckpointSeen]] = defaultdict(list)
+    for box in (*boxes.earlier, *boxes.by_rank.values()):
+        for each in _of_box(box):
+            found[each.operation, each.step].append(each)
+    places = {
+        (each.operation, each.step): each.path
+        for path in paths
+        for each in reversed(read_checkpoints(path.with_suffix(SUFFIX)))
+    }
+    together = [_together(of_ranks, places.get(key, "")) for key, of_ranks in found.items()]
+    return tuple(sorted(together, key=lambda each: each.ended, reverse=True)[:_MOST_SHOWN])
+
+
+def _of_box(box: Box) -> list[CheckpointSeen]:
+    found = []
+    for record in box.records:
+        if record.kind != RecordKind.CHECKPOINT:
+            continue
+        _, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
+        if not stage:
+            operation, seconds = box.names.get(record.name, ""), max(0.0, record.end - record.start)
+            blocking = min(seconds, blocked) if blocked > 0.0 else 0.0
+            found.append(
+                CheckpointSeen(
+                    ended=box.wall(record.end),
+                    operation=operation,
+                    step=step,
+                    ranks=1,
+                    failed=int(bool(failed)),
+                    seconds=seconds,
+                    blocking_seconds=blocking,
+                    slowest_rank=box.rank,
+                )
+            )
+    return found
+
+
+def _together(of_ranks: Sequence[CheckpointSeen], path: str) -> CheckpointSeen:
+    slowest = max(of_ranks, key=lambda each: each.seconds)
+    return slowest._replace(
+        ended=max(each.ended for each in of_ranks),
+        ranks=len({each.slowest_rank for each in of_ranks}),
+        failed=sum(each.failed for each in of_ranks),
+        blocking_seconds=max(each.blocking_seconds for each in of_ranks),
+        path=path,
+    )

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rankwatch.conventions import LOSS
 from rankwatch_diagnosis.goodput.from_prometheus import read_prometheus
 from rankwatch_diagnosis.goodput.model import RunGoodput
-from rankwatch_diagnosis.goodput.report import duration
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.prometheus_api import Points, PrometheusApi, quoted, whole
-from rankwatch_diagnosis.review.hardware import (
+from rankwatch_diagnosis.review.box_events import thinned
+from rankwatch_diagnosis.review.incidents import (
     FAULT_COUNTERS,
     LEAST_GROWTH,
     Growth,
@@ -22,7 +22,6 @@ from rankwatch_diagnosis.review.hardware import (
     is_fault,
     named,
 )
-from rankwatch_diagnosis.review.loss_curve import thinned
 from rankwatch_diagnosis.review.model import (
     Event,
     EventKind,
@@ -32,7 +31,8 @@ from rankwatch_diagnosis.review.model import (
     RankPhases,
     RunReview,
 )
-from rankwatch_diagnosis.run.phases import phase_order
+from rankwatch_diagnosis.run.step_rows import phase_order
+from rankwatch_diagnosis.words import duration
 
 _MOST_POINTS = 600
 _LEAST_STEP_SECONDS = 15.0

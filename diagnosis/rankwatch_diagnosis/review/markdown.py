@@ -9,8 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from rankwatch import __version__
 from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.model import Judgement, RankPhases, RunReview
-from rankwatch_diagnosis.review.words import QUESTIONS, checkpoint_row, facts, impact, when, where
+from rankwatch_diagnosis.review.model import (
+    QUESTIONS,
+    Judgement,
+    RankPhases,
+    RunReview,
+    checkpoint_row,
+    facts,
+    impact,
+    when,
+    where,
+)
 
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~!&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _MOST_RANKS = 64

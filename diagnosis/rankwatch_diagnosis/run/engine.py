@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rankwatch.conventions import Capability
 from rankwatch.conventions.states import RankState
 from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
-from rankwatch_diagnosis.run.gpu_witness import held_down, with_gpu_witness
 from rankwatch_diagnosis.run.gpus import (
     AT_THE_STALL,
     WHILE_IT_RAN,
@@ -23,7 +23,6 @@ from rankwatch_diagnosis.run.gpus import (
 )
 from rankwatch_diagnosis.run.loss_by_rank import compare_losses
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
-from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import (
     Processes,
     contention,
@@ -33,12 +32,17 @@ from rankwatch_diagnosis.run.processes import (
     look_at,
     with_processes,
 )
-from rankwatch_diagnosis.run.replica_words import difference
-from rankwatch_diagnosis.run.replicas import judge_replicas
-from rankwatch_diagnosis.run.second_witness import can_be_heard, with_second_witness
-from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE, numbers_repeat, rows_by_rank
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
-from rankwatch_diagnosis.run.visibility import capabilities, tracked
+from rankwatch_diagnosis.run.replicas import difference, judge_replicas
+from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE, numbers_repeat, phase_table, rows_by_rank
+from rankwatch_diagnosis.run.verdict import (
+    STANDS,
+    RunState,
+    RunVerdict,
+    capabilities,
+    state_of,
+    tracked,
+    why_of,
+)
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
@@ -49,7 +53,7 @@ from rankwatch_diagnosis.run.waiting import (
     stall_seconds,
     with_places,
 )
-from rankwatch_diagnosis.run.why import STANDS, state_of, why_of
+from rankwatch_diagnosis.run.witnesses import can_be_heard, held_down, with_gpu_witness, with_second_witness
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -101,7 +105,7 @@ def examine_run(
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)
     visible = capabilities(boxes)
-    replicas = judge_replicas(boxes, visible)
+    replicas = judge_replicas(boxes, visible.get(Capability.REPLICAS))
     lacking = contention(boxes, processes)
     if state is RunState.RUNNING and lacking:
         why = "; ".join((why, lacks_cpus(lacking)) if ranks else (lacks_cpus(lacking), why))

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions import Unseen
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch_diagnosis.run.boxes import Box, Boxes
-from rankwatch_diagnosis.run.visibility import Capabilities
+from rankwatch_diagnosis.words import listed
 
 SAME_NORM = 1e-5
 """Part by which equal gradient norms may differ: by the order of additions in float32, where GPUs differ."""
@@ -112,8 +112,8 @@ _Taken = Mapping[_Visit, _Fingerprint]
 _Norms = Mapping[_Visit, float]
 
 
-def judge_replicas(boxes: Boxes, capabilities: Capabilities) -> Replicas:
-    """Compare the fingerprints of the present attempt."""
+def judge_replicas(boxes: Boxes, why_none: Unseen | None) -> Replicas:
+    """Compare the fingerprints of the present attempt. why_none: why there are none, where that is known."""
     by_members: dict[str, dict[int, _Taken]] = defaultdict(dict)
     for rank, box in boxes.by_rank.items():
         for members, taken in _of_rank(box).items():
@@ -130,7 +130,7 @@ def judge_replicas(boxes: Boxes, capabilities: Capabilities) -> Replicas:
     )
     return Replicas(
         sets=tuple(each for each in found if each is not None),
-        why_none=capabilities.get(Capability.REPLICAS),
+        why_none=why_none,
         recorded=bool(by_members),
     )
 
@@ -252,3 +252,53 @@ def _parameters(fingerprints: Mapping[int, _Fingerprint], right: int) -> Iterato
         others = (each.groups.get(group, sums) for each in fingerprints.values())
         if any(each != sums for each in others):
             yield expected.first[group]
+
+
+_DOES_NOT_APPLY = "it does not apply"
+
+
+def replica_parts(found: Replicas) -> Sequence[str]:
+    """For people: one part for each set that differs, else one in all."""
+    if found.differing:
+        return [f"{difference(each)}{_where(each)}" for each in found.differing]
+    if found.sets:
+        compared = sum(each.steps_compared for each in found.sets)
+        newest = max(each.newest_equal_step or 0 for each in found.sets)
+        sets = f" in each of {len(found.sets)} sets" if len(found.sets) > 1 else ""
+        ranks = sum(len(each.ranks) for each in found.sets)
+        return [f"equal{sets}: {ranks} ranks, {compared} fingerprints compared, the newest of step {newest}"]
+    if found.recorded:
+        return ["not compared: no two ranks here have a fingerprint of the same step"]
+    if found.why_none is None:
+        return ["no fingerprints recorded"]
+    sentence = found.why_none.sentence
+    if sentence.startswith(_DOES_NOT_APPLY):
+        return [f"not applicable{sentence.removeprefix(_DOES_NOT_APPLY)}"]
+    return [f"no fingerprints recorded, because {sentence}"]
+
+
+def difference(found: ReplicaSet) -> str:
+    """Which ranks of the set differ, and since when: in parameters, else in gradient norms."""
+    if not found.differ:
+        have = "has" if len(found.norm_odd_ranks) == 1 else "have"
+        return (
+            f"{listed(found.norm_odd_ranks)} {have} another gradient norm than the majority of ranks "
+            f"{found.members} at step {found.norm_differing_step}"
+        )
+    equal = "" if found.newest_equal_step is None else f", equal at step {found.newest_equal_step}"
+    before = " or before" if found.steps_before_lost else ""
+    when = f"at step {found.differing_step}{before}{equal}"
+    if found.odd_ranks:
+        verb = "differs" if len(found.odd_ranks) == 1 else "differ"
+        return f"{listed(found.odd_ranks)} {verb} from the majority of ranks {found.members} {when}"
+    if len(found.ranks) == 2:
+        return "ranks {} and {} differ, and one of both is wrong, {}".format(*found.ranks, when)
+    return f"ranks {found.members} differ, and no majority tells which are wrong, {when}"
+
+
+def _where(found: ReplicaSet) -> str:
+    if not found.parameters:
+        return ""
+    more = len(found.parameters) - 1
+    others = f" and {more} more group{'' if more == 1 else 's'}" if more else ""
+    return f"; in the group of parameters that begins with {found.parameters[0]}{others}"

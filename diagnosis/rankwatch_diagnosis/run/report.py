@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rankwatch.conventions import Capability
 from rankwatch.conventions.states import Cause
@@ -11,19 +12,17 @@ from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.gpu_witness import witness_lines
+from rankwatch_diagnosis.loss.detection import as_json as loss_as_json
 from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
-from rankwatch_diagnosis.run.replica_words import replica_parts
+from rankwatch_diagnosis.run.replicas import replica_parts
 from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE
-from rankwatch_diagnosis.run.time_report import time_lines
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
-from rankwatch_diagnosis.run.visibility import visible_lines
-from rankwatch_diagnosis.run.why import GONE, listed
+from rankwatch_diagnosis.run.verdict import GONE, RunState, RunVerdict, visible_lines, worst_anomaly
+from rankwatch_diagnosis.run.witnesses import witness_lines
 from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json
+from rankwatch_diagnosis.words import counted, listed
 
 _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
 _GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
@@ -102,11 +101,11 @@ def lines(verdict: RunVerdict) -> Iterator[str]:
 
 def _sources(sources: Mapping[str, object]) -> str:
     attempt = f"attempt {sources['attempt']}, " if sources["attempt"] else ""
-    hosts = _count(sources["hosts"], "host")
+    hosts = counted(sources["hosts"], "host")
     parts = f"{attempt}{sources['boxes']} of {sources['world_size']} ranks on {hosts}"
     recorders = sources["flight_recorders"]
     if recorders:
-        parts += f", {_count(recorders, 'flight recorder')}"
+        parts += f", {counted(recorders, 'flight recorder')}"
     return f"{parts}, copies of black boxes" if sources["copies"] else parts
 
 
@@ -137,7 +136,7 @@ def checkpoint_words(found: Mapping[str, object]) -> str:
     parts = [f"last good one of step {good['step']}" if isinstance(good, Mapping) else "no good one"]
     if "last_good_age_seconds" in found:
         parts.append(f"{found['last_good_age_seconds']:,.0f} s old")
-    parts.append(_count(found["failure_count"], "failure"))
+    parts.append(counted(found["failure_count"], "failure"))
     return ", ".join((*parts, *standing))
 
 
@@ -308,7 +307,7 @@ def note_parts(verdict: RunVerdict) -> list[str]:
     silent = verdict.hang.evidence.get("flight_recorders_silent")
     if isinstance(silent, Mapping):
         rank, reason = next(iter(silent.items()))
-        parts.append(f"{_count(len(silent), 'flight recorder')} gave nothing; rank {rank}: {reason}")
+        parts.append(f"{counted(len(silent), 'flight recorder')} gave nothing; rank {rank}: {reason}")
     if verdict.sources["records_missed"]:
         parts.append(f"{verdict.sources['records_missed']:,} records were overwritten or torn")
     if any(each["state"] == GONE for each in verdict.ranks_seen) or verdict.sources["copies"]:
@@ -316,5 +315,64 @@ def note_parts(verdict: RunVerdict) -> list[str]:
     return parts
 
 
-def _count(number: object, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+_EVENTS_SHOWN = 5
+_PHASES_SHOWN = 12
+_INDENT = "  "
+
+
+def time_lines(verdict: RunVerdict) -> Iterator[str]:
+    """The phase table, and the events that the trends leave out."""
+    yield from _phases(verdict.phases)
+    if verdict.straggler is not None:
+        yield from event_lines(verdict.straggler)
+
+
+def _phases(table: Mapping[str, Any]) -> Iterator[str]:
+    if not table:
+        return
+    alone = table["ranks"] == 1
+    of = "" if alone else " in the median rank"
+    yield f"phases:      {_milliseconds(table['step_seconds'])} ms a step{of}, over {table['steps']} steps"
+    rows: Sequence[Mapping[str, Any]] = table["of_step"]
+    shown = rows if len(rows) <= _PHASES_SHOWN else rows[: _PHASES_SHOWN - 1]
+    width = max(len(str(each["phase"])) for each in (*shown, *table["apart"]))
+    for each in shown:
+        line = f"{each['phase']:<{width}} {_milliseconds(each['seconds']):>9} ms {each['share']:>6.1%}"
+        yield f"{_INDENT}{line}{'' if alone else _worst(each)}"
+    if len(rows) > len(shown):
+        yield f"{_INDENT}and {len(rows) - len(shown)} more; --json shows them"
+    for each in table["apart"]:
+        times = f"{each['count']} time{'' if each['count'] == 1 else 's'}"
+        line = f"{each['phase']:<{width}} {_milliseconds(each['seconds']):>9} ms, {times}"
+        longest = f", the longest {_milliseconds(each['worst_seconds'])} ms"
+        yield f"{_INDENT}{line}{longest if alone else _worst(each)}"
+
+
+def _worst(each: Mapping[str, Any]) -> str:
+    return f", the worst {_milliseconds(each['worst_seconds'])} ms on rank {each['worst_rank']}"
+
+
+def _milliseconds(seconds: float) -> str:
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:,.1f}" if milliseconds < 1e4 else f"{milliseconds:,.0f}"
+
+
+def event_lines(found: Verdict) -> Iterator[str]:
+    """The single steps that lost time; nothing where there are none."""
+    events = found.events
+    if not events:
+        return
+    steps = f"{len(events)} single step{'' if len(events) == 1 else 's'}"
+    yield f"lost time:   {found.event_seconds:,.1f} s in {steps}, which the slowdown leaves out"
+    for each in events[:_EVENTS_SHOWN]:
+        lost = f"{each['lost_seconds']:,.1f} s in {each['operation']}"
+        yield f"{_INDENT}step {each['step']}: {lost}{_late(each)}"
+    if len(events) > _EVENTS_SHOWN:
+        yield f"{_INDENT}and {len(events) - _EVENTS_SHOWN} more; --json shows them"
+
+
+def _late(event: Mapping[str, object]) -> str:
+    ranks = event["ranks"]
+    if isinstance(ranks, list) and ranks:
+        return f" on {listed(tuple(ranks))}"
+    return ", and no rank seen here came late"

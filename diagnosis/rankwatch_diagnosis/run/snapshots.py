@@ -15,7 +15,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions.states import ENDED_STATES, RankState
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
+from rankwatch_diagnosis.hang.job import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 from rankwatch_diagnosis.run.boxes import ENDED_BY_SIGNAL, Box, Boxes
 
 VERSION = "black box"

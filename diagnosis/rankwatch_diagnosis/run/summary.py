@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import COMMUNICATION, TOKENS
+from rankwatch.conventions import COMMUNICATION, TOKENS, Capability
 from rankwatch.conventions.states import ENDED_STATES, Cause, RankState
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.training.failures import worst_state
@@ -21,12 +21,10 @@ from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import earlier_words, ended_attempts, ending_words, seconds_left
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
-from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
-from rankwatch_diagnosis.run.replica_words import difference
-from rankwatch_diagnosis.run.replicas import judge_replicas
-from rankwatch_diagnosis.run.step_rows import Row, numbers_repeat, rows_by_rank
-from rankwatch_diagnosis.run.visibility import capabilities, tracked, unseen_parts
+from rankwatch_diagnosis.run.replicas import difference, judge_replicas
+from rankwatch_diagnosis.run.step_rows import Row, numbers_repeat, phase_table, rows_by_rank
+from rankwatch_diagnosis.run.verdict import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.words import share_lost
@@ -64,7 +62,12 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "ended", ending_words(boxes)
     yield "ranks", _ranks(boxes)
     visible = capabilities(boxes)
-    yield "replicas", "; ".join(difference(each) for each in judge_replicas(boxes, visible).differing)
+    yield (
+        "replicas",
+        "; ".join(
+            difference(each) for each in judge_replicas(boxes, visible.get(Capability.REPLICAS)).differing
+        ),
+    )
     yield "step", _phases(table)
     yield "throughput", _throughput(boxes) if table else ""
     left = seconds_left(boxes)

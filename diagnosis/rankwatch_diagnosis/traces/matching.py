@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.traces.collectives import is_message
-from rankwatch_diagnosis.traces.places import Place
+from rankwatch_diagnosis.traces.recording import is_message
+from rankwatch_diagnosis.traces.stream import Place
 from rankwatch_diagnosis.traces.timeline import HOST, Meeting, StepLine, Timeline
 
 _LEAST_HOST_SECONDS = 5e-5

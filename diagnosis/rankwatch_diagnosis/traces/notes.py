@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rankwatch_diagnosis.traces.matching import RankTimeline, Shared
 from rankwatch_diagnosis.traces.timeline import Meeting
-from rankwatch_diagnosis.traces.trace import Trace
+from rankwatch_diagnosis.words import as_ranges
+
+if TYPE_CHECKING:
+    from rankwatch_diagnosis.traces.reading import Trace
 
 _SHOWN = 8
 _MOST_COLLECTIVES = 12
@@ -158,19 +161,6 @@ def _on_collectives(traces: Sequence[Trace], ranks: Sequence[RankTimeline], shar
     )
     if messages:
         yield f"{messages:,} kernels send and receive without naming the peer: they are matched by order"
-
-
-def as_ranges(numbers: Iterable[int]) -> str:
-    """0 to 3, 7 for {0, 1, 2, 3, 7}; at most eight pieces."""
-    pieces: list[list[int]] = []
-    for each in sorted(numbers):
-        if pieces and each == pieces[-1][1] + 1:
-            pieces[-1][1] = each
-        else:
-            pieces.append([each, each])
-    texts = [f"{a}" if a == b else f"{a} to {b}" for a, b in pieces]
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
 
 
 def _of_ranks(ranks: set[int]) -> str:

@@ -1,15 +1,16 @@
-"""Phases of a step as a trace shows them: annotations of PyTorch and of users, and the operators of autograd.
+"""Which phase and which step a moment of a trace belongs to: as annotated, or by what every step does once.
 
-A kernel belongs to the phase of the call that launched it, wherever it runs. What no phase claims is forward,
-but for what stands between backward and optimizer, such as the clipping of gradients.
+Phases are annotations of PyTorch and of users, and the operators of autograd. A kernel belongs to the phase
+of the call that launched it, wherever it runs. What no phase claims is forward, but for what stands between
+backward and optimizer, such as the clipping of gradients.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,3 +154,87 @@ def top_level(operators: Intervals) -> tuple[NDArray[np.float64], NDArray[np.flo
     order = np.lexsort((-end, begin, thread))
     outer = order[_outermost(begin[order], end[order], thread[order])]
     return begin[outer], end[outer], thread[outer]
+
+
+LEAST_REPEATS = 3
+"""Of a sequence of collectives before it is taken for a step."""
+_MOST_PERIOD = 100_000
+NO_STEP = -1
+
+
+class Step(NamedTuple):
+    """A step as the trace numbers it, in microseconds."""
+
+    number: int
+    begin: float
+    end: float
+
+
+class Steps(NamedTuple):
+    """The steps of one trace, in order of time."""
+
+    number: NDArray[np.int64]
+    begin: NDArray[np.float64]
+    end: NDArray[np.float64]
+    by_launch: bool
+    """Times are of the host, where kernels are launched; else of the place where they run."""
+    source: str
+    """What showed them; empty for the profiler's own annotation."""
+
+    def of(self, moments: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The index of the step of each moment, NO_STEP for none."""
+        place = np.searchsorted(self.begin, moments, side="right") - 1
+        inside = (place >= 0) & (moments <= self.end[np.maximum(place, 0)])
+        return np.where(inside, place, NO_STEP)
+
+
+def steps_of(
+    annotated: Sequence[Step],
+    on_device: Sequence[Step],
+    optimizer_ends: NDArray[np.float64],
+    keys: Sequence[tuple[float, float, object]],
+) -> Steps | None:
+    """The steps of a trace; None where nothing shows them.
+
+    annotated, on_device: those that the profiler annotates, on the host and on the device.
+    keys: begin, end and identity of each collective, in order of time.
+    """
+    if annotated:
+        return _annotated(annotated, by_launch=True)
+    if on_device:
+        return _annotated(on_device, by_launch=False)
+    if len(optimizer_ends) >= LEAST_REPEATS:
+        # What precedes the first end may be part of a step only.
+        return _between(optimizer_ends, by_launch=True, source="calls of the optimizer")
+    period = _period([each[2] for each in keys])
+    if period is None:
+        return None
+    ends = np.array([each[1] for each in keys], dtype=np.float64)
+    return _between(ends[period - 1 :: period], by_launch=False, source="repeats of the collectives")
+
+
+def _annotated(steps: Sequence[Step], *, by_launch: bool) -> Steps:
+    """Without a number that comes again, as on a second thread or stream."""
+    seen: dict[int, Step] = {}
+    for each in sorted(steps, key=lambda step: (step.begin, -step.end)):
+        seen.setdefault(each.number, each)
+    kept = list(seen.values())
+    begin = np.array([each.begin for each in kept], dtype=np.float64)
+    end = np.array([each.end for each in kept], dtype=np.float64)
+    end[:-1] = np.minimum(end[:-1], begin[1:])
+    return Steps(np.array([each.number for each in kept], dtype=np.int64), begin, end, by_launch, "")
+
+
+def _between(ends: NDArray[np.float64], *, by_launch: bool, source: str) -> Steps:
+    count = len(ends) - 1
+    return Steps(np.arange(count, dtype=np.int64), ends[:-1], ends[1:], by_launch, source)
+
+
+def _period(keys: Sequence[object]) -> int | None:
+    """The shortest sequence that repeats over all keys, at least LEAST_REPEATS times; None for none."""
+    numbers: dict[object, int] = {}
+    values = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    for period in range(1, min(len(values) // LEAST_REPEATS, _MOST_PERIOD) + 1):
+        if values[period] == values[0] and (values[period:] == values[:-period]).all():
+            return period
+    return None

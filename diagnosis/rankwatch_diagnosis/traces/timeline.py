@@ -12,11 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.traces.collectives import Call, Described, operation_of_call
-from rankwatch_diagnosis.traces.phases import Phase, Phases, top_level
-from rankwatch_diagnosis.traces.places import Group
-from rankwatch_diagnosis.traces.recording import Recording
-from rankwatch_diagnosis.traces.steps import NO_STEP, Steps, steps_of
+from rankwatch_diagnosis.traces.phases import NO_STEP, Phase, Phases, Steps, steps_of, top_level
+from rankwatch_diagnosis.traces.recording import Call, Described, Recording, operation_of_call
+from rankwatch_diagnosis.traces.stream import Group
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,7 +110,7 @@ def lay_out(recording: Recording, rank: int, groups: Sequence[Group] = ()) -> Ti
         key=lambda call: (call.begin, call.length),
     )
     keys = [(each.begin, each.begin + each.length, _key(each)) for each in calls]
-    steps = steps_of(recording, phases.optimizer_ends(), keys)
+    steps = steps_of(recording.steps, recording.device_steps, phases.optimizer_ends(), keys)
     if steps is None or not len(steps.number):
         return None
     launches = _Launches(recording)

@@ -22,7 +22,7 @@ from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT
 from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import Kind
 from rankwatch_diagnosis.loss.detection import detect
-from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
+from rankwatch_diagnosis.loss.reading import ReadCounts, StepValues
 from support.training.ranks import rank, values
 
 

@@ -14,8 +14,7 @@ from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
-from rankwatch_diagnosis.comparison.changes import compare
-from rankwatch_diagnosis.comparison.figures import read_figures
+from rankwatch_diagnosis.comparison import compare, read_figures
 
 
 def simulated(directory: Path, name: str, job: Job) -> str:

@@ -18,8 +18,7 @@ from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
-from rankwatch_diagnosis.chrome_trace.events import Run
-from rankwatch_diagnosis.chrome_trace.slices import MOST_LANES, Slice, in_lanes
+from rankwatch_diagnosis.chrome_trace import MOST_LANES, Run, Slice, in_lanes
 from support.training.ranks import rank
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2)

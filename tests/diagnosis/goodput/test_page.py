@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
-from rankwatch_diagnosis.goodput.page.html import goodput_page
-from rankwatch_diagnosis.goodput.report import lines
+from rankwatch_diagnosis.goodput.report import goodput_page, lines
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m"
 RUN = RunGoodput(

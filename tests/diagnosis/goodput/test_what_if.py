@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.conventions.states import GoodputState
-from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
-from rankwatch_diagnosis.goodput.what_if import (
+from rankwatch_diagnosis.goodput.model import (
+    AttemptGoodput,
     IntervalAdvice,
+    RunGoodput,
+    Saves,
     interval_advice,
     lost_share,
     poisson_interval,

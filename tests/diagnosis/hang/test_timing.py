@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankwatch_diagnosis.hang.engine import diagnose
-from rankwatch_diagnosis.hang.snapshot import HangSnapshot
+from rankwatch_diagnosis.hang.job import HangSnapshot
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.diagnosis.hang_jobs import parsed
 

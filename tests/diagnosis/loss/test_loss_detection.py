@@ -11,7 +11,7 @@ from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import GAP_VALUES, Anomaly, Kind, Severity
 from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict, detect
-from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
+from rankwatch_diagnosis.loss.reading import ReadCounts, StepValues
 from support.diagnosis.loss_curves import DIVERGING, HEALTHY, Curve, curves
 
 

@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.loss.formats import (
+from rankwatch_diagnosis.loss.detection import diagnose
+from rankwatch_diagnosis.loss.reading import (
+    MAX_LINE_BYTES,
     ReadCounts,
     StepValues,
     default_extract,
     delimiter_of,
     extract_by,
+    read_lines,
     read_log,
     read_table,
 )
-from rankwatch_diagnosis.loss.reading import MAX_LINE_BYTES, diagnose, read_lines
 
 
 def rows_of(text: str, **columns: str) -> tuple[list[StepValues], ReadCounts]:

@@ -16,7 +16,7 @@ from rankwatch_diagnosis.review.from_boxes import review_folder
 from rankwatch_diagnosis.review.incidents import read_incident
 from rankwatch_diagnosis.review.markdown import markdown
 from rankwatch_diagnosis.review.model import EventKind
-from rankwatch_diagnosis.review.page.html import review_page
+from rankwatch_diagnosis.review.page import review_page
 from support.diagnosis.run_boxes import stalled_for
 from support.fuzzing import NESTED
 

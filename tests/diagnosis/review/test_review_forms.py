@@ -12,10 +12,11 @@ import pytest
 from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.loss_curve import MOST_POINTS, thinned
+from rankwatch_diagnosis.review.box_events import MOST_POINTS, thinned
 from rankwatch_diagnosis.review.markdown import markdown
 from rankwatch_diagnosis.review.model import (
     MOST_EVENTS,
+    QUESTIONS,
     CheckpointSeen,
     Event,
     EventKind,
@@ -26,8 +27,7 @@ from rankwatch_diagnosis.review.model import (
     RankPhases,
     RunReview,
 )
-from rankwatch_diagnosis.review.page.html import review_page
-from rankwatch_diagnosis.review.words import QUESTIONS
+from rankwatch_diagnosis.review.page import review_page
 from support.browser import CHROMIUM, visit
 
 HOSTILE = (

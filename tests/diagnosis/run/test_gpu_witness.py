@@ -19,9 +19,13 @@ from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
 from rankwatch_diagnosis.run.engine import examine_run
-from rankwatch_diagnosis.run.gpu_witness import EVIDENCE, with_gpu_witness, witness_lines
 from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
-from rankwatch_diagnosis.run.second_witness import EVIDENCE as OTHER_WITNESS
+from rankwatch_diagnosis.run.witnesses import (
+    GPU_EVIDENCE,
+    RECORDER_EVIDENCE,
+    with_gpu_witness,
+    witness_lines,
+)
 from support.diagnosis.run_boxes import make_bundle
 
 DATA_PARALLEL = JobShape(data_parallel=8)
@@ -72,7 +76,7 @@ def said(directory: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """The verdict about the slowdown by the command line, and the opinion of the GPUs."""
     assert run.main([str(directory), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["straggler"]
-    return found, found["evidence"].get(EVIDENCE, {}).get("opinion")
+    return found, found["evidence"].get(GPU_EVIDENCE, {}).get("opinion")
 
 
 OPINIONS: dict[str, tuple[Share, str | None]] = {
@@ -134,7 +138,7 @@ def test_clocks(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     more = [HEAT.format(rank) for rank in hot]
     more += [CLOCK.format(rank, clocks.get(rank, 1.7)) for rank in range(8)]
     found, _ = said(bundle(tmp_path, page(ALIKE, "\n".join(more))), capsys)
-    words = found["evidence"][EVIDENCE].get("held_down")
+    words = found["evidence"][GPU_EVIDENCE].get("held_down")
     expected = "sw_thermal_slowdown holds down the clock of the GPU of rank 2: 1,100 MHz against 1,700 MHz"
     assert words == (expected if held else None)
 
@@ -151,7 +155,7 @@ def judged(tmp_path: Path, unfinished: None) -> Any:
 def test_confirmed_by_recorders(judged: Any) -> None:
     """One witness for the verdict and one against it: the rank keeps its name, and both are shown."""
     boxes, found, gpus = judged
-    other = {OTHER_WITNESS: {"opinion": "agrees", "words": "rank 2 comes last"}}
+    other = {RECORDER_EVIDENCE: {"opinion": "agrees", "words": "rank 2 comes last"}}
     kept = with_gpu_witness(boxes, gpus, replace(found, evidence={**found.evidence, **other}))
     assert kept.ranks == (2,)
     agrees, disagrees = witness_lines(kept)
@@ -181,7 +185,7 @@ def test_host_work(judged: Any) -> None:
             rank: GpuFigures(utilization=each, multiprocessors=each) for rank, each in enumerate(activity)
         }
         loading = replace(found, phase=SlowPhase.DATA_LOADING)
-        heard = with_gpu_witness(boxes, SeenGpus(seen, 10.0), loading).evidence[EVIDENCE]
+        heard = with_gpu_witness(boxes, SeenGpus(seen, 10.0), loading).evidence[GPU_EVIDENCE]
         return heard["opinion"]
 
     assert [opinion(but(2, each)) for each in (0.3, 0.0, 0.9)] == ["agrees", "agrees", "none"]

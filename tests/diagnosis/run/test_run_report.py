@@ -15,8 +15,7 @@ from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import colour_of, lines
-from rankwatch_diagnosis.run.verdict import RunState
-from rankwatch_diagnosis.run.why import unclear
+from rankwatch_diagnosis.run.verdict import RunState, unclear
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 

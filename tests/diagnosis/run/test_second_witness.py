@@ -18,8 +18,8 @@ from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.run.engine import diagnose_run, examine_run
 from rankwatch_diagnosis.run.report import lines
-from rankwatch_diagnosis.run.second_witness import EVIDENCE, with_second_witness
 from rankwatch_diagnosis.run.verdict import RunVerdict
+from rankwatch_diagnosis.run.witnesses import RECORDER_EVIDENCE, with_second_witness
 from support.diagnosis.hang_jobs import parsed
 from support.training.recorder import completed, reply
 
@@ -80,7 +80,7 @@ def verdict_of(
 def said(verdict: RunVerdict) -> Any:
     """What the witness says; None where it was not heard."""
     assert verdict.straggler is not None
-    return verdict.straggler.evidence.get(EVIDENCE)
+    return verdict.straggler.evidence.get(RECORDER_EVIDENCE)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -24,7 +24,7 @@ from zlib import crc32
 
 from rankwatch_agent.training.flight_recorder.parse import parse_document
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
-from rankwatch_diagnosis.hang.snapshot import HangSnapshot
+from rankwatch_diagnosis.hang.job import HangSnapshot
 
 START_NS = 1_758_610_505_000_000_000
 

@@ -10,10 +10,8 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.loss import CONFIRM_STEPS
 from rankwatch_cli.output import show_json, show_verdict
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
-from rankwatch_diagnosis.loss.detection import LossVerdict
-from rankwatch_diagnosis.loss.formats import COLUMNS
-from rankwatch_diagnosis.loss.reading import diagnose
-from rankwatch_diagnosis.loss.report import as_json, colour_of, lines
+from rankwatch_diagnosis.loss.detection import LossVerdict, as_json, colour_of, diagnose, lines
+from rankwatch_diagnosis.loss.reading import COLUMNS
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import judge_loss

@@ -15,7 +15,7 @@ from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.run.operation_table import table_of_run
-from rankwatch_diagnosis.run.time_report import event_lines
+from rankwatch_diagnosis.run.report import event_lines
 from rankwatch_diagnosis.straggler.by_rank import ByRank, look_by_rank
 from rankwatch_diagnosis.straggler.engine import Examination, examine
 from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, unjudged_lines

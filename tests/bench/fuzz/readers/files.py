@@ -23,7 +23,7 @@ from rankwatch_agent.training.price_table import load_price_table
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.hang.worker import _Worker
-from rankwatch_diagnosis.loss.reading import diagnose as diagnose_loss
+from rankwatch_diagnosis.loss.detection import diagnose as diagnose_loss
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.writing import write_table
 from rankwatch_diagnosis.review.incidents import incidents_of

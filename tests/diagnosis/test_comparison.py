@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rankwatch_diagnosis.comparison.shift import shift_between
+from rankwatch_diagnosis.comparison import shift_between
 
 
 def steps(seed: int, *, level: float = 1.0, memory: float = 0.0, count: int = 400) -> list[float]:

@@ -1,1 +1,0 @@
-"""The goodput of a run as a page in one file."""

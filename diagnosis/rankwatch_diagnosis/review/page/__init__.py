@@ -1,1 +1,0 @@
-"""The review of a run as a page."""
