@@ -20,8 +20,7 @@ from rankwatch.blackbox.records import RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.operation_table import operation_table
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.straggler.case import Case
@@ -219,9 +218,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError without a usable box."""
-        folder = find_run(directory)
-        copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
-        self.boxes: Boxes = read_boxes(folder.boxes, copied=copied)
+        self.boxes: Boxes = read_run(directory)[-1]
         self._slices = {rank: rank_slices(box) for rank, box in self.boxes.by_rank.items()}
 
     @property

@@ -16,12 +16,11 @@ from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import COMMUNICATION, LOSS
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.timeouts import SECTIONS
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
+from rankwatch_diagnosis.run.box_records import scalars_of, steps_of
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 from rankwatch_diagnosis.run.summary import verdict_words
@@ -73,9 +72,7 @@ class RunFigures:
 
 def read_figures(directory: Path) -> RunFigures:
     """The figures of the run in a directory, live or dead, or of a bundle. Raises UserError."""
-    folder = find_run(directory)
-    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
-    boxes = read_boxes(folder.boxes, copied=copied)
+    *_, boxes = read_run(directory)
     steps = _step_seconds(boxes)
     if not steps:
         raise UserError(
@@ -128,13 +125,9 @@ def _step_seconds(boxes: Boxes) -> dict[int, float]:
 def _whole_steps(box: Box) -> Iterator[tuple[int, float]]:
     """Without those of the warm-up. Where the ring has lost the beginning, all in it came after that."""
     started = 0 if box.missed else WARM_UP_STEPS
-    seen = 0
-    for record in box.records:
-        if record.kind == RecordKind.STEP:
-            step, flags = layout.STEP.unpack_from(record.payload)
-            seen += 1
-            if not flags & layout.STEP_FAILED and seen > started:
-                yield step, record.end - record.start
+    for seen, each in enumerate(steps_of(box)):
+        if not each.flags & layout.STEP_FAILED and seen >= started:
+            yield each.number, each.end - each.start
 
 
 def _phase_seconds(
@@ -156,16 +149,8 @@ def _phase_seconds(
 
 
 def _losses(boxes: Boxes) -> dict[int, float]:
-    for box in boxes.by_rank.values():
-        found = {
-            step: value
-            for record in box.records
-            if record.kind == RecordKind.SCALAR and box.names.get(record.name) == LOSS
-            for value, step in (layout.SCALAR.unpack_from(record.payload),)
-        }
-        if found:
-            return found
-    return {}
+    found = ({step: value for _, step, value in scalars_of(box, LOSS)} for box in boxes.by_rank.values())
+    return next(filter(None, found), {})
 
 
 MOST_BLOCKS = 40

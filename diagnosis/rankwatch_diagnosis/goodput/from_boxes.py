@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import earlier_attempts
-from rankwatch.conventions.states import ENDED_STATES, GoodputState, RankState
+from rankwatch.conventions.states import ENDED_STATES, GoodputState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, saved_ledger
 from rankwatch_agent.training.goodput.shared import AttemptRecord, RoleTransfers
-from rankwatch_agent.training.life.ends import RankEnd, judge
+from rankwatch_agent.training.life.ends import judge
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
-from rankwatch_diagnosis.run.ending import end_words
+from rankwatch_diagnosis.run.ending import end_words, rank_end
 from rankwatch_diagnosis.run.folder import find_run
 
 _MOST_NAMES = 1000
@@ -123,17 +123,16 @@ def _follow(rank: RankFollower, ledger: RunLedger | None) -> float:
 def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodput]:
     living = {each.rank.header.identity.attempt for each in boxes if each.living}
     for number, span, seconds in ledger.by_attempt():
+        of_attempt = [each for each in boxes if each.rank.header.identity.attempt == number]
         yield AttemptGoodput(
             number=number,
             started=span.started,
-            ended=_end(span, [each for each in boxes if each.rank.header.identity.attempt == number]),
+            ended=_end(span, of_attempt),
             running=number in living,
             world_size=span.world_size,
             first_step=span.first_step,
             last_step=span.highest_step if span.highest_step >= 0 else None,
-            ended_how=_ended_how(
-                [each for each in boxes if each.rank.header.identity.attempt == number], span.world_size
-            ),
+            ended_how=_ended_how(of_attempt, span.world_size),
             seconds=seconds,
         )
 
@@ -147,20 +146,17 @@ def _ended_how(boxes: Sequence[_Box], world_size: int) -> str:
     """How an attempt ended, as the agent judges it; empty where a rank lives or no box is left."""
     if not boxes or any(each.living for each in boxes):
         return ""
-    return end_words(judge([_rank_end(each.rank) for each in boxes]), world_size)
-
-
-def _rank_end(rank: RankFollower) -> RankEnd:
-    ended = rank.header.wall(rank.last_sign)
-    return RankEnd(
-        rank=rank.header.identity.rank,
-        state=rank.state,
-        failure=rank.totals.lifecycle.last_failure,
-        in_collective=rank.totals.collectives.last_failed,
-        started=rank.header.started_wall,
-        ended=ended,
-        sigterm_at=ended if rank.state is RankState.TERMINATED else None,
-    )
+    ends = [
+        rank_end(
+            each.header,
+            each.state,
+            each.totals.lifecycle.last_failure,
+            each.last_sign,
+            in_collective=each.totals.collectives.last_failed,
+        )
+        for each in (box.rank for box in boxes)
+    ]
+    return end_words(judge(ends), world_size)
 
 
 def _saves(boxes: Sequence[_Box]) -> Saves | None:

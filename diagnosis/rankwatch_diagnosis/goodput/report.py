@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from rankwatch.conventions.states import GoodputState
 from rankwatch.untrusted.text import printable
@@ -141,36 +140,30 @@ def change_words(change: WhatIf, run: RunGoodput) -> str:
     )
 
 
-def as_json(run: RunGoodput) -> dict[str, Any]:
+def as_json(run: RunGoodput) -> dict[str, object]:
     """The goodput with all of its parts, for programs. Ratios and what is not known are null."""
     advice = interval_advice(run)
-    return {
+    parts: dict[str, object] = {
         "run": run.run,
         "source": run.source,
-        "rank_seconds": json_value({state.value: run[state] for state in GoodputState}),
-        "goodput": json_value(
-            {
-                "scheduling": run.scheduling,
-                "runtime": run.runtime,
-                "ettr": run.ettr,
-                "flops_utilisation": run.flops_utilisation or None,
-            }
-        ),
+        "rank_seconds": {state.value: run[state] for state in GoodputState},
+        "goodput": {
+            "scheduling": run.scheduling,
+            "runtime": run.runtime,
+            "ettr": run.ettr,
+            "flops_utilisation": run.flops_utilisation or None,
+        },
         "costs": [
-            {
-                "currency": each.currency,
-                "basis": each.basis,
-                "total": each.total,
-                "by_state": json_value(each.by_state),
-            }
+            {name: getattr(each, name) for name in ("currency", "basis", "total", "by_state")}
             for each in run.costs
         ],
-        "attempts": [json_value(asdict(each)) for each in run.attempts],
-        "saves": None if run.saves is None else json_value(asdict(run.saves)),
-        "checkpoint_interval": {"reason": advice} if isinstance(advice, str) else json_value(asdict(advice)),
-        "what_if": [json_value(asdict(each)) for each in what_ifs(run)],
+        "attempts": [asdict(each) for each in run.attempts],
+        "saves": None if run.saves is None else asdict(run.saves),
+        "checkpoint_interval": {"reason": advice} if isinstance(advice, str) else asdict(advice),
+        "what_if": [asdict(each) for each in what_ifs(run)],
         "not_seen": list(run.unseen),
     }
+    return {name: json_value(value) for name, value in parts.items()}
 
 
 def utilisation_words(run: RunGoodput) -> str:

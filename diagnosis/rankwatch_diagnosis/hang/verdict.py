@@ -34,6 +34,11 @@ class State(StrEnum):
     INCONCLUSIVE = "inconclusive"
     """The dumps do not show for whom ranks wait, or show too little to call the run healthy."""
 
+    @property
+    def is_stall(self) -> bool:
+        """Whether operations surely do not complete."""
+        return self in (State.HANG, State.DESYNC)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupState:
@@ -76,9 +81,7 @@ class HangVerdict:
     @property
     def stands(self) -> bool:
         """Whether the run makes no progress, as far as the waits show."""
-        return self.state in (State.HANG, State.DESYNC) or (
-            self.state is State.INCONCLUSIVE and bool(self.groups)
-        )
+        return self.state.is_stall or (self.state is State.INCONCLUSIVE and bool(self.groups))
 
     def noted(self, notes: Sequence[str]) -> HangVerdict:
         """The same with more notes on the evidence."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS
 from rankwatch.conventions.states import RankState
-from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.review.model import Event, EventKind, LossCurve, LossMark
+from rankwatch_diagnosis.run.box_records import checkpoint_operations, scalars_of, steps_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.report import waiting_words
 from rankwatch_diagnosis.run.verdict import RunVerdict
@@ -24,24 +22,22 @@ _MOST_FAILURES = 16
 _MOST_OF_A_KIND = 40
 
 
-class StepMoments:
-    """When steps began and ended, in Unix time, as the first rank that holds them has it."""
-
-    def __init__(self, boxes: Boxes) -> None:
-        self._found: dict[int, tuple[float, float]] = {}
-        for box in boxes.by_rank.values():
-            for record in box.records:
-                if record.kind == RecordKind.STEP:
-                    step = layout.STEP.unpack_from(record.payload)[0]
-                    self._found.setdefault(step, (box.wall(record.start), box.wall(record.end)))
-
-    def of(self, step: int) -> tuple[float, float] | None:
-        """Start and end of a step; None where no box holds it any more."""
-        return self._found.get(step)
+StepMoments = dict[int, tuple[float, float]]
+"""Number of a step -> when it began and ended, in Unix time, as the first rank that holds it has it."""
 
 
-def box_events(boxes: Boxes, verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+def step_moments(boxes: Boxes) -> StepMoments:
+    """Return the moments of the steps that a box holds."""
+    found: StepMoments = {}
+    for box in boxes.by_rank.values():
+        for each in steps_of(box):
+            found.setdefault(each.number, (box.wall(each.start), box.wall(each.end)))
+    return found
+
+
+def box_events(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
     """Ends of ranks, a stall, the start of a slowdown, single long steps, the loss, failed checkpoints."""
+    moments = step_moments(boxes)
     yield from _failures(boxes, verdict)
     yield from _stall(boxes, verdict)
     yield from _slowdown(verdict, moments)
@@ -71,7 +67,7 @@ def _failures(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
 
 
 def _stall(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
-    if verdict.hang.state not in (State.HANG, State.DESYNC):
+    if not verdict.hang.state.is_stall:
         return
     since = max(each.wall(each.last_progress) for each in boxes.by_rank.values())
     until = boxes.moment
@@ -83,7 +79,7 @@ def _slowdown(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
     if found is None:
         return
     for cause in found.causes:
-        began, ended = moments.of(cause.first_step), moments.of(cause.last_step)
+        began, ended = moments.get(cause.first_step), moments.get(cause.last_step)
         if began is None or (cause.slowdown or 1.0) < DEFAULT.least_slowdown:
             continue
         whom = f" on {listed(cause.ranks)}" if cause.ranks else ""
@@ -92,7 +88,7 @@ def _slowdown(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
         yield Event(began[0], EventKind.SLOW_STEP, Severity.WARNING, text, _SOURCE, until=until)
     for each in found.events[:_MOST_OF_A_KIND]:
         step, ranks = each["step"], each["ranks"]
-        when = moments.of(step) if isinstance(step, int) else None
+        when = moments.get(step) if isinstance(step, int) else None
         if when is not None:
             late = f" on {listed(tuple(ranks))}" if isinstance(ranks, list) and ranks else ""
             text = f"step {step} lost {each['lost_seconds']:,.1f} s in {each['operation']}{late}"
@@ -104,23 +100,19 @@ def _loss(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
         return
     rank, found = verdict.loss
     for each in found.anomalies[-_MOST_OF_A_KIND:]:
-        when = moments.of(each.step)
+        when = moments.get(each.step)
         if when is not None:
             yield Event(when[1], EventKind.LOSS, each.severity, anomaly_words(each), _SOURCE, rank=rank)
 
 
 def _checkpoints(box: Box) -> Iterator[Event]:
-    for record in box.records:
-        if record.kind != RecordKind.CHECKPOINT:
-            continue
-        _, step, stage, failed, _ = layout.CHECKPOINT.unpack_from(record.payload)
-        operation = box.names.get(record.name, "")
-        at = box.wall(record.end)
-        if failed and not stage:
-            text = f"{operation} of the checkpoint of step {step} failed on rank {box.rank}"
+    for each in checkpoint_operations(box):
+        at = box.wall(each.end)
+        if each.failed:
+            text = f"{each.name} of the checkpoint of step {each.step} failed on rank {box.rank}"
             yield Event(at, EventKind.CHECKPOINT, Severity.WARNING, text, _SOURCE, rank=box.rank)
-        elif operation == "load" and not stage and box.rank == 0:
-            text = f"resumed from the checkpoint of step {step}"
+        elif each.name == "load" and box.rank == 0:
+            text = f"resumed from the checkpoint of step {each.step}"
             yield Event(at, EventKind.CHECKPOINT, Severity.INFO, text, _SOURCE, rank=box.rank)
 
 
@@ -130,12 +122,7 @@ MOST_MARKS = 40
 
 def loss_curve(box: Box, verdict: LossVerdict) -> LossCurve:
     """The loss that a rank has reported, with the anomalies that were found in it."""
-    points = [
-        (float(step), value)
-        for record in box.records
-        if record.kind == RecordKind.SCALAR and box.names.get(record.name) == LOSS
-        for value, step in (layout.SCALAR.unpack_from(record.payload),)
-    ]
+    points = [(float(step), value) for _, step, value in scalars_of(box, LOSS)]
     marks = [LossMark(each.step, anomaly_words(each), each.severity) for each in verdict.anomalies]
     return LossCurve(rank=box.rank, axis="step", points=thinned(points), marks=tuple(marks[-MOST_MARKS:]))
 

@@ -7,30 +7,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
-from rankwatch.conventions.states import Cause, RankState
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.box_events import StepMoments, anomaly_words, box_events, loss_curve
+from rankwatch_diagnosis.review.box_events import anomaly_words, box_events, loss_curve
 from rankwatch_diagnosis.review.incidents import KeptIncident, events_of_bundle, incidents_of, read_incident
 from rankwatch_diagnosis.review.model import (
     CheckpointSeen,
     Event,
-    EventKind,
     Events,
     Judgement,
     RankPhases,
     RunReview,
+    attempt_events,
 )
+from rankwatch_diagnosis.run.box_records import CheckpointOperation, checkpoint_operations
 from rankwatch_diagnosis.run.boxes import Box, Boxes
-from rankwatch_diagnosis.run.engine import examine_run
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import RunFolder, find_run
-from rankwatch_diagnosis.run.loss_by_rank import loss_parts
+from rankwatch_diagnosis.run.losses import loss_parts
 from rankwatch_diagnosis.run.processes import lacks_cpus
 from rankwatch_diagnosis.run.replicas import replica_parts
 from rankwatch_diagnosis.run.report import (
@@ -80,7 +79,8 @@ def review_folder(
     stall: as in `diagnose_run`.
     Raises UserError where there is no box that can be used.
     """
-    verdict, boxes = examine_run(directory, stall=stall, agent_state=agent_state)
+    verdict = diagnose_run(directory, stall=stall, agent_state=agent_state)
+    boxes = verdict.boxes
     folder = find_run(directory)
     goodput, unjudged = _goodput(directory, None if agent_state is None else agent_state / ACCOUNT)
     started, ended = _started(goodput, boxes), _last_sign(boxes)
@@ -90,7 +90,11 @@ def review_folder(
         around = _of_node(boxes.run, evidence, started, ended)
     rows = rows_by_rank(boxes)
     events = Events(
-        [*_attempt_events(goodput), *box_events(boxes, verdict, StepMoments(boxes)), *around.events]
+        [
+            *attempt_events(() if goodput is None else goodput.attempts, "black boxes"),
+            *box_events(boxes, verdict),
+            *around.events,
+        ]
     )
     shown, left_out = events.shown()
     running = bool(boxes.living) and verdict.state in (RunState.RUNNING, RunState.STARTING, RunState.STALLED)
@@ -124,19 +128,6 @@ def _goodput(directory: Path, account: Path | None) -> tuple[RunGoodput | None, 
         return read_folder(directory, account), ()
     except UserError as error:
         return None, (f"goodput: {error}",)
-
-
-def _attempt_events(goodput: RunGoodput | None) -> Iterator[Event]:
-    for each in goodput.attempts if goodput is not None else ():
-        name, until = f"attempt {each.number + 1}", None if each.running else each.ended
-        steps = "" if each.first_step is None else f", its first step is {each.first_step}"
-        text = f"{name} starts with {each.world_size} ranks{steps}"
-        yield Event(each.started, EventKind.ATTEMPT, Severity.INFO, text, "black boxes", until=until)
-        if not each.running and each.ended_how:
-            well = each.ended_how.startswith(RankState.FINISHED.value)
-            severity = Severity.INFO if well else Severity.WARNING
-            text = f"{name} ends: {each.ended_how}"
-            yield Event(each.ended, EventKind.ATTEMPT, severity, text, "black boxes")
 
 
 def _of_node(run: str, evidence: Path | None, started: float, ended: float) -> _Around:
@@ -244,10 +235,10 @@ _MOST_SHOWN = 30
 
 def checkpoints_seen(boxes: Boxes, paths: Sequence[Path]) -> tuple[CheckpointSeen, ...]:
     """The newest first. paths: of the boxes; notes beside them say where the checkpoints are."""
-    found: dict[tuple[str, int], list[CheckpointSeen]] = defaultdict(list)
+    found: dict[tuple[str, int], list[tuple[Box, CheckpointOperation]]] = defaultdict(list)
     for box in (*boxes.earlier, *boxes.by_rank.values()):
-        for each in _of_box(box):
-            found[each.operation, each.step].append(each)
+        for operation in checkpoint_operations(box):
+            found[operation.name, operation.step].append((box, operation))
     places = {
         (each.operation, each.step): each.path
         for path in paths
@@ -257,36 +248,17 @@ def checkpoints_seen(boxes: Boxes, paths: Sequence[Path]) -> tuple[CheckpointSee
     return tuple(sorted(together, key=lambda each: each.ended, reverse=True)[:_MOST_SHOWN])
 
 
-def _of_box(box: Box) -> list[CheckpointSeen]:
-    found = []
-    for record in box.records:
-        if record.kind != RecordKind.CHECKPOINT:
-            continue
-        _, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
-        if not stage:
-            operation, seconds = box.names.get(record.name, ""), max(0.0, record.end - record.start)
-            blocking = min(seconds, blocked) if blocked > 0.0 else 0.0
-            found.append(
-                CheckpointSeen(
-                    ended=box.wall(record.end),
-                    operation=operation,
-                    step=step,
-                    ranks=1,
-                    failed=int(bool(failed)),
-                    seconds=seconds,
-                    blocking_seconds=blocking,
-                    slowest_rank=box.rank,
-                )
-            )
-    return found
-
-
-def _together(of_ranks: Sequence[CheckpointSeen], path: str) -> CheckpointSeen:
-    slowest = max(of_ranks, key=lambda each: each.seconds)
-    return slowest._replace(
-        ended=max(each.ended for each in of_ranks),
-        ranks=len({each.slowest_rank for each in of_ranks}),
-        failed=sum(each.failed for each in of_ranks),
-        blocking_seconds=max(each.blocking_seconds for each in of_ranks),
+def _together(of_ranks: Sequence[tuple[Box, CheckpointOperation]], path: str) -> CheckpointSeen:
+    operations = [operation for _, operation in of_ranks]
+    slowest = max(operations, key=lambda each: each.seconds)
+    return CheckpointSeen(
+        ended=max(box.wall(operation.end) for box, operation in of_ranks),
+        operation=slowest.name,
+        step=slowest.step,
+        ranks=len({each.rank for each in operations}),
+        failed=sum(each.failed for each in operations),
+        seconds=slowest.seconds,
+        blocking_seconds=max(each.blocking_seconds for each in operations),
+        slowest_rank=slowest.rank,
         path=path,
     )

@@ -30,6 +30,7 @@ from rankwatch_diagnosis.review.model import (
     LossCurve,
     RankPhases,
     RunReview,
+    attempt_events,
 )
 from rankwatch_diagnosis.run.step_rows import phase_order
 from rankwatch_diagnosis.words import duration
@@ -76,7 +77,9 @@ class _Reading:
     def review(self) -> RunReview:
         alerts = list(self._alerts())
         hardware = list(self._hardware())
-        shown, left_out = Events([*self._attempts(), *alerts, *hardware]).shown()
+        shown, left_out = Events(
+            [*attempt_events(self._goodput.attempts, _SOURCE), *alerts, *hardware]
+        ).shown()
         worst = max((each.severity for each in alerts), key=list(Severity).index, default=Severity.INFO)
         last = self._goodput.attempts[-1:]
         result = "running" if self._running else (last[0].ended_how if last else "") or "ended"
@@ -102,18 +105,6 @@ class _Reading:
             checkpoint_summary=self._checkpoints(),
             unseen=tuple(self._unseen()),
         )
-
-    def _attempts(self) -> Iterator[Event]:
-        for each in self._goodput.attempts:
-            name = f"attempt {each.number + 1}"
-            until = None if each.running else each.ended
-            text = f"{name} starts with {each.world_size or '?'} ranks"
-            yield Event(each.started, EventKind.ATTEMPT, Severity.INFO, text, _SOURCE, until=until)
-            if not each.running and each.ended_how:
-                well = each.ended_how.startswith("finished")
-                severity = Severity.INFO if well else Severity.WARNING
-                text = f"{name} ends: {each.ended_how}"
-                yield Event(each.ended, EventKind.ATTEMPT, severity, text, _SOURCE)
 
     def _alerts(self) -> Iterator[Event]:
         """Those of the run, and those of its nodes while it ran."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rankwatch.conventions.states import GoodputState
-from rankwatch_diagnosis.goodput.model import RunGoodput
+from rankwatch.conventions.states import GoodputState, RankState
+from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput
 from rankwatch_diagnosis.goodput.report import price_head
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.words import duration, moment, share
@@ -141,6 +141,20 @@ class RunReview:
     def of_kind(self, *kinds: EventKind) -> tuple[Event, ...]:
         """The events of these kinds."""
         return tuple(each for each in self.events if each.kind in kinds)
+
+
+def attempt_events(attempts: Iterable[AttemptGoodput], source: str) -> Iterator[Event]:
+    """Yield the start of each attempt and its end, if that is known."""
+    for each in attempts:
+        name, until = f"attempt {each.number + 1}", None if each.running else each.ended
+        steps = "" if each.first_step is None else f", its first step is {each.first_step}"
+        text = f"{name} starts with {each.world_size or '?'} ranks{steps}"
+        yield Event(each.started, EventKind.ATTEMPT, Severity.INFO, text, source, until=until)
+        if not each.running and each.ended_how:
+            well = each.ended_how.startswith(RankState.FINISHED.value)
+            severity = Severity.INFO if well else Severity.WARNING
+            text = f"{name} ends: {each.ended_how}"
+            yield Event(each.ended, EventKind.ATTEMPT, severity, text, source)
 
 
 MOST_EVENTS = 400

@@ -18,13 +18,13 @@ from rankwatch.conventions.states import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 from rankwatch_agent.training.checkpoints import RankCheckpoints
-from rankwatch_agent.training.conditions import Lifetime, in_present_attempt
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import trackers_beside
-from rankwatch_diagnosis.run.folder import CopiedRanks
+from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
 
 MOST_RECORDS = 2_000_000
 """Of all boxes together; each gets an equal part, and keeps its newest."""
@@ -185,6 +185,16 @@ class Boxes:
         return tuple(each for each in self.by_rank.values() if each.alive and not each.ended)
 
 
+def read_run(directory: Path) -> tuple[RunFolder, CopiedRanks | None, Boxes]:
+    """Read the one run in a directory. Raises UserError without a usable box.
+
+    Where it is a bundle, what that says about the ranks comes with it.
+    """
+    folder = find_run(directory)
+    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
+    return folder, copied, read_boxes(folder.boxes, copied=copied)
+
+
 def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
     """Read all boxes; broken ones are counted. Raises UserError where none is left.
 
@@ -212,6 +222,10 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
         skipped["of an earlier attempt"] += len(found) - len(present)
     run, world_size = _most_common_run(present)
     by_rank = _by_rank(present, run, world_size, skipped)
+    folders = dict.fromkeys(path.parent for path in listed)
+    of_earlier = readable_boxes(
+        (path for folder in folders for _, _, path in earlier_attempts.listed(folder)), most_records=0
+    )
     return Boxes(
         run=run,
         world_size=world_size,
@@ -221,19 +235,16 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
         copied=copied is not None,
         moment=_moment(by_rank, copied, copied_alive=copied_alive),
         earlier=tuple(compress(found, (not each for each in is_present))),
-        kept=tuple(_read_kept(listed, run)),
+        kept=tuple(each for each in of_earlier if each.header.identity.run == run),
         copied_alive=copied_alive,
     )
 
 
-def _read_kept(paths: Sequence[Path], run: str) -> Iterator[Box]:
-    """What is left of earlier attempts; a box that cannot be read is none."""
-    for folder in dict.fromkeys(path.parent for path in paths):
-        for _, _, path in earlier_attempts.listed(folder):
-            with suppress(BlackBoxError, OSError):
-                box = read_box(path, most_records=0)
-                if box.header.identity.run == run:
-                    yield box
+def readable_boxes(paths: Iterable[Path], *, most_records: int) -> Iterator[Box]:
+    """Yield the boxes, each with at most its newest records; one that cannot be read is none."""
+    for path in paths:
+        with suppress(BlackBoxError, OSError):
+            yield read_box(path, most_records=most_records)
 
 
 def _are_copies(found: Sequence[Box]) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox import earlier_attempts
+from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import RankState
-from rankwatch.errors import BlackBoxError
-from rankwatch_agent.training.failures import KILLED
+from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, judge
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_box
+from rankwatch_diagnosis.run.boxes import Box, Boxes, readable_boxes
 from rankwatch_diagnosis.run.pace import rates
 
 _MOST_EARLIER = 64
@@ -63,7 +62,9 @@ def ended_attempts(boxes: Boxes, run: Path) -> tuple[EndedAttempt, ...]:
     """
     newest = max(each.header.identity.attempt for each in boxes.by_rank.values())
     earlier: dict[int, list[Box]] = defaultdict(list)
-    for box in (*_kept(run), *boxes.earlier):
+    newest_first = sorted(earlier_attempts.listed(run), key=lambda each: each[1], reverse=True)
+    paths = [path for _, _, path in newest_first[:_MOST_EARLIER]]
+    for box in (*readable_boxes(paths, most_records=_RECORDS_READ), *boxes.earlier):
         if box.header.identity.attempt < newest and box.ended:
             earlier[box.header.identity.attempt].append(box)
     found = [
@@ -113,13 +114,6 @@ def seconds_left(boxes: Boxes) -> float | None:
     return max(0, target - done) / median(paces)
 
 
-def _kept(run: Path) -> Iterator[Box]:
-    newest_first = sorted(earlier_attempts.listed(run), key=lambda each: each[1], reverse=True)
-    for _, _, path in newest_first[:_MOST_EARLIER]:
-        with contextlib.suppress(BlackBoxError, OSError):
-            yield read_box(path, most_records=_RECORDS_READ)
-
-
 def _ended(number: int, boxes: list[Box], end: AttemptEnd) -> EndedAttempt:
     return EndedAttempt(
         number,
@@ -131,13 +125,20 @@ def _ended(number: int, boxes: list[Box], end: AttemptEnd) -> EndedAttempt:
 
 
 def _rank_end(box: Box) -> RankEnd:
-    ended = box.wall(box.last_sign)
+    return rank_end(box.header, box.state, box.failure, box.last_sign, in_collective=box.failed_in_collective)
+
+
+def rank_end(
+    header: Header, state: RankState, failure: Failure | None, last_sign: float, *, in_collective: bool
+) -> RankEnd:
+    """How a rank ended, by its box, on the wall clock. last_sign: monotonic."""
+    ended = header.wall(last_sign)
     return RankEnd(
-        rank=box.rank,
-        state=box.state,
-        failure=box.failure,
-        in_collective=box.failed_in_collective,
-        started=box.header.started_wall,
+        rank=header.identity.rank,
+        state=state,
+        failure=failure,
+        in_collective=in_collective,
+        started=header.started_wall,
         ended=ended,
-        sigterm_at=ended if box.state is RankState.TERMINATED else None,
+        sigterm_at=ended if state is RankState.TERMINATED else None,
     )

@@ -10,9 +10,9 @@ from rankwatch.conventions import Capability
 from rankwatch.conventions.states import RankState
 from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.ending import ended_attempts
-from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
+from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder
 from rankwatch_diagnosis.run.gpus import (
     AT_THE_STALL,
     WHILE_IT_RAN,
@@ -21,8 +21,8 @@ from rankwatch_diagnosis.run.gpus import (
     gpus_of_bundle,
     with_gpus,
 )
-from rankwatch_diagnosis.run.loss_by_rank import compare_losses
-from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
+from rankwatch_diagnosis.run.losses import compare_losses, judge_loss
+from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, progress
 from rankwatch_diagnosis.run.processes import (
     Processes,
     contention,
@@ -35,10 +35,10 @@ from rankwatch_diagnosis.run.processes import (
 from rankwatch_diagnosis.run.replicas import difference, judge_replicas
 from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE, numbers_repeat, phase_table, rows_by_rank
 from rankwatch_diagnosis.run.verdict import (
-    STANDS,
     RunState,
     RunVerdict,
     capabilities,
+    slow_ranks,
     state_of,
     tracked,
     why_of,
@@ -54,7 +54,6 @@ from rankwatch_diagnosis.run.waiting import (
     with_places,
 )
 from rankwatch_diagnosis.run.witnesses import can_be_heard, held_down, with_gpu_witness, with_second_witness
-from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _MOST_SHOWN = 1_024
@@ -76,21 +75,6 @@ def diagnose_run(
     ask_gpus: ask the driver what the GPUs of a living run that stands, or has a slow rank, do. It takes two
         seconds.
     """
-    verdict, _ = examine_run(
-        directory, stall=stall, complete=complete, agent_state=agent_state, ask_gpus=ask_gpus
-    )
-    return verdict
-
-
-def examine_run(
-    directory: Path,
-    *,
-    stall: float | None = None,
-    complete: bool = False,
-    agent_state: Path | None = None,
-    ask_gpus: bool = False,
-) -> tuple[RunVerdict, Boxes]:
-    """The same, with the boxes that it was judged by."""
     looked = _look(directory, stall, complete=complete, ask_gpus=ask_gpus)
     boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
     by_place = numbers_repeat(boxes)
@@ -112,8 +96,9 @@ def examine_run(
     if state is RunState.RUNNING:
         why = "; ".join((why, *held_down(straggler)))
     why = "; ".join((why, *(difference(each) for each in replicas.differing[:1])))
-    verdict = RunVerdict(
+    return RunVerdict(
         run=boxes.run,
+        boxes=boxes,
         state=state,
         ranks=ranks,
         why=why,
@@ -134,7 +119,6 @@ def examine_run(
         ),
         sources=_sources(boxes, recorders, looked.stall),
     )
-    return verdict, boxes
 
 
 def diagnose_waiting(directory: Path) -> HangVerdict:
@@ -155,9 +139,7 @@ class _Looked(NamedTuple):
 
 def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: bool) -> _Looked:
     """Everything of the run that is seen, and whom it waits for."""
-    folder = find_run(directory)
-    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
-    boxes = read_boxes(folder.boxes, copied=copied)
+    folder, copied, boxes = read_run(directory)
     recorders, processes = _ask(folder, boxes, copied)
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
@@ -198,7 +180,7 @@ def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[R
 def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
     states = {each.state for each in boxes.by_rank.values()}
     untimed = not boxes.living and not boxes.copied_alive
-    stands = hang.state in STANDS or (hang.state is State.INCONCLUSIVE and untimed)
+    stands = hang.state.is_stall or (hang.state is State.INCONCLUSIVE and untimed)
     living = bool(boxes.living) or not boxes.liveness_known
     if boxes.lost:
         return RunState.LOST
@@ -230,8 +212,8 @@ def _blamed(state: RunState, boxes: Boxes, hang: HangVerdict, straggler: Verdict
     if state is RunState.FAILED:
         return failed_first(boxes)
     if state is RunState.RUNNING and straggler is not None:
-        head = straggler.ranks if straggler.slowdown >= DEFAULT.least_slowdown else ()
-        return tuple(sorted({*head, *(rank for each in straggler.others for rank in each.ranks)}))
+        others = (rank for each in straggler.others for rank in each.ranks)
+        return tuple(sorted({*slow_ranks(straggler), *others}))
     return ()
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch_diagnosis.operations.table import NO_PEER, Kind, OperationTable
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 
 MOST_ROWS = 3_000_000
@@ -34,9 +33,7 @@ class _Rank(NamedTuple):
 
 def table_of_run(directory: Path) -> OperationTable:
     """All steps of the run in this directory, which may be a bundle. Raises UserError without a box."""
-    folder = find_run(directory)
-    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
-    boxes = read_boxes(folder.boxes, copied=copied)
+    *_, boxes = read_run(directory)
     return operation_table(boxes, rows_by_rank(boxes))
 
 

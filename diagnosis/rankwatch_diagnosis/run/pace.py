@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import earlier_attempts, layout
-from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import LOSS, TOKENS
-from rankwatch.conventions.vocabulary import DATASET
-from rankwatch.errors import BlackBoxError
+from rankwatch.conventions import TOKENS
 from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, newest_of_paths
-from rankwatch_diagnosis.loss.detection import LossVerdict, detect
-from rankwatch_diagnosis.loss.reading import COLUMNS, ReadCounts, StepValues
-from rankwatch_diagnosis.run.boxes import Box, Boxes, read_box
+from rankwatch_diagnosis.run.box_records import CheckpointOperation, checkpoint_operations, steps_of, work_of
+from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.step_rows import Row
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 RECENT_STEPS = 50
 """Steps from which the pace is taken."""
 _MOST_SHOWN = 20
-_MOST_EARLIER_RECORDS = 1 << 17
-"""Of the box of an earlier attempt; its newest count."""
 
 
 def progress(boxes: Boxes) -> dict[str, object]:
@@ -55,29 +46,17 @@ def progress(boxes: Boxes) -> dict[str, object]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-class _Operation(NamedTuple):
-    """A checkpoint operation of one rank, without its stages."""
-
-    rank: int
-    name: str
-    step: int
-    seconds: float
-    blocking_seconds: float
-    failed: bool
-
-
 def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> dict[str, object]:
     """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives.
 
     Operations are counted on the rank with the most: often one rank saves for all.
     """
-    by_name: dict[str, list[_Operation]] = defaultdict(list)
-    for operation in _operations(boxes):
+    operations = [each for box in boxes.by_rank.values() for each in checkpoint_operations(box)]
+    by_name: dict[str, list[CheckpointOperation]] = defaultdict(list)
+    for operation in operations:
         by_name[operation.name].append(operation)
     failures = [
-        {"operation": each.name, "step": each.step, "rank": each.rank}
-        for each in _operations(boxes)
-        if each.failed
+        {"operation": each.name, "step": each.step, "rank": each.rank} for each in operations if each.failed
     ]
     shown: dict[str, object] = {
         "operations": {
@@ -99,37 +78,22 @@ def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> di
     return {name: value for name, value in shown.items() if value not in ({}, [])}
 
 
-def _operations(boxes: Boxes) -> Iterator[_Operation]:
-    for box in boxes.by_rank.values():
-        for record in box.records:
-            if record.kind == RecordKind.CHECKPOINT:
-                _, step, stage, failed, blocking = layout.CHECKPOINT.unpack_from(record.payload)
-                if not stage:
-                    name, seconds = box.names.get(record.name, ""), record.end - record.start
-                    blocking = min(seconds, blocking) if blocking > 0.0 else 0.0
-                    yield _Operation(box.rank, name, step, seconds, blocking, bool(failed))
-
-
 def _step_seconds(box: Box) -> float | None:
-    steps = [each.end - each.start for each in box.records if each.kind == RecordKind.STEP][-RECENT_STEPS:]
+    steps = [each.end - each.start for each in steps_of(box)][-RECENT_STEPS:]
     return median(steps) if steps else None
 
 
 def _tokens_per_second(box: Box) -> float | None:
     """Of the recent steps, the pauses between them included."""
-    steps: dict[int, tuple[float, float]] = {}
+    steps = {each.number: each for each in steps_of(box)}
     tokens: dict[int, float] = defaultdict(float)
-    for record in box.records:
-        if record.kind == RecordKind.STEP:
-            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
-        elif record.kind == RecordKind.WORK and box.names.get(record.name) == TOKENS:
-            amount, step = layout.WORK.unpack_from(record.payload)
-            if 0.0 <= amount < 1e18:
-                tokens[step] += amount
+    for unit, step, amount in work_of(box):
+        if unit == TOKENS and 0.0 <= amount < 1e18:
+            tokens[step] += amount
     recent = [step for step in steps if step in tokens][-RECENT_STEPS:]
     if not recent:
         return None
-    seconds = max(steps[each][1] for each in recent) - min(steps[each][0] for each in recent)
+    seconds = max(steps[each].end for each in recent) - min(steps[each].start for each in recent)
     return sum(tokens[each] for each in recent) / seconds if seconds > 0.0 else None
 
 
@@ -148,87 +112,17 @@ def judge_straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict 
 
 def rates(box: Box) -> tuple[float, Mapping[str, float]]:
     """Steps per second, and work per second by unit, over the steps in the box."""
-    steps: dict[int, tuple[float, float]] = {}
-    amounts: list[tuple[str, int, float]] = []
-    for record in box.records:
-        if record.kind == RecordKind.STEP:
-            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
-        elif record.kind == RecordKind.WORK:
-            amount, step = layout.WORK.unpack_from(record.payload)
-            amounts.append((box.names.get(record.name, ""), step, amount))
+    steps = {each.number: each for each in steps_of(box)}
     if not steps:
         return 0.0, {}
-    seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
+    seconds = max(each.end for each in steps.values()) - min(each.start for each in steps.values())
     if seconds <= 0.0:
         return 0.0, {}
     found: dict[str, float] = defaultdict(float)
-    for unit, step, amount in amounts:
+    for unit, step, amount in work_of(box):
         if unit and step in steps and 0.0 <= amount < math.inf:
             found[unit] += amount / seconds
     return len(steps) / seconds, found
-
-
-_SCALARS = (RecordKind.SCALAR,)
-
-
-def judge_loss(
-    boxes: Boxes, folders: Iterable[Path] = (), *, plateau_steps: int = 0
-) -> tuple[int, LossVerdict] | None:
-    """Rank and findings of the lowest rank that reports a loss; None where none does.
-
-    folders: of the boxes, where those of earlier attempts are kept.
-    """
-    for rank, box in boxes.by_rank.items():
-        if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
-            earlier = _earlier(box, folders)
-            new_levels = frozenset(_other_data(box))
-            return rank, detect(
-                _rows(box),
-                ReadCounts(),
-                new_levels=new_levels,
-                plateau_steps=plateau_steps,
-                earlier=map(_rows, earlier),
-            )
-    return None
-
-
-def _earlier(box: Box, folders: Iterable[Path]) -> Iterator[Box]:
-    """What is kept of the rank's earlier attempts, in their order; one that cannot be read is none."""
-    for folder in folders:
-        for rank, _, path in earlier_attempts.listed(folder):
-            if rank == box.rank:
-                with suppress(BlackBoxError, OSError):
-                    found = read_box(path, most_records=_MOST_EARLIER_RECORDS)
-                    if found.header.identity.run == box.header.identity.run:
-                        yield found
-
-
-def _other_data(box: Box) -> Iterator[int]:
-    """Steps from which the data are others, as the run says."""
-    last: float | None = None
-    for record in box.records:
-        if record.kind in _SCALARS and box.names.get(record.name) == DATASET:
-            value, step = layout.SCALAR.unpack_from(record.payload)
-            if value != last:
-                yield step
-            last = value
-
-
-def _rows(box: Box) -> Iterator[StepValues]:
-    step: int | None = None
-    values: dict[str, float] = {}
-    for record in box.records:
-        name = box.names.get(record.name, "")
-        if record.kind not in _SCALARS or name not in COLUMNS:
-            continue
-        value, number = layout.SCALAR.unpack_from(record.payload)
-        if number != step:
-            if step is not None:
-                yield StepValues(step, **values)
-            step, values = number, {}
-        values[name] = value
-    if step is not None:
-        yield StepValues(step, **values)
 
 
 Records = Sequence[VerificationRecord]

@@ -18,6 +18,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import Unseen
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
+from rankwatch_diagnosis.run.box_records import scalars_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.words import listed
 
@@ -159,13 +160,10 @@ def _of_rank(box: Box) -> dict[str, dict[_Visit, _Fingerprint]]:
 def _norms(box: Box) -> dict[_Visit, float]:
     found: dict[_Visit, float] = {}
     last, returns = -1, 0
-    numbers = {number for number, name in box.names.items() if name == GRADIENT_NORM}
-    for record in box.records:
-        if record.kind == RecordKind.SCALAR and record.name in numbers:
-            value, step = layout.SCALAR.unpack_from(record.payload)
-            returns += step < last
-            last = step
-            found[_Visit(returns, step)] = value
+    for _, step, value in scalars_of(box, GRADIENT_NORM):
+        returns += step < last
+        last = step
+        found[_Visit(returns, step)] = value
     return found
 
 

@@ -13,7 +13,7 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import as_json as loss_as_json
-from rankwatch_diagnosis.run.loss_by_rank import loss_parts
+from rankwatch_diagnosis.run.losses import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replicas import replica_parts
 from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE

@@ -25,6 +25,7 @@ from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, PHASES, TOKEN
 from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
 from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.outliers import outlying
+from rankwatch_diagnosis.run.box_records import steps_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.device_steps import (
     LEAST_GAP_SECONDS,
@@ -81,13 +82,11 @@ def numbers_repeat(boxes: Boxes) -> bool:
     repeat = False
     for box in boxes.by_rank.values():
         last = -1
-        for record in box.records:
-            if record.kind == RecordKind.STEP:
-                number, flags = layout.STEP.unpack_from(record.payload)
-                if layout.place(flags) < 0:
-                    return False
-                repeat = repeat or number <= last
-                last = number
+        for each in steps_of(box):
+            if layout.place(each.flags) < 0:
+                return False
+            repeat = repeat or each.number <= last
+            last = each.number
     return repeat
 
 

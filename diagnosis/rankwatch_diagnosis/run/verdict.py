@@ -16,7 +16,7 @@ from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.ending import EndedAttempt
-from rankwatch_diagnosis.run.loss_by_rank import RankLosses
+from rankwatch_diagnosis.run.losses import RankLosses
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.waiting import place_of, where_of
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
@@ -51,6 +51,8 @@ class RunVerdict:
     """The state of a run, the ranks to blame for it, and all the evidence."""
 
     run: str
+    boxes: Boxes
+    """By which it was judged."""
     state: RunState
     ranks: tuple[int, ...]
     """Ranks to blame for the state: lost, failed or waited for; of a running one those that slow it down."""
@@ -86,6 +88,11 @@ def verdict_word(verdict: RunVerdict) -> str:
     if verdict.state is RunState.STALLED:
         return verdict.state.value
     return "" if verdict.straggler is None else verdict.straggler.cause.value
+
+
+def slow_ranks(found: Verdict) -> tuple[int, ...]:
+    """The ranks that slow the run down, if that costs enough to name them."""
+    return found.ranks if found.slowdown >= DEFAULT.least_slowdown else ()
 
 
 def worst_anomaly(verdict: RunVerdict) -> Severity | None:
@@ -131,7 +138,6 @@ def tracked(boxes: Boxes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.url or f"{each.kind.value} {each.run}" for each in found))
 
 
-STANDS = (State.HANG, State.DESYNC)
 _OTHERS_SHOWN = 2
 """Causes in the sentence, besides the first."""
 GONE = "gone"
@@ -170,15 +176,15 @@ def why_of(
             return f"nothing is seen to slow it down{_but_events(straggler)}"
         if straggler.cause is Cause.INCONCLUSIVE:
             return f"{unclear(straggler)}{_and_others(straggler)}"
-        named = straggler.ranks and straggler.slowdown >= DEFAULT.least_slowdown
-        where = f", {listed(straggler.ranks)}" if named else ""
+        named = slow_ranks(straggler)
+        where = f", {listed(named)}" if named else ""
         cause = f"{straggler.cause_and_phase}{where}{_and_others(straggler)}"
         return f"it is {share_lost(straggler)} slower than it could be; cause: {cause}"
     counts = Counter(state_of(each, boxes) for each in boxes.by_rank.values())
     states = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
     )
-    if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in STANDS and hang.ranks:
+    if state in (RunState.TERMINATED, RunState.ENDED) and hang.state.is_stall and hang.ranks:
         return f"{states}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
     return states
 

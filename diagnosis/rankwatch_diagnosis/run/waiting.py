@@ -30,7 +30,6 @@ LEAST_STALL_SECONDS = 5.0
 """However fast the steps are: boxes are read one after another, while the run goes on."""
 MOST_STALL_SECONDS = 1800.0
 """What the stall alert waits for where nothing is learnt (`stall_fallback_seconds`)."""
-_STANDS = (State.HANG, State.DESYNC)
 _MOST_SHOWN = 64
 ANSWER_SECONDS = 3.0
 """For a rank to answer: a stopped process never does. All ranks are asked side by side."""
@@ -165,9 +164,9 @@ def _recorders_count(by_recorders: HangVerdict, by_boxes: HangVerdict) -> bool:
     """Recorders know sizes, types and order, while boxes know sends and receives over gloo."""
     if by_recorders.state is State.DESYNC:
         return not (by_boxes.state is State.DESYNC and by_boxes.ranks and not by_recorders.ranks)
-    if by_boxes.state in _STANDS and by_boxes.ranks:
+    if by_boxes.state.is_stall and by_boxes.ranks:
         return False
-    return by_recorders.state in _STANDS and bool(by_recorders.ranks or by_boxes.state not in _STANDS)
+    return by_recorders.state.is_stall and bool(by_recorders.ranks or not by_boxes.state.is_stall)
 
 
 def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bool) -> HangVerdict:

@@ -18,7 +18,7 @@ from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
-from rankwatch_diagnosis.run.engine import examine_run
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
 from rankwatch_diagnosis.run.witnesses import (
     GPU_EVIDENCE,
@@ -147,7 +147,8 @@ def test_clocks(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def judged(tmp_path: Path, unfinished: None) -> Any:
     """The boxes, the verdict about rank 2, and what the GPUs show: that of rank 5 works most."""
     directory = bundle(tmp_path, "")
-    verdict, boxes = examine_run(directory)
+    verdict = diagnose_run(directory)
+    boxes = verdict.boxes
     (directory / "metrics" / WHILE_IT_RAN).write_text(page(but(5, 0.9)))
     return boxes, verdict.straggler, gpus_of_bundle(directory, boxes, WHILE_IT_RAN)
 

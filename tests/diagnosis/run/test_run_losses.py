@@ -12,7 +12,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS, TOKENS
 from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.run.loss_by_rank import RankLosses
+from rankwatch_diagnosis.run.losses import RankLosses
 from rankwatch_diagnosis.run.report import lines
 from support.diagnosis.run_boxes import RankBox
 

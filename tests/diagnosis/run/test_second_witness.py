@@ -16,7 +16,7 @@ from bench.simulation.job import Job, simulate
 from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.run.engine import diagnose_run, examine_run
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import lines
 from rankwatch_diagnosis.run.verdict import RunVerdict
 from rankwatch_diagnosis.run.witnesses import RECORDER_EVIDENCE, with_second_witness
@@ -72,7 +72,8 @@ def verdict_of(
 ) -> RunVerdict:
     """The verdict about the boxes, with what recorders with these durations say to it."""
     write_boxes(directory, fault, shape)
-    verdict, boxes = examine_run(directory)
+    verdict = diagnose_run(directory)
+    boxes = verdict.boxes
     snapshots = [parsed(document, rank) for rank, document in dumps(taken, group).items()]
     return replace(verdict, straggler=with_second_witness(boxes, snapshots, verdict.straggler))
 

@@ -14,7 +14,7 @@ from rankwatch_diagnosis.loss.detection import LossVerdict, as_json, colour_of, 
 from rankwatch_diagnosis.loss.reading import COLUMNS
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.folder import find_run
-from rankwatch_diagnosis.run.pace import judge_loss
+from rankwatch_diagnosis.run.losses import judge_loss
 
 
 def main(arguments: Sequence[str]) -> int:

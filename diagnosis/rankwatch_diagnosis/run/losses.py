@@ -1,22 +1,68 @@
-"""What the losses of several ranks show beside each other: who had NaN first, and whose data differ."""
+"""The losses in the boxes of a run: that of one rank judged, and those of the ranks beside each other.
+
+Beside each other they show who had NaN first, and whose data differ.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox import kept
 from rankwatch.conventions import LOSS, TOKENS
-from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch.conventions.vocabulary import DATASET
+from rankwatch_diagnosis.loss.detection import LossVerdict, detect
+from rankwatch_diagnosis.loss.reading import COLUMNS, ReadCounts, StepValues
+from rankwatch_diagnosis.run.box_records import scalars_of, work_of
+from rankwatch_diagnosis.run.boxes import Box, Boxes, readable_boxes
 
 SKEW = 0.25
 """Share by which the loss of a rank with other data differs, as in RankwatchLossDiverging, `data_skew`."""
+_MOST_EARLIER_RECORDS = 1 << 17
+"""Of the box of an earlier attempt; its newest count."""
 _LEAST_RANKS = 3
 _STEPS = 200
 _LEAST_STEPS = 50
+
+
+def judge_loss(
+    boxes: Boxes, folders: Iterable[Path] = (), *, plateau_steps: int = 0
+) -> tuple[int, LossVerdict] | None:
+    """Rank and findings of the lowest rank that reports a loss; None where none does.
+
+    folders: of the boxes, where those of earlier attempts are kept.
+    """
+    for rank, box in boxes.by_rank.items():
+        if any(scalars_of(box, LOSS)):
+            paths = [path for folder in folders for of, _, path in kept.listed(folder) if of == rank]
+            earlier = readable_boxes(paths, most_records=_MOST_EARLIER_RECORDS)
+            return rank, detect(
+                _rows(box),
+                ReadCounts(),
+                new_levels=frozenset(_other_data(box)),
+                plateau_steps=plateau_steps,
+                earlier=(_rows(each) for each in earlier if each.header.identity.run == boxes.run),
+            )
+    return None
+
+
+def _other_data(box: Box) -> Iterator[int]:
+    """Steps from which the data are others, as the run says."""
+    last: float | None = None
+    for _, step, value in scalars_of(box, DATASET):
+        if value != last:
+            yield step
+        last = value
+
+
+def _rows(box: Box) -> Iterator[StepValues]:
+    for step, found in groupby(scalars_of(box, *COLUMNS), key=itemgetter(1)):
+        yield StepValues(step, **{name: value for name, _, value in found})
 
 
 class RankLosses(NamedTuple):
@@ -58,19 +104,13 @@ def loss_parts(found: RankLosses) -> Iterator[str]:
 
 def _losses(box: Box) -> dict[int, float]:
     found: dict[int, float] = {}
-    for record in box.records:
-        if record.kind == RecordKind.SCALAR and box.names.get(record.name) == LOSS:
-            value, step = layout.SCALAR.unpack_from(record.payload)
-            found.setdefault(step, value)
+    for _, step, value in scalars_of(box, LOSS):
+        found.setdefault(step, value)
     return found
 
 
 def _tokens(box: Box) -> float | None:
-    amounts = [
-        layout.WORK.unpack_from(record.payload)[0]
-        for record in box.records
-        if record.kind == RecordKind.WORK and box.names.get(record.name) == TOKENS
-    ]
+    amounts = [amount for unit, _, amount in work_of(box) if unit == TOKENS]
     return median(amounts) if amounts else None
 
 
