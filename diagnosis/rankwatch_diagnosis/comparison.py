@@ -16,13 +16,12 @@ from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions import COMMUNICATION, LOSS
+from rankwatch.conventions import LOSS
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.run.box_records import scalars_of, steps_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
-from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
+from rankwatch_diagnosis.run.step_rows import Row, phases_by_step, rows_by_rank
 from rankwatch_diagnosis.run.summary import verdict_words
 
 WARM_UP_STEPS = 10
@@ -135,13 +134,9 @@ def _phase_seconds(
 ) -> dict[str, dict[int, float]]:
     of_ranks: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for rows_of_rank in rows.values():
-        of_rank: dict[tuple[str, int], float] = defaultdict(float)
-        for row in rows_of_rank:
-            if row.operation not in SECTIONS and row.step in steps:
-                name = COMMUNICATION if row.kind == COMMUNICATION else row.operation
-                of_rank[name, row.step] += row.seconds
-        for (name, step), seconds in of_rank.items():
-            of_ranks[name][step].append(seconds)
+        for step, phases in phases_by_step(rows_of_rank).items():
+            for name, seconds in phases.items() if step in steps else ():
+                of_ranks[name][step].append(seconds)
     return {
         name: {step: median(found) for step, found in sorted(by_step.items())}
         for name, by_step in of_ranks.items()

@@ -17,8 +17,8 @@ from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_cli.step_window import HELP, parse_window
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
+from rankwatch_diagnosis.profiler_traces.reading import holds_traces, read_traces
 from rankwatch_diagnosis.run.operation_table import table_of_run
-from rankwatch_diagnosis.traces.reading import holds_traces, read_traces
 
 _BOXES = "black boxes"
 

@@ -1,31 +1,42 @@
-"""The review of a run from its black boxes, on a node or in an evidence bundle."""
+"""The review of a run from its black boxes, on a node or in an evidence bundle: what happened, and what was
+judged, each with its evidence."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
-from rankwatch.conventions.states import Cause
+from rankwatch.conventions import LOSS
+from rankwatch.conventions.states import Cause, RankState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from rankwatch_diagnosis.goodput.model import RunGoodput
-from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.box_events import anomaly_words, box_events, loss_curve
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Severity
+from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.review.incidents import KeptIncident, events_of_bundle, incidents_of, read_incident
 from rankwatch_diagnosis.review.model import (
     CheckpointSeen,
     Event,
-    Events,
+    EventKind,
     Judgement,
+    LossCurve,
+    LossMark,
     RankPhases,
     RunReview,
     attempt_events,
+    shown_events,
+    thinned,
 )
-from rankwatch_diagnosis.run.box_records import CheckpointOperation, checkpoint_operations
+from rankwatch_diagnosis.run.box_records import (
+    CheckpointOperation,
+    checkpoint_operations,
+    scalars_of,
+    steps_of,
+)
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import RunFolder, find_run
@@ -45,6 +56,8 @@ from rankwatch_diagnosis.run.report import (
 )
 from rankwatch_diagnosis.run.step_rows import mean_phases, rows_by_rank
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, unseen_parts, worst_anomaly
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.words import listed
 
 _SEVERITY = {
     RunState.STALLED: Severity.CRITICAL,
@@ -58,11 +71,8 @@ _LATEST_INCIDENT_SECONDS = 3600.0
 """After the last sign of life. An agent that is stopped opens it only once it runs again."""
 
 
-class _Around(NamedTuple):
-    """What is known beside the boxes."""
-
-    events: tuple[Event, ...]
-    unseen: tuple[str, ...]
+_Around = tuple[tuple[Event, ...], tuple[str, ...]]
+"""What is known beside the boxes: events, and why others are not seen."""
 
 
 def review_folder(
@@ -85,18 +95,17 @@ def review_folder(
     goodput, unjudged = _goodput(directory, None if agent_state is None else agent_state / ACCOUNT)
     started, ended = _started(goodput, boxes), _last_sign(boxes)
     if folder.bundle is not None:
-        around = _of_bundle(folder.bundle, ended)
+        beside, unseen = _of_bundle(folder.bundle, ended)
     else:
-        around = _of_node(boxes.run, evidence, started, ended)
+        beside, unseen = _of_node(boxes.run, evidence, started, ended)
     rows = rows_by_rank(boxes)
-    events = Events(
+    shown, left_out = shown_events(
         [
             *attempt_events(() if goodput is None else goodput.attempts, "black boxes"),
             *box_events(boxes, verdict),
-            *around.events,
+            *beside,
         ]
     )
-    shown, left_out = events.shown()
     running = bool(boxes.living) and verdict.state in (RunState.RUNNING, RunState.STARTING, RunState.STALLED)
     loss = verdict.loss
     return RunReview(
@@ -119,7 +128,7 @@ def review_folder(
         loss=None if loss is None else loss_curve(boxes.by_rank[loss[0]], loss[1]),
         checkpoints=checkpoints_seen(boxes, folder.boxes),
         checkpoint_summary=checkpoint_words(verdict.checkpoints),
-        unseen=tuple(_unseen(verdict, boxes, goodput, (*unjudged, *around.unseen), folder)),
+        unseen=tuple(_unseen(verdict, boxes, goodput, (*unjudged, *unseen), folder)),
     )
 
 
@@ -134,7 +143,7 @@ def _of_node(run: str, evidence: Path | None, started: float, ended: float) -> _
     """Incidents of an earlier run with the same name are not those of this one."""
     unseen = ["events of the hardware: black boxes hold none; evidence bundles and Prometheus do"]
     if evidence is None:
-        return _Around((), tuple(unseen))
+        return (), tuple(unseen)
     kept, why = incidents_of(run, evidence)
     incidents = [each for each in kept if started <= each.opened <= ended + _LATEST_INCIDENT_SECONDS]
     found = [each.event() for each in incidents]
@@ -143,15 +152,15 @@ def _of_node(run: str, evidence: Path | None, started: float, ended: float) -> _
         found += more
     if incidents:
         unseen = ["events of the hardware outside of incidents: evidence bundles hold those around one only"]
-    return _Around(tuple(found), tuple(filter(None, (*unseen, why))))
+    return tuple(found), tuple(filter(None, (*unseen, why)))
 
 
 def _of_bundle(bundle: Path, ended: float) -> _Around:
     incident = read_incident(bundle)
     if incident is None:
-        return _Around((), ("the incident: manifest.json of the bundle is missing or makes no sense",))
+        return (), ("the incident: manifest.json of the bundle is missing or makes no sense",)
     found, why = _hardware(incident, ended)
-    return _Around((incident.event(), *found), tuple(filter(None, (why, *incident.missing))))
+    return (incident.event(), *found), tuple(filter(None, (why, *incident.missing)))
 
 
 def _hardware(incident: KeptIncident, until: float) -> tuple[list[Event], str]:
@@ -262,3 +271,122 @@ def _together(of_ranks: Sequence[tuple[Box, CheckpointOperation]], path: str) ->
         slowest_rank=slowest.rank,
         path=path,
     )
+
+
+_SOURCE = "black boxes"
+_MOST_FAILURES = 16
+_MOST_OF_A_KIND = 40
+
+
+StepMoments = dict[int, tuple[float, float]]
+"""Number of a step -> when it began and ended, in Unix time, as the first rank that holds it has it."""
+
+
+def step_moments(boxes: Boxes) -> StepMoments:
+    """Return the moments of the steps that a box holds."""
+    found: StepMoments = {}
+    for box in boxes.by_rank.values():
+        for each in steps_of(box):
+            found.setdefault(each.number, (box.wall(each.start), box.wall(each.end)))
+    return found
+
+
+def box_events(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
+    """Ends of ranks, a stall, the start of a slowdown, single long steps, the loss, failed checkpoints."""
+    moments = step_moments(boxes)
+    yield from _failures(boxes, verdict)
+    yield from _stall(boxes, verdict)
+    yield from _slow_steps(verdict, moments)
+    yield from _loss_alarms(verdict, moments)
+    for box in (*boxes.earlier, *boxes.by_rank.values()):
+        yield from _checkpoints(box)
+
+
+def _failures(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
+    bad = (RankState.LOST, RankState.FAILED) if boxes.liveness_known else (RankState.FAILED,)
+    ended = [each for each in boxes.by_rank.values() if each.state in bad]
+    ended.sort(key=lambda each: (each.rank not in verdict.ranks, each.wall(each.last_sign)))
+    for box in ended[:_MOST_FAILURES]:
+        victim = " in a collective" if box.failed_in_collective else ""
+        how = f": {box.ended_by}" if box.ended_by else ""
+        text = f"rank {box.rank} {box.state.value}{victim}{how}"
+        severity = Severity.CRITICAL if box.rank in verdict.ranks else Severity.WARNING
+        yield Event(
+            box.wall(box.last_sign),
+            EventKind.FAILURE,
+            severity,
+            text,
+            _SOURCE,
+            rank=box.rank,
+            node=box.header.identity.host,
+        )
+
+
+def _stall(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
+    if not verdict.hang.state.is_stall:
+        return
+    since = max(each.wall(each.last_progress) for each in boxes.by_rank.values())
+    until = boxes.moment
+    yield Event(since, EventKind.STALL, Severity.CRITICAL, waiting_words(verdict), _SOURCE, until=until)
+
+
+def _slow_steps(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+    found = verdict.straggler
+    if found is None:
+        return
+    for cause in found.causes:
+        began, ended = moments.get(cause.first_step), moments.get(cause.last_step)
+        if began is None or (cause.slowdown or 1.0) < DEFAULT.least_slowdown:
+            continue
+        whom = f" on {listed(cause.ranks)}" if cause.ranks else ""
+        text = f"{cause.cause_and_phase}{whom} from step {cause.first_step} to {cause.last_step}"
+        until = ended[1] if ended is not None else None
+        yield Event(began[0], EventKind.SLOW_STEP, Severity.WARNING, text, _SOURCE, until=until)
+    for each in found.events[:_MOST_OF_A_KIND]:
+        step, ranks = each["step"], each["ranks"]
+        when = moments.get(step) if isinstance(step, int) else None
+        if when is not None:
+            late = f" on {listed(tuple(ranks))}" if isinstance(ranks, list) and ranks else ""
+            text = f"step {step} lost {each['lost_seconds']:,.1f} s in {each['operation']}{late}"
+            yield Event(when[0], EventKind.SLOW_STEP, Severity.INFO, text, _SOURCE, until=when[1])
+
+
+def _loss_alarms(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+    if verdict.loss is None:
+        return
+    rank, found = verdict.loss
+    for each in found.anomalies[-_MOST_OF_A_KIND:]:
+        when = moments.get(each.step)
+        if when is not None:
+            yield Event(when[1], EventKind.LOSS, each.severity, anomaly_words(each), _SOURCE, rank=rank)
+
+
+def _checkpoints(box: Box) -> Iterator[Event]:
+    for each in checkpoint_operations(box):
+        at = box.wall(each.end)
+        if each.failed:
+            text = f"{each.name} of the checkpoint of step {each.step} failed on rank {box.rank}"
+            yield Event(at, EventKind.CHECKPOINT, Severity.WARNING, text, _SOURCE, rank=box.rank)
+        elif each.name == "load" and box.rank == 0:
+            text = f"resumed from the checkpoint of step {each.step}"
+            yield Event(at, EventKind.CHECKPOINT, Severity.INFO, text, _SOURCE, rank=box.rank)
+
+
+MOST_MARKS = 40
+
+
+def loss_curve(box: Box, verdict: LossVerdict) -> LossCurve:
+    """The loss that a rank has reported, with the anomalies that were found in it."""
+    points = [(float(step), value) for _, step, value in scalars_of(box, LOSS)]
+    marks = [LossMark(each.step, anomaly_words(each), each.severity) for each in verdict.anomalies]
+    return LossCurve(rank=box.rank, axis="step", points=thinned(points), marks=tuple(marks[-MOST_MARKS:]))
+
+
+def anomaly_words(anomaly: Anomaly) -> str:
+    """What happened, at which step, and how far from what was expected."""
+    what = anomaly.kind.value.replace("_", " ")
+    at = f"{what} at step {anomaly.step}"
+    if not math.isfinite(anomaly.value) or not math.isfinite(anomaly.expected):
+        return f"{at}: {anomaly.value:g}"
+    lasted = f", until step {anomaly.last_step}" if anomaly.last_step > anomaly.step else ""
+    return f"{at}: {anomaly.value:.4g} instead of {anomaly.expected:.4g}{lasted}"

@@ -13,7 +13,6 @@ from rankwatch_diagnosis.goodput.from_prometheus import read_prometheus
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.prometheus_api import Points, PrometheusApi, quoted, whole
-from rankwatch_diagnosis.review.box_events import thinned
 from rankwatch_diagnosis.review.incidents import (
     FAULT_COUNTERS,
     LEAST_GROWTH,
@@ -25,12 +24,13 @@ from rankwatch_diagnosis.review.incidents import (
 from rankwatch_diagnosis.review.model import (
     Event,
     EventKind,
-    Events,
     Judgement,
     LossCurve,
     RankPhases,
     RunReview,
     attempt_events,
+    shown_events,
+    thinned,
 )
 from rankwatch_diagnosis.run.step_rows import phase_order
 from rankwatch_diagnosis.words import duration
@@ -77,9 +77,7 @@ class _Reading:
     def review(self) -> RunReview:
         alerts = list(self._alerts())
         hardware = list(self._hardware())
-        shown, left_out = Events(
-            [*attempt_events(self._goodput.attempts, _SOURCE), *alerts, *hardware]
-        ).shown()
+        shown, left_out = shown_events([*attempt_events(self._goodput.attempts, _SOURCE), *alerts, *hardware])
         worst = max((each.severity for each in alerts), key=list(Severity).index, default=Severity.INFO)
         last = self._goodput.attempts[-1:]
         result = "running" if self._running else (last[0].ended_how if last else "") or "ended"

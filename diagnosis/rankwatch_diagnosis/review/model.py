@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from typing import NamedTuple
 
 from rankwatch.conventions.states import GoodputState, RankState
@@ -161,17 +163,30 @@ MOST_EVENTS = 400
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
-@dataclass
-class Events:
-    """Events while they are collected."""
+def shown_events(events: Iterable[Event]) -> tuple[tuple[Event, ...], int]:
+    """The most severe ones in the order of time, and how many are left out."""
+    found = sorted(events, key=lambda each: (_ORDER[each.severity], -each.at))
+    kept = sorted(found[:MOST_EVENTS], key=lambda each: (each.at, _ORDER[each.severity]))
+    return tuple(kept), len(found) - len(kept)
 
-    found: list[Event] = field(default_factory=list)
 
-    def shown(self) -> tuple[tuple[Event, ...], int]:
-        """The most severe ones in the order of time, and how many are left out."""
-        kept = sorted(self.found, key=lambda each: (_ORDER[each.severity], -each.at))[:MOST_EVENTS]
-        ordered = sorted(kept, key=lambda each: (each.at, _ORDER[each.severity]))
-        return tuple(ordered), len(self.found) - len(kept)
+MOST_POINTS = 600
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """At most MOST_POINTS of the points: of each stretch the lowest and the highest, and all that are not
+    finite as one."""
+    if len(points) <= MOST_POINTS:
+        return tuple(points)
+    length = math.ceil(len(points) / (MOST_POINTS // 3))
+    found: list[tuple[float, float]] = []
+    for begin in range(0, len(points), length):
+        part = points[begin : begin + length]
+        finite = [each for each in part if math.isfinite(each[1])]
+        odd = [each for each in part if not math.isfinite(each[1])][:1]
+        ends = {min(finite, key=itemgetter(1)), max(finite, key=itemgetter(1))} if finite else ()
+        found += sorted([*ends, *odd])
+    return tuple(found)
 
 
 QUESTIONS = (

@@ -90,6 +90,11 @@ class Box:
         return self.header.identity.rank
 
     @property
+    def target_steps(self) -> int:
+        """Steps that the run wants; 0 where that is not known."""
+        return self.now.target_steps or self.header.target_steps or 0
+
+    @property
     def ended_by(self) -> str:
         """What ended the rank, with its message; empty where nothing is known."""
         if self.failure is None:

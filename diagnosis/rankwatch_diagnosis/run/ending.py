@@ -106,7 +106,7 @@ def earlier_words(ended: Iterable[EndedAttempt], present: int) -> str:
 def seconds_left(boxes: Boxes) -> float | None:
     """Until the target steps are reached, at the pace of the recorded steps and the pauses between them."""
     living = boxes.living
-    target = max((each.now.target_steps or each.header.target_steps or 0 for each in living), default=0)
+    target = max((each.target_steps for each in living), default=0)
     paces = [pace for each in living if (pace := rates(each)[0])]
     if not target or not paces:
         return None

@@ -30,7 +30,7 @@ def progress(boxes: Boxes) -> dict[str, object]:
     reached = [each.now.step for each in found]
     pace = [seconds for each in found if (seconds := _step_seconds(each)) is not None]
     tokens = [rate for each in found if (rate := _tokens_per_second(each)) is not None]
-    target = max((each.now.target_steps or each.header.target_steps or 0 for each in found), default=0)
+    target = max((each.target_steps for each in found), default=0)
     step_seconds = median(pace) if pace else None
     shown: dict[str, object] = {
         "step": max(reached),

@@ -312,6 +312,15 @@ def phase_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> dict[str, ob
     }
 
 
+def phases_by_step(rows: Iterable[Row]) -> Mapping[int, _PhaseSeconds]:
+    """Step -> phase -> its seconds, of one rank; `communication` is apart, and sections are left out."""
+    steps: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in rows:
+        if row.operation not in SECTIONS:
+            steps[row.step][COMMUNICATION if row.kind == COMMUNICATION else row.operation] += row.seconds
+    return steps
+
+
 def mean_phases(rows: Mapping[int, Sequence[Row]]) -> dict[int, Mapping[str, float]]:
     """Rank -> phase -> its seconds in a mean step, of ranks that hold a whole step."""
     found: dict[int, Mapping[str, float]] = {}
@@ -330,11 +339,7 @@ def phase_order(name: str) -> tuple[bool, int, str]:
 
 def _usual_steps(rows: Sequence[Row]) -> list[_PhaseSeconds]:
     """The phases of each step of a rank, without sections and without single events."""
-    steps: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in rows:
-        if row.operation not in SECTIONS:
-            steps[row.step][COMMUNICATION if row.kind == COMMUNICATION else row.operation] += row.seconds
-    found = list(steps.values())
+    found = list(phases_by_step(rows).values())
     odd = outlying([sum(each.values()) for each in found])
     return list(compress(found, (not each for each in odd)))
 

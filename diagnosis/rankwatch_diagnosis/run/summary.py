@@ -101,7 +101,7 @@ def _headline(boxes: Boxes) -> str:
     elif state in (RankState.LOST, RankState.FAILED) and boxes.world_size > 1:
         text += f" on rank {min(each.rank for each in ended if each.state is state)}"
     steps = max(each.now.steps_completed for each in boxes.by_rank.values())
-    target = max(each.now.target_steps or each.header.target_steps or 0 for each in boxes.by_rank.values())
+    target = max(each.target_steps for each in boxes.by_rank.values())
     wanted = f" of {target}" if target else ""
     seconds = max(each.last_sign - each.header.started_monotonic for each in boxes.by_rank.values())
     return f"{text}, {steps}{wanted} step{'' if steps == 1 and not target else 's'} in {_duration(seconds)}"

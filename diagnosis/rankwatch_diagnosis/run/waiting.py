@@ -236,9 +236,8 @@ def failed_first(boxes: Boxes) -> tuple[int, ...]:
 def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) -> HangVerdict:
     """Take ranks without a box to be on other nodes, unless the node that they must be on is seen."""
     here = missing_here(boxes)
-    elsewhere = () if complete else tuple(r for r in range(boxes.world_size) if r not in boxes.by_rank)
-    elsewhere = tuple(rank for rank in elsewhere if rank not in here)
     missing = tuple(rank for rank in range(boxes.world_size) if rank not in boxes.by_rank)
+    elsewhere = () if complete else tuple(rank for rank in missing if rank not in here)
     blamed = [rank for rank in found.ranks if rank in elsewhere]
     found = replace(found, missing_ranks=missing)
     if not blamed:

@@ -12,20 +12,21 @@ import pytest
 from rankwatch.conventions.states import GoodputState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.review.box_events import MOST_POINTS, thinned
 from rankwatch_diagnosis.review.markdown import markdown
 from rankwatch_diagnosis.review.model import (
     MOST_EVENTS,
+    MOST_POINTS,
     QUESTIONS,
     CheckpointSeen,
     Event,
     EventKind,
-    Events,
     Judgement,
     LossCurve,
     LossMark,
     RankPhases,
     RunReview,
+    shown_events,
+    thinned,
 )
 from rankwatch_diagnosis.review.page import review_page
 from support.browser import CHROMIUM, visit
@@ -130,8 +131,8 @@ def test_nothing_known(form: object) -> None:
 def test_most_severe_events_are_kept() -> None:
     """In the order of time."""
     many = [Event(float(at), EventKind.STALL, Severity.INFO, "t", "s") for at in range(MOST_EVENTS + 9)]
-    events = Events([*many, Event(3.5, EventKind.ALERT, Severity.CRITICAL, "alert", "s")])
-    shown, left_out = events.shown()
+    alert = Event(3.5, EventKind.ALERT, Severity.CRITICAL, "alert", "s")
+    shown, left_out = shown_events([*many, alert])
     assert left_out == 10
     assert [each.at for each in shown] == sorted(each.at for each in shown)
     assert "alert" in [each.text for each in shown]

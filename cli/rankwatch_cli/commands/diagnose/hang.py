@@ -15,9 +15,9 @@ from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.run.engine import diagnose_waiting
+from rankwatch_diagnosis.words import listed
 
 _GROUPS_SHOWN = 5
-_RANKS_SHOWN = 16
 _COLOURS: Mapping[State, str] = {State.HANG: "red", State.DESYNC: "red", State.OK: "green"}
 _SENTENCES: Mapping[State, str] = {
     State.HANG: "the run hangs",
@@ -71,7 +71,7 @@ def lines(verdict: HangVerdict) -> Iterator[str]:
     unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
     headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
     if verdict.ranks:
-        headline += f"; {_ranks(verdict.ranks)} {'is' if len(verdict.ranks) == 1 else 'are'} to blame"
+        headline += f"; {listed(verdict.ranks)} {'is' if len(verdict.ranks) == 1 else 'are'} to blame"
     if verdict.group is not None:
         headline += f", in {verdict.operation} of {verdict.group}"
     yield headline
@@ -79,7 +79,7 @@ def lines(verdict: HangVerdict) -> Iterator[str]:
     if isinstance(reasons, dict):
         yield from (f"  rank {rank} {reason}" for rank, reason in reasons.items())
     if verdict.missing_ranks:
-        yield f"  no usable dump of {_ranks(verdict.missing_ranks)}"
+        yield f"  no usable dump of {listed(verdict.missing_ranks)}"
     if verdict.groups:
         yield "groups that wait:"
     yield from (f"  {_group(each)}" for each in verdict.groups[:_GROUPS_SHOWN])
@@ -92,11 +92,11 @@ def lines(verdict: HangVerdict) -> Iterator[str]:
 def _group(state: GroupState) -> str:
     parts = [f"{len(state.arrived)} of {state.members} ranks in it"]
     if state.waited_for:
-        parts.append(f"it waits for {_ranks(state.waited_for)}")
+        parts.append(f"it waits for {listed(state.waited_for)}")
     if state.completed_by:
-        parts.append(f"completed by {_ranks(state.completed_by)}")
+        parts.append(f"completed by {listed(state.completed_by)}")
     if state.no_dump:
-        parts.append(f"no dump of {_ranks(state.no_dump)}")
+        parts.append(f"no dump of {listed(state.no_dump)}")
     return f"{state.operation} number {state.sequence} of {state.group}: {', '.join(parts)}"
 
 
@@ -123,11 +123,5 @@ def _key(key: object) -> str:
 
 
 def _mismatch(found: Mapping[str, Any]) -> str:
-    calls = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in found["calls"].items())
+    calls = "; ".join(f"{listed(ranks)} called {call}" for call, ranks in found["calls"].items())
     return f"number {found['sequence']} of {found['group']}: {calls}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
-    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"

@@ -10,8 +10,8 @@ from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose.straggler import add_output_flags, print_verdict, with_by_rank
 from rankwatch_cli.commands.table import form_of, write
+from rankwatch_diagnosis.profiler_traces.reading import TraceTable, read_traces
 from rankwatch_diagnosis.straggler.engine import Examination, examine
-from rankwatch_diagnosis.traces.reading import TraceTable, read_traces
 
 
 def main(arguments: Sequence[str]) -> int:

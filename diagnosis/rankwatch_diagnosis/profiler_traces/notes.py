@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankwatch_diagnosis.traces.matching import RankTimeline, Shared
-from rankwatch_diagnosis.traces.timeline import Meeting
+from rankwatch_diagnosis.profiler_traces.matching import RankTimeline, Shared
+from rankwatch_diagnosis.profiler_traces.timeline import Meeting
 from rankwatch_diagnosis.words import as_ranges
 
 if TYPE_CHECKING:
-    from rankwatch_diagnosis.traces.reading import Trace
+    from rankwatch_diagnosis.profiler_traces.reading import Trace
 
 _SHOWN = 8
 _MOST_COLLECTIVES = 12

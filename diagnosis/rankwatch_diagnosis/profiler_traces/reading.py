@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import MOST_ROWS, OperationTable, clean
-from rankwatch_diagnosis.traces.matching import RankTimeline, as_table, share_collectives
-from rankwatch_diagnosis.traces.notes import collectives_of, facts_of, notes_on
-from rankwatch_diagnosis.traces.recording import Recording
-from rankwatch_diagnosis.traces.stream import (
+from rankwatch_diagnosis.profiler_traces.matching import RankTimeline, as_table, share_collectives
+from rankwatch_diagnosis.profiler_traces.notes import collectives_of, facts_of, notes_on
+from rankwatch_diagnosis.profiler_traces.recording import Recording
+from rankwatch_diagnosis.profiler_traces.stream import (
     Framing,
     Place,
     groups_of,
@@ -27,7 +27,7 @@ from rankwatch_diagnosis.traces.stream import (
     stream_events,
     world_size_of,
 )
-from rankwatch_diagnosis.traces.timeline import Timeline, lay_out
+from rankwatch_diagnosis.profiler_traces.timeline import Timeline, lay_out
 
 SUFFIXES = (".json", ".json.gz")
 _MOST_FILES = 4_096

@@ -14,8 +14,8 @@ import pytest
 
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.profiler_traces.reading import TraceTable, read_traces
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.traces.reading import TraceTable, read_traces
 from support.diagnosis.kineto import GpuJob, Step, TraceForm, compute_job, write_traces
 from support.diagnosis.kineto_pipeline import PipelineJob, pipeline_steps, write_pipeline_traces
 from support.diagnosis.kineto_sharded import ShardedJob, sharded_steps, write_sharded_traces
@@ -133,7 +133,7 @@ def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large traces are read in processes of their own, with the same result."""
     write_traces(tmp_path, GpuJob(steps=2, ranks=2))
     alone = read_traces(tmp_path)
-    monkeypatch.setattr("rankwatch_diagnosis.traces.reading._ALONE_BYTES", 0)
+    monkeypatch.setattr("rankwatch_diagnosis.profiler_traces.reading._ALONE_BYTES", 0)
     several = read_traces(tmp_path)
     assert several.table.start_seconds.tolist() == alone.table.start_seconds.tolist()
     assert several.facts == alone.facts
@@ -142,7 +142,7 @@ def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 READ_BY_TWO = """
 import os, sys
 from pathlib import Path
-import rankwatch_diagnosis.traces.reading as reading
+import rankwatch_diagnosis.profiler_traces.reading as reading
 
 reading._ALONE_BYTES = 0
 os.sched_getaffinity = lambda _: {0, 1}

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.traces.phases import NO_STEP, Phase, Phases, Steps, steps_of, top_level
-from rankwatch_diagnosis.traces.recording import Call, Described, Recording, operation_of_call
-from rankwatch_diagnosis.traces.stream import Group
+from rankwatch_diagnosis.profiler_traces.phases import NO_STEP, Phase, Phases, Steps, steps_of, top_level
+from rankwatch_diagnosis.profiler_traces.recording import Call, Described, Recording, operation_of_call
+from rankwatch_diagnosis.profiler_traces.stream import Group
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from rankwatch_diagnosis.traces.phases import Phase, Step, phase_of
-from rankwatch_diagnosis.traces.stream import UNREADABLE, Event
+from rankwatch_diagnosis.profiler_traces.phases import Phase, Step, phase_of
+from rankwatch_diagnosis.profiler_traces.stream import UNREADABLE, Event
 
 _DEVICE_PREFIXES = ("nccl", "rccl", "msccl", "mccl", "hccl")
 """Kernels of NCCL (ncclKernel_, ncclDevKernel_, ncclSymDevKernel_) and of those that took its form."""

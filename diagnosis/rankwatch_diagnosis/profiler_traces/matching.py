@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.traces.recording import is_message
-from rankwatch_diagnosis.traces.stream import Place
-from rankwatch_diagnosis.traces.timeline import HOST, Meeting, StepLine, Timeline
+from rankwatch_diagnosis.profiler_traces.recording import is_message
+from rankwatch_diagnosis.profiler_traces.stream import Place
+from rankwatch_diagnosis.profiler_traces.timeline import HOST, Meeting, StepLine, Timeline
 
 _LEAST_HOST_SECONDS = 5e-5
 """Time in which nothing runs is a row from here on; below it is a pause."""

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from rankwatch.conventions.states import Cause
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.profiler_traces.notes import collectives_of
+from rankwatch_diagnosis.profiler_traces.reading import read_trace, read_traces
+from rankwatch_diagnosis.profiler_traces.recording import Described
+from rankwatch_diagnosis.profiler_traces.timeline import Meeting, StepLine
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.traces.notes import collectives_of
-from rankwatch_diagnosis.traces.reading import read_trace, read_traces
-from rankwatch_diagnosis.traces.recording import Described
-from rankwatch_diagnosis.traces.timeline import Meeting, StepLine
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 from support.fuzzing import BUSY_MACHINE, NESTED
 

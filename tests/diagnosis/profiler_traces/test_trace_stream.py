@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.traces import stream
-from rankwatch_diagnosis.traces.stream import Event, Framing, stream_events
+from rankwatch_diagnosis.profiler_traces import stream
+from rankwatch_diagnosis.profiler_traces.stream import Event, Framing, stream_events
 from support.diagnosis.kineto import GpuJob, write_traces
 
 
