@@ -33,7 +33,7 @@ from rankwatch_diagnosis.review.model import (
     thinned,
 )
 from rankwatch_diagnosis.run.step_rows import phase_order
-from rankwatch_diagnosis.words import duration
+from rankwatch_diagnosis.words import counted, duration
 
 _MOST_POINTS = 600
 _LEAST_STEP_SECONDS = 15.0
@@ -250,7 +250,7 @@ def _judgements(alerts: Iterable[Event]) -> Iterator[Judgement]:
         whom += [f"on {', '.join(nodes[:8])}"] if nodes else []
         seconds = sum(each.until - each.at for each in of_name if each.until is not None)
         goes_on = " and goes on" if any(each.until is None for each in of_name) else ""
-        times = f"{len(of_name)} time{'' if len(of_name) == 1 else 's'}"
+        times = counted(len(of_name), "time")
         sentence = f"fired {times}, for {duration(seconds)}{goes_on}{'; ' if whom else ''}{' '.join(whom)}"
         worst = max((each.severity for each in of_name), key=list(Severity).index)
         yield Judgement(name, worst, sentence)

@@ -13,7 +13,7 @@ from rankwatch.conventions.states import GoodputState, RankState
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput
 from rankwatch_diagnosis.goodput.report import price_head
 from rankwatch_diagnosis.loss.anomaly import Severity
-from rankwatch_diagnosis.words import duration, moment, share
+from rankwatch_diagnosis.words import counted, duration, moment, share
 
 
 class EventKind(StrEnum):
@@ -262,7 +262,7 @@ def where(event: Event) -> str:
 def checkpoint_row(seen: CheckpointSeen) -> tuple[str, str, str, str, str, str]:
     """When, operation, step, result, seconds with those that blocked, path."""
     result = "ok" if not seen.failed else f"failed on {seen.failed}"
-    ranks = f"{result}, {seen.ranks} rank{'' if seen.ranks == 1 else 's'}"
+    ranks = f"{result}, {counted(seen.ranks, 'rank')}"
     took = f"{duration(seen.seconds)} on rank {seen.slowest_rank}"
     took += f", {duration(seen.blocking_seconds)} of it blocking"
     return moment(seen.ended), seen.operation, str(seen.step), ranks, took, seen.path

@@ -20,7 +20,7 @@ from rankwatch.conventions import Unseen
 from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch_diagnosis.run.box_records import scalars_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
-from rankwatch_diagnosis.words import listed
+from rankwatch_diagnosis.words import counted, listed
 
 SAME_NORM = 1e-5
 """Part by which equal gradient norms may differ: by the order of additions in float32, where GPUs differ."""
@@ -298,5 +298,5 @@ def _where(found: ReplicaSet) -> str:
     if not found.parameters:
         return ""
     more = len(found.parameters) - 1
-    others = f" and {more} more group{'' if more == 1 else 's'}" if more else ""
+    others = f" and {counted(more, 'more group')}" if more else ""
     return f"; in the group of parameters that begins with {found.parameters[0]}{others}"

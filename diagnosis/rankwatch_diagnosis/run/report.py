@@ -342,7 +342,7 @@ def _phases(table: Mapping[str, Any]) -> Iterator[str]:
     if len(rows) > len(shown):
         yield f"{_INDENT}and {len(rows) - len(shown)} more; --json shows them"
     for each in table["apart"]:
-        times = f"{each['count']} time{'' if each['count'] == 1 else 's'}"
+        times = counted(each["count"], "time")
         line = f"{each['phase']:<{width}} {_milliseconds(each['seconds']):>9} ms, {times}"
         longest = f", the longest {_milliseconds(each['worst_seconds'])} ms"
         yield f"{_INDENT}{line}{longest if alone else _worst(each)}"
@@ -362,7 +362,7 @@ def event_lines(found: Verdict) -> Iterator[str]:
     events = found.events
     if not events:
         return
-    steps = f"{len(events)} single step{'' if len(events) == 1 else 's'}"
+    steps = counted(len(events), "single step")
     yield f"lost time:   {found.event_seconds:,.1f} s in {steps}, which the slowdown leaves out"
     for each in events[:_EVENTS_SHOWN]:
         lost = f"{each['lost_seconds']:,.1f} s in {each['operation']}"

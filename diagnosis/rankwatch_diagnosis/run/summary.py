@@ -28,6 +28,7 @@ from rankwatch_diagnosis.run.verdict import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.words import share_lost
+from rankwatch_diagnosis.words import counted
 
 MOST_LINES = 14
 """One more says what to do next."""
@@ -237,7 +238,7 @@ def verdict_words(found: Verdict | None) -> str:
     if found.slowdown < DEFAULT.least_slowdown and not others:
         return f"nothing that was found costs the run {DEFAULT.least_slowdown - 1.0:.0%}"
     ranks = f" rank {', '.join(map(str, found.ranks[:8]))}" if found.ranks else ""
-    more = f", and {others} more cause{'' if others == 1 else 's'}" if others else ""
+    more = f", and {counted(others, 'more cause')}" if others else ""
     return f"{found.cause_and_phase}{ranks}: {share_lost(found)} slower for it{more}"
 
 

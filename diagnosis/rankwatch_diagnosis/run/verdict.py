@@ -22,7 +22,7 @@ from rankwatch_diagnosis.run.waiting import place_of, where_of
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.words import share_lost
-from rankwatch_diagnosis.words import listed
+from rankwatch_diagnosis.words import counted, listed
 
 
 class RunState(StrEnum):
@@ -213,7 +213,7 @@ def _but_events(straggler: Verdict) -> str:
     count = len(straggler.events)
     if not count:
         return ""
-    return f", but {count} single step{'' if count == 1 else 's'} lost {straggler.event_seconds:,.1f} s"
+    return f", but {counted(count, 'single step')} lost {straggler.event_seconds:,.1f} s"
 
 
 def unclear(straggler: Verdict) -> str:
