@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rankwatch_dashboards.alert_table import first_acts
 
 from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import template_queries
 from rankwatch_alerts.promql import parse, selectors
 from rankwatch_dashboards import dashboards
+from rankwatch_dashboards.alert_table import first_acts
 from support.alerts.runbooks import runbook_queries
 from support.dashboards.lint import filled_in, targets
 from support.recorded.absent import NOT_RECORDED, reason

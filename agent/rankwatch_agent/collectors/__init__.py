@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
-from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig, source_of
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
@@ -16,9 +16,8 @@ from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.shared import Shared as SharedBySources
 from rankwatch_agent.sources.xid import XidCounter, load_table
 from rankwatch_agent.training.conditions import RunConditions, living_ranks
-from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
-from rankwatch_agent.training.spans.records import Notes, Traces
+from rankwatch_agent.training.spans.records import Exemplars, Notes, Traces
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
 MAX_SPANS = 10_000
@@ -35,8 +34,6 @@ class Shared(SharedBySources):
     tracked_runs: TrackedRuns
     incidents: IncidentRegistry
     history: MetricsHistory
-    ledgers: RunLedgers
-    """What the time of each run was spent on."""
     traces: Traces | None = None
     """None where traces go nowhere."""
 
@@ -64,7 +61,6 @@ def build_shared(config: AgentConfig) -> Shared:
         tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
-        ledgers=RunLedgers(config.state_path(), time.time()),
         traces=_build_traces(config),
     )
 

@@ -13,8 +13,8 @@ from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES, BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import look
-from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series, sample
+from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.runtime.writers import PathReaders
 from rankwatch_agent.training.collectives.comparison import RunComparison

@@ -18,8 +18,8 @@ from rankwatch.conventions.states import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 from rankwatch_agent.training.checkpoints import RankCheckpoints
+from rankwatch_agent.training.conditions import Lifetime, in_present_attempt
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import kept
+from rankwatch.blackbox import earlier_attempts
 from rankwatch.conventions import LOSS, TOKENS
 from rankwatch.conventions.vocabulary import DATASET
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
@@ -39,7 +39,9 @@ def judge_loss(
     """
     for rank, box in boxes.by_rank.items():
         if any(scalars_of(box, LOSS)):
-            paths = [path for folder in folders for of, _, path in kept.listed(folder) if of == rank]
+            paths = [
+                path for folder in folders for of, _, path in earlier_attempts.listed(folder) if of == rank
+            ]
             earlier = readable_boxes(paths, most_records=_MOST_EARLIER_RECORDS)
             return rank, detect(
                 _rows(box),

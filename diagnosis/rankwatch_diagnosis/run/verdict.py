@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.conventions.states import Cause, RankState
-from rankwatch_agent.training.capabilities import of_run
 from rankwatch_agent.training.failures import KILLED
+from rankwatch_agent.training.run_series import of_run
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict

@@ -24,7 +24,7 @@ from rankwatch.automatic.patching import note_displaced, watch
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, environment
 from rankwatch.disabled import DisabledRun
-from rankwatch.endings import Ending, ending_by
+from rankwatch.failures import Ending, ending_by
 from rankwatch.launchers import RANK_VARIABLES
 from rankwatch.run import Run
 from rankwatch.starting import run_of_script, start_automatically

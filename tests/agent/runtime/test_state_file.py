@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.collectors import build_shared
-from rankwatch_agent.collectors import training
+from rankwatch_agent.collectors import build_shared, training
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.collector import RanksCollector

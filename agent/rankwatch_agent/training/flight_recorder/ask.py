@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from rankwatch.blackbox import layout
 import msgspec
+
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.untrusted.folders import Folder, look
 from rankwatch.untrusted.http_client import seconds_left

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankwatch.attempts import MOST_ATTEMPTS
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import ENDED_STATES, GoodputState
+from rankwatch.identity import MOST_ATTEMPTS
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess

@@ -16,7 +16,7 @@ from typing import Any
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.runtime.restart_cycles import RestartCycle
+from rankwatch_agent.runtime.node_events import RestartCycle
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.life.attempts import Attempt
 
