@@ -188,7 +188,8 @@ def _imported_at_top(name: str) -> set[str]:
     """Modules whose import is needed to import this one; a package is not needed by what lies in it."""
     folder = ROOT / FOLDERS[name.partition(".")[0]]
     base = folder.joinpath(*name.split("."))
-    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    package = base / "__init__.py"
+    path = package if package.exists() else base.with_suffix(".py")
     found = set()
     for node in parsed(path).body:
         if isinstance(node, ast.Import):
