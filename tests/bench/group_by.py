@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rankwatch_agent.incidents.diagnosis import LIMITS
-from rankwatch_diagnosis.straggler import group_by
+from rankwatch_diagnosis.operations.groups import Groups, cumcount
 
 from .detection_scale import STEPS, write_job
 from .result import Result, Row, as_markdown
@@ -71,24 +71,24 @@ def _primitives() -> Mapping[str, tuple[tuple[str, Primitive], ...]]:
     columns["cell"] = columns["step"] * RANKS + columns["rank"]
     pd, pl = pandas.DataFrame(columns), polars.DataFrame(columns)
     keys, values, cell = ("step", "rank", "operation"), columns["seconds"], columns["cell"]
-    cells = group_by.Groups(cell, RANKS * STEPS)
+    cells = Groups(cell, RANKS * STEPS)
     col = polars.col
 
     def reduction(name: str) -> tuple[tuple[str, Primitive], ...]:
         return (
-            ("numpy", lambda: getattr(group_by, f"group_{name}")(values, cells)),
+            ("numpy", lambda: getattr(cells, name)(values)),
             ("pandas", lambda: getattr(pd.groupby("cell").seconds, name)().to_numpy()),
             ("polars", lambda: pl.group_by("cell").agg(getattr(col("seconds"), name)()).sort("cell")),
         )
 
     return {
-        "ngroup, 3 keys": (
-            ("numpy", lambda: group_by.ngroup(*(columns[key] for key in keys))),
+        "groups by 3 keys": (
+            ("numpy", lambda: Groups.by(*(columns[key] for key in keys))),
             ("pandas", lambda: pd.groupby(list(keys)).ngroup().to_numpy()),
             ("polars", lambda: pl.select(polars.struct(*keys).rank("dense")).to_series().to_numpy()),
         ),
         "cumcount": (
-            ("numpy", lambda: group_by.cumcount(cell)),
+            ("numpy", lambda: cumcount(cell)),
             ("pandas", lambda: pd.groupby("cell").cumcount().to_numpy()),
             ("polars", lambda: pl.select(polars.int_range(polars.len()).over("cell")).to_series().to_numpy()),
         ),
@@ -142,35 +142,35 @@ def _engine(library: str, path: str) -> dict[str, Any]:
     from rankwatch_diagnosis.operations.reading import read_operations
     from rankwatch_diagnosis.straggler.engine import diagnose
 
-    for name, primitive in (_pandas_primitives() if library == "pandas" else {}).items():
-        for module in [
-            each for each in sys.modules.values() if each.__name__.startswith("rankwatch_diagnosis.")
-        ]:
-            if hasattr(module, name):
-                setattr(module, name, primitive)
+    if library == "pandas":
+        _use_pandas()
     table = read_operations(Path(path)).table
     seconds = _cpu(lambda: diagnose(table))
     return {"seconds": seconds, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def _pandas_primitives() -> dict[str, Callable[..., Any]]:
+def _use_pandas() -> None:
     import pandas
 
-    def ngroup(*keys: Any) -> group_by.Groups:
+    def by(*keys: Any) -> Groups:
         groups = pandas.DataFrame(dict(enumerate(keys))).groupby(list(range(len(keys))))
-        return group_by.Groups(groups.ngroup().to_numpy(), groups.ngroups)
+        return Groups(groups.ngroup().to_numpy(), groups.ngroups)
 
-    def group_median(values: Any, groups: group_by.Groups) -> Any:
-        median = pandas.Series(values).groupby(groups.number).median()
-        return median.reindex(range(groups.count)).to_numpy()
+    def median(groups: Groups, values: Any) -> Any:
+        found = pandas.Series(values).groupby(groups.number).median()
+        return found.reindex(range(groups.count)).to_numpy()
 
-    def cumcount(key: Any, order: Any = None) -> Any:
+    def counted(key: Any, order: Any = None) -> Any:
         order = np.arange(len(key)) if order is None else order
         number = np.empty(len(key), dtype=np.int64)
         number[order] = pandas.Series(key[order]).groupby(key[order], sort=False).cumcount().to_numpy()
         return number
 
-    return {"ngroup": ngroup, "group_median": group_median, "cumcount": cumcount}
+    for name, method in {"by": staticmethod(by), "median": median}.items():
+        setattr(Groups, name, method)
+    for module in [each for each in sys.modules.values() if each.__name__.startswith("rankwatch_diagnosis.")]:
+        if hasattr(module, "cumcount"):
+            module.cumcount = counted  # type: ignore[attr-defined]
 
 
 def _child(*arguments: str) -> str:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
 
 MOST_ROWS = 5_000_000
 """The diagnosis takes some 350 bytes for each: 2 GiB at most."""
 NO_PEER = -1
 """In the column `peer`."""
+NO_ROW = -1
+"""In an array of rows of a table."""
 _LONGEST_SECONDS = 1e9
 """A mistake of the unit, or a wrecked row."""
 
@@ -24,6 +30,30 @@ class Kind(IntEnum):
     COMMUNICATION = 1
     DATA_LOADING = 2
     OTHER = 3
+
+
+class Cells(NamedTuple):
+    """Where the rows of a table stand in an array of (step, rank)."""
+
+    step: Ints
+    """By row: index into `steps`."""
+    steps: Ints
+    """Numbers of the steps, in order."""
+    rank: Ints
+    """By row: index into `ranks`."""
+    ranks: Ints
+    """Numbers of the ranks, in order."""
+    groups: Groups
+    """Cells of the flattened array."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of steps and ranks."""
+        return len(self.steps), len(self.ranks)
+
+    def of(self, rows: Ints) -> Groups:
+        """Return the cells of some rows."""
+        return Groups(self.groups.number[rows], self.groups.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +95,54 @@ class OperationTable:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def end_seconds(self) -> Floats:
+        """By row."""
+        return self.start_seconds + self.duration_seconds
+
+    @cached_property
+    def sends(self) -> Bools:
+        """By row: it sends a message, by the name of its operation."""
+        return self._communicates("send") & ~self.receives
+
+    @cached_property
+    def receives(self) -> Bools:
+        """By row: it receives a message, by the name of its operation."""
+        return self._communicates("recv", "receive")
+
+    def _communicates(self, *words: str) -> Bools:
+        named = self.named(lambda name: any(word in name.lower() for word in words))
+        found: Bools = named & (self.kind == Kind.COMMUNICATION)
+        return found
+
+    def named(self, chosen: Callable[[str], bool]) -> Bools:
+        """Return by row whether the name of its operation is one of those chosen."""
+        named: Bools = np.array([chosen(name) for name in self.operations], dtype=np.bool_)[self.operation]
+        return named
+
+    @cached_property
+    def order(self) -> Ints:
+        """Rows by step, rank and start; of rows that begin together, one without duration came first."""
+        return np.lexsort((self.end_seconds, self.start_seconds, self.rank, self.step))
+
+    @cached_property
+    def cells(self) -> Cells:
+        """The step and the rank of each row."""
+        (step, steps), (rank, ranks) = factorize(self.step), factorize(self.rank)
+        return Cells(step, steps, rank, ranks, Groups.grid((step, len(steps)), (rank, len(ranks))))
+
+    def spans(self) -> tuple[Floats, Floats]:
+        """Return (step, rank): when it began and when it ended; infinite where the rank is not there."""
+        cells = self.cells.groups
+        shape = self.cells.shape
+        return cells.min(self.start_seconds).reshape(shape), cells.max(self.end_seconds).reshape(shape)
+
+    def median_span_seconds(self) -> float:
+        """Return the median of what a step takes on a rank; NaN for a table without rows."""
+        first, last = self.spans()
+        there = np.isfinite(first)
+        return float(np.median((last - first)[there])) if there.any() else np.nan
 
     def take(self, rows: NDArray[Any]) -> OperationTable:
         """Some rows, by a mask or by their indices."""

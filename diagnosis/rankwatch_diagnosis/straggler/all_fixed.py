@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankwatch_diagnosis.operations.groups import Floats, Groups
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
-from rankwatch_diagnosis.straggler.group_by import Floats, Groups, group_mean, group_median, ngroup
 
 _MOST_REPLAYED = 8
 """Types of operation, those that differ most from their usual seconds."""
@@ -35,7 +35,7 @@ class AllFixed(NamedTuple):
 
 def judge_all_fixed(case: Case) -> AllFixed:
     """The slowdown of the job against one in which nothing differs."""
-    types = ngroup(case.table.operation, case.table.kind)
+    types = Groups.by(case.table.operation, case.table.kind)
     usual = _usual(case, types)
     pauses = np.zeros(len(usual))
     ideal = case.replay.step_seconds(usual, pauses)
@@ -55,5 +55,5 @@ def judge_all_fixed(case: Case) -> AllFixed:
 
 def _usual(case: Case, types: Groups) -> Floats:
     """By row: what its type of operation takes everywhere."""
-    median, mean = group_median(case.seconds, types), group_mean(case.seconds, types)
+    median, mean = types.median(case.seconds), types.mean(case.seconds)
     return np.where(case.table.kind == Kind.COMMUNICATION, median[types.number], mean[types.number])

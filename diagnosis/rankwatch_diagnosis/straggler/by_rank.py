@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Groups, Ints, group_median
 from rankwatch_diagnosis.straggler.persistence import against_peers
 from rankwatch_diagnosis.straggler.robust import largest_stretch, nan_median, sigma
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -152,7 +152,7 @@ def _compared_with(ranks_of_stage: int) -> str:
 
 def _replicas(case: Case) -> Ints:
     of_rank = Groups(case.rank, len(case.ranks))
-    return np.rint(group_median(case.table.replica.astype(np.float64), of_rank)).astype(np.int64)
+    return np.rint(of_rank.median(case.table.replica.astype(np.float64))).astype(np.int64)
 
 
 def _excess(case: Case, own: _Own) -> _Excess:

@@ -10,27 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.difficulty import Difficulty, separate
-from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
+from rankwatch_diagnosis.straggler.graph.chains import chain
 from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
 from rankwatch_diagnosis.straggler.graph.collectives import match_communication
 from rankwatch_diagnosis.straggler.graph.hidden_waits import reveal_waits
 from rankwatch_diagnosis.straggler.graph.replay import Replay
 from rankwatch_diagnosis.straggler.graph.stalls import reveal_stalls
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    factorize,
-    grid,
-    group_max,
-    group_median,
-    group_min,
-    group_size,
-    group_sum,
-)
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
 from rankwatch_diagnosis.straggler.visits import Visits, measure_visits
 
@@ -92,10 +80,7 @@ class Case:
         self.limits = limits
         self.seconds: Floats = self.replay.measured
         """By row; of communication the transfer."""
-        self.steps: Ints
-        self.ranks: Ints
-        self.step, self.steps = factorize(table.step)
-        self.rank, self.ranks = factorize(table.rank)
+        self.step, self.steps, self.rank, self.ranks, _ = table.cells
         self.step_seconds = self.replay.step_seconds(self.seconds)
         """Replayed, by step."""
 
@@ -142,39 +127,30 @@ class Case:
 
     def replayed_ratio(self) -> float:
         """Replayed over recorded seconds of the median step. Far from 1: who waits for whom is unclear."""
-        cells = self._step_rank(np.arange(len(self.table)))
-        first = group_min(self.table.start_seconds, cells)
-        last = group_max(self.table.start_seconds + self.table.duration_seconds, cells)
-        there = np.where(np.isfinite(first), last - first, 0.0).reshape(len(self.steps), -1)
-        recorded = np.maximum(there.max(axis=1), 1e-18)
+        first, last = self.table.spans()
+        recorded = np.maximum(np.where(np.isfinite(first), last - first, 0.0).max(axis=1), 1e-18)
         return float(np.median(self.step_seconds / recorded))
 
     def sums(self, rows: Bools) -> Floats:
         """(step, rank): seconds of some rows; NaN where a rank has none of them in the step."""
         index = np.flatnonzero(rows)
-        cells = self._step_rank(index)
-        total = group_sum(self.seconds[index], cells)
-        total[group_size(cells) == 0] = np.nan
-        return total.reshape(len(self.steps), len(self.ranks))
+        cells = self.table.cells.of(index)
+        total = cells.sum(self.seconds[index])
+        total[cells.size() == 0] = np.nan
+        return total.reshape(self.table.cells.shape)
 
     def stages_of_ranks(self) -> Ints:
         """By rank: the stage of most of its rows."""
         of_rank = Groups(self.rank, len(self.ranks))
-        return np.rint(group_median(self.table.stage.astype(np.float64), of_rank)).astype(np.int64)
+        return np.rint(of_rank.median(self.table.stage.astype(np.float64))).astype(np.int64)
 
     def replicas_of_ranks(self) -> Ints:
         """By rank: the replica of most of its rows."""
         of_rank = Groups(self.rank, len(self.ranks))
-        return np.rint(group_median(self.table.replica.astype(np.float64), of_rank)).astype(np.int64)
-
-    def _step_rank(self, rows: Ints) -> Groups:
-        return grid((self.step[rows], len(self.steps)), (self.rank[rows], len(self.ranks)))
+        return np.rint(of_rank.median(self.table.replica.astype(np.float64))).astype(np.int64)
 
 
 def _with_waits(table: OperationTable) -> OperationTable:
     """The table on one clock, with a row for each wait."""
-    order = in_order(table)
-    aligned = align_clocks(table, match_communication(table, order))
-    if table.waits_known:
-        return aligned.table
-    return reveal_waits(aligned, order, chain(table, order)[0])
+    aligned = align_clocks(table, match_communication(table))
+    return aligned.table if table.waits_known else reveal_waits(aligned, table.order, chain(table)[0])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints, cumcount, factorize
+from rankwatch_diagnosis.operations.groups import Floats, Ints, cumcount, factorize
 from rankwatch_diagnosis.straggler.robust import (
     leave_one_out_median,
     nan_mean,

@@ -12,18 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.outliers import outlying
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Ints,
-    factorize,
-    grid,
-    group_max,
-    group_min,
-    group_sum,
-)
 
 MOST_LISTED = 20
 """Events in a verdict, those that lost most."""
@@ -46,9 +37,9 @@ def find_events(table: OperationTable) -> Events:
     """Steps that took far longer than the usual ones, and what took their time."""
     step, steps = factorize(table.step)
     rank, ranks = factorize(table.rank)
-    cells = grid((step, len(steps)), (rank, len(ranks)))
-    first = group_min(table.start_seconds, cells).reshape(len(steps), -1)
-    last = group_max(table.start_seconds + table.duration_seconds, cells).reshape(len(steps), -1)
+    cells = Groups.grid((step, len(steps)), (rank, len(ranks)))
+    first = cells.min(table.start_seconds).reshape(len(steps), -1)
+    last = cells.max(table.end_seconds).reshape(len(steps), -1)
     spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
     odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
     if not odd.any():
@@ -93,11 +84,13 @@ class _Excess:
         place = np.cumsum(odd) - 1
         rows = np.flatnonzero(odd[step])
         operation = table.operation.astype(np.int64)
-        cells = grid((place[step[rows]], len(odd_steps)), (rank[rows], ranks), (operation[rows], operations))
-        taken = group_sum(table.duration_seconds[rows], cells).reshape(len(odd_steps), ranks, operations)
+        cells = Groups.grid(
+            (place[step[rows]], len(odd_steps)), (rank[rows], ranks), (operation[rows], operations)
+        )
+        taken = cells.sum(table.duration_seconds[rows]).reshape(len(odd_steps), ranks, operations)
         others = np.flatnonzero(~odd[step])
-        usual = grid((rank[others], ranks), (operation[others], operations))
-        mean = group_sum(table.duration_seconds[others], usual) / max(1, len(usual_steps))
+        usual = Groups.grid((rank[others], ranks), (operation[others], operations))
+        mean = usual.sum(table.duration_seconds[others]) / max(1, len(usual_steps))
         self.seconds: Floats = taken - mean.reshape(ranks, operations)
         """(event, rank, operation)"""
         self.communicates = np.zeros(operations, dtype=np.bool_)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Ints
 from rankwatch_diagnosis.straggler.robust import (
     largest_stretch,
     leave_one_out_median,

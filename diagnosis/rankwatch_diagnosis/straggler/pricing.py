@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_diagnosis.operations.groups import Bools
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
-from rankwatch_diagnosis.straggler.group_by import Bools
 from rankwatch_diagnosis.straggler.verdict import FoundCause
 
 _MOST_PRICED = 48

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import Floats
+from rankwatch_diagnosis.operations.groups import Floats
 
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for normal noise: 1 / quantile(0.75)."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, cumcount, group_first, ngroup
 from rankwatch_diagnosis.straggler.persistence import (
     CLEAR,
     Excess,
@@ -160,7 +160,7 @@ def can_repeat(visits: Visits | None, limits: Thresholds) -> bool:
     """True if a step holds enough operations of each rank to be judged without others."""
     if visits is None:
         return False
-    cell = ngroup(visits.rows.step, visits.rows.rank)
+    cell = Groups.by(visits.rows.step, visits.rows.rank)
     return bool(np.median(np.bincount(cell.number)) >= limits.repeats)
 
 
@@ -170,13 +170,13 @@ def repeated(visits: Visits, difficulty: Difficulty) -> tuple[Ints, Floats]:
     The n-th run of an operation in a step is the same work on all ranks of a stage.
     """
     rows = visits.rows
-    cell = ngroup(rows.step, rows.rank, rows.operation)
+    cell = Groups.by(rows.step, rows.rank, rows.operation)
     run = cumcount(cell.number, np.argsort(rows.slot, kind="stable"))
-    places = ngroup(rows.step, rows.operation, run)
+    places = Groups.by(rows.step, rows.operation, run)
     values = np.full((places.count, len(visits.ranks)), np.nan)
     foreseen = difficulty.predicted[rows.step, rows.rank, rows.slot]
     values[places.number, rows.rank] = visits.residual_of_row - foreseen
-    return group_first(rows.step, places), values
+    return places.first(rows.step), values
 
 
 def find_odd_pairs(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:

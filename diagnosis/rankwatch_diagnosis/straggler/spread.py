@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints
+from rankwatch_diagnosis.operations.groups import Floats, Ints
 from rankwatch_diagnosis.straggler.robust import nan_median
 
 _PRIOR_FREEDOM = 4.0

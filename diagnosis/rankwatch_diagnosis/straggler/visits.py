@@ -14,20 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount, factorize
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    cumcount,
-    factorize,
-    grid,
-    group_first,
-    group_mean,
-    group_median,
-    ngroup,
-)
 from rankwatch_diagnosis.straggler.robust import nan_mean, nan_median
 
 _MOST_CELLS_PER_ROW = 20
@@ -110,7 +98,7 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
         rank=rank,
         slot=_slots(table, index),
         operation=table.operation[index].astype(np.int64),
-        role=ngroup(table.stage[index], table.operation[index]),
+        role=Groups.by(table.stage[index], table.operation[index]),
     )
     cells = len(steps) * len(ranks) * (int(rows.slot.max()) + 1)
     if cells > _MOST_CELLS_PER_ROW * (index.size + 1_000):
@@ -132,15 +120,15 @@ def works_on_microbatches(table: OperationTable) -> Bools:
 
 def _slots(table: OperationTable, index: Ints) -> Ints:
     """Microbatches counted from 0 in each step and replica, whatever their numbers in the table are."""
-    pipeline_step = ngroup(table.step[index], table.replica[index]).number
-    visited = ngroup(pipeline_step, table.microbatch[index])
-    return cumcount(group_first(pipeline_step, visited))[visited.number]
+    pipeline_step = Groups.by(table.step[index], table.replica[index]).number
+    visited = Groups.by(pipeline_step, table.microbatch[index])
+    return cumcount(visited.first(pipeline_step))[visited.number]
 
 
 def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, least_steps: int) -> Visits:
     logarithm = np.log(table.duration_seconds[rows.index])
     work = table.work[rows.index]
-    role_log = group_median(logarithm, rows.role)[rows.role.number]
+    role_log = rows.role.median(logarithm)[rows.role.number]
     residual = logarithm - role_log
     work_log = _explained_by_work(residual, work, rows.role)
     if work_log is not None:
@@ -166,14 +154,14 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
 
 def _of_most_rows(values: NDArray[np.integer], groups: Groups) -> Ints:
     """By group: the value of most of its rows."""
-    return np.rint(group_median(values.astype(np.float64), groups)).astype(np.int64)
+    return np.rint(groups.median(values.astype(np.float64))).astype(np.int64)
 
 
 def _halves(table: OperationTable, residual: Floats, rows: VisitRows, steps: int, ranks: int) -> Floats:
     operation = factorize(table.operation[rows.index])[0]
     slots = int(rows.slot.max()) + 1
-    cells = grid((operation % 2, 2), (rows.step, steps), (rows.rank, ranks), (rows.slot, slots))
-    return group_mean(residual, cells).reshape(2, steps, ranks, slots)
+    cells = Groups.grid((operation % 2, 2), (rows.step, steps), (rows.rank, ranks), (rows.slot, slots))
+    return cells.mean(residual).reshape(2, steps, ranks, slots)
 
 
 def irregular_steps(residuals: Floats, least: int) -> Bools:

@@ -9,7 +9,6 @@ import pytest
 
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.case import Case
-from rankwatch_diagnosis.straggler.graph.chains import in_order
 from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
 from rankwatch_diagnosis.straggler.graph.collectives import match_communication
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
@@ -32,7 +31,7 @@ def test_aligned(messages: bool, drift: float) -> None:
     """Offsets of seconds go: between any two ranks of a step less than a millisecond is left."""
     table = SmallJob(dp=4, pp=3, steps=6, with_messages=messages).table()
     off = on_clocks_of_their_own(table, 5.0, drift)
-    aligned = align_clocks(off, match_communication(off, in_order(off)))
+    aligned = align_clocks(off, match_communication(off))
     assert len(np.unique(aligned.clock)) == len(np.unique(table.step))
     shift = aligned.table.start_seconds - table.start_seconds
     for step in np.unique(table.step):
@@ -42,7 +41,7 @@ def test_aligned(messages: bool, drift: float) -> None:
 def test_shared_clock_stays() -> None:
     """A table whose ranks share a clock is left as it is."""
     table = SmallJob(dp=4, pp=3, steps=4).table()
-    assert align_clocks(table, match_communication(table, in_order(table))).table is table
+    assert align_clocks(table, match_communication(table)).table is table
 
 
 def test_same_replay() -> None:

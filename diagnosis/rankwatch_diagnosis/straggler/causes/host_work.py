@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_diagnosis.operations.groups import Floats, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.graph.stalls import STALL
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints, factorize
 from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, noise_of, recurrent, scan
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
 from rankwatch_diagnosis.straggler.spread import bounds
@@ -60,8 +60,8 @@ def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
 def _is_stall(case: Case, ideal: Ideal) -> bool:
     """True if most of the excess has no row in the table that was given."""
     excess = case.seconds[ideal.rows] - ideal.seconds
-    names = np.array([name == STALL for name in case.table.operations], dtype=np.bool_)
-    return 2.0 * float(excess[names[case.table.operation[ideal.rows]]].sum()) > float(excess.sum())
+    stalls = case.table.named(lambda name: name == STALL)[ideal.rows]
+    return 2.0 * float(excess[stalls].sum()) > float(excess.sum())
 
 
 def _own_stalls(case: Case, stalls: list[Candidate]) -> list[Candidate]:
@@ -147,8 +147,8 @@ def _phase(case: Case, kind: Kind, ideal: Ideal) -> SlowPhase:
     if kind is not Kind.OTHER:
         return SlowPhase.DATA_LOADING
     excess = case.seconds[ideal.rows] - ideal.seconds
-    saves = np.array(["checkpoint" in name.lower() for name in case.table.operations], dtype=np.bool_)
-    of_checkpoints = float(excess[saves[case.table.operation[ideal.rows]]].sum())
+    saves = case.table.named(lambda name: "checkpoint" in name.lower())[ideal.rows]
+    of_checkpoints = float(excess[saves].sum())
     return SlowPhase.CHECKPOINT if 2.0 * of_checkpoints > float(excess.sum()) else SlowPhase.OTHER
 
 

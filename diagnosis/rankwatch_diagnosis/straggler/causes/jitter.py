@@ -7,9 +7,9 @@ from statistics import NormalDist
 import numpy as np
 
 from rankwatch.conventions.states import Cause
+from rankwatch_diagnosis.operations.groups import Floats, Groups
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Floats, Groups, grid, group_sum
 from rankwatch_diagnosis.straggler.robust import finite_exp, nan_median, sigma
 from rankwatch_diagnosis.straggler.slowness import Slowness
 from rankwatch_diagnosis.straggler.visits import Visits
@@ -26,7 +26,7 @@ _MOST_OF_ONE_STEP = 0.5
 def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness) -> Candidate | None:
     """Steps late beyond noise, spread over several ranks; the visits are those without slow ranks."""
     rows = visits.rows
-    cells = grid((rows.step, len(visits.steps)), (rows.rank, len(visits.ranks)))
+    cells = Groups.grid((rows.step, len(visits.steps)), (rows.rank, len(visits.ranks)))
     fair = _fair_seconds(visits, difficulty, slowness)
     excess, expected = _excess(case, visits, fair, cells)
     quantile = NormalDist().inv_cdf(1.0 - case.limits.false_alarm / excess.size)
@@ -69,8 +69,8 @@ def _fair_seconds(visits: Visits, difficulty: Difficulty, slowness: Slowness) ->
 def _excess(case: Case, visits: Visits, fair: Floats, cells: Groups) -> tuple[Floats, Floats]:
     """(step, rank): taken / expected - 1, less the median of the step; and the expected seconds."""
     size = (len(visits.steps), len(visits.ranks))
-    expected = group_sum(fair, cells).reshape(size)
-    taken = group_sum(case.seconds[visits.rows.index], cells).reshape(size)
+    expected = cells.sum(fair).reshape(size)
+    taken = cells.sum(case.seconds[visits.rows.index]).reshape(size)
     excess = np.divide(taken, expected, out=np.full(size, np.nan), where=expected > 0.0) - 1.0
     excess = excess - nan_median(excess, axis=1)[:, None]
     excess[visits.irregular] = np.nan
@@ -93,8 +93,8 @@ def _without_delays(seconds: Floats, fair: Floats, rank_step: Groups) -> Floats:
     """
     ratio = seconds / fair - 1.0
     without = np.where(ratio > _BEYOND_NOISE * sigma(ratio), fair, seconds)
-    expected = group_sum(fair, rank_step)
-    excess = group_sum(without, rank_step) / np.maximum(expected, 1e-18) - 1.0
+    expected = rank_step.sum(fair)
+    excess = rank_step.sum(without) / np.maximum(expected, 1e-18) - 1.0
     seen = expected > 0.0
     excess = np.where(seen, excess - np.median(excess[seen]), 0.0)
     late = excess > _BEYOND_NOISE * sigma(excess[seen])

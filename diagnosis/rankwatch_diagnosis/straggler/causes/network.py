@@ -14,23 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.operations.table import Kind
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
+from rankwatch_diagnosis.operations.table import NO_ROW, Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.graph.hidden_waits import HIDDEN_WAIT
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    grid,
-    group_first,
-    group_max,
-    group_mean,
-    group_min,
-    group_size,
-    ngroup,
-)
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
 
 _MOST_LISTED = 32
@@ -129,31 +116,31 @@ def _why_not(missing: bool) -> dict[str, object]:
 def _measure_links(case: Case) -> _Links | None:
     """All transfers of a table; None where it has none."""
     table = case.table
-    sends, receives = point_to_point(table)
+    sends, receives = table.sends, table.receives
     partner = case.replay.communication.partner
-    recorded = np.array([name != HIDDEN_WAIT for name in table.operations], dtype=np.bool_)[table.operation]
-    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & recorded & (~receives | (partner != NONE)))
+    recorded = table.named(lambda name: name != HIDDEN_WAIT)
+    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & recorded & (~receives | (partner != NO_ROW)))
     if rows.size == 0:
         return None
     # A message belongs to the rank that sends it, and to the one that receives it where that is recorded; a
     # collective to its group, or to its stage where groups are unknown.
     sender = np.where(receives[rows], partner[rows], rows)
     receiver = np.where(receives[rows], rows, partner[rows])
-    known = (receiver != NONE) & (table.peer is not None)
-    to = np.where(known, case.rank[receiver], NONE)
-    pair = ngroup(case.rank[sender], to)
+    known = (receiver != NO_ROW) & (table.peer is not None)
+    to = np.where(known, case.rank[receiver], NO_ROW)
+    pair = Groups.by(case.rank[sender], to)
     named = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
     carrier = np.where((sends | receives)[rows], 2, np.where(named, 0, 1))
     which = np.choose(carrier, (table.group[rows], table.stage[rows], pair.number)).astype(np.int64)
-    links = ngroup(carrier, which, table.operation[sender])
-    cells = grid((case.step[rows], len(case.steps)), (links.number, links.count))
-    members = np.bincount(group_first(links.number, ngroup(links.number, case.rank[rows])))
-    per_step = np.rint(group_size(links) / len(case.steps)).astype(np.int64)
-    first = group_first(np.arange(len(rows)), links)
+    links = Groups.by(carrier, which, table.operation[sender])
+    cells = Groups.grid((case.step[rows], len(case.steps)), (links.number, links.count))
+    members = np.bincount(Groups.by(links.number, case.rank[rows]).first(links.number))
+    per_step = np.rint(links.size() / len(case.steps)).astype(np.int64)
+    first = links.first(np.arange(len(rows)))
     operation = table.operation[sender][first]
     return _Links(
-        seconds=group_mean(case.seconds[rows], cells).reshape(len(case.steps), links.count),
-        likeness=ngroup(operation, members, per_step).number,
+        seconds=cells.mean(case.seconds[rows]).reshape(len(case.steps), links.count),
+        likeness=Groups.by(operation, members, per_step).number,
         place=_places(table.stage[rows], links, carrier[first] == 2),
         names=tuple(
             f"{table.operations[name]} {_carrier(case, kind, index, *ends)}"
@@ -173,14 +160,14 @@ def _measure_links(case: Case) -> _Links | None:
 
 def _places(stage: NDArray[np.int32], links: Groups, messages: Bools) -> Ints:
     seconds = stage.astype(np.float64)
-    lowest, highest = group_min(seconds, links), group_max(seconds, links)
-    joined = ngroup(lowest.astype(np.int64), highest.astype(np.int64)).number
-    return np.where(messages, NONE, joined)
+    lowest, highest = links.min(seconds), links.max(seconds)
+    joined = Groups.by(lowest.astype(np.int64), highest.astype(np.int64)).number
+    return np.where(messages, NO_ROW, joined)
 
 
 def _carrier(case: Case, kind: int, index: int, sender: int, receiver: int) -> str:
     if kind == 2:
-        to = "" if receiver == NONE else f" to rank {int(case.ranks[receiver])}"
+        to = "" if receiver == NO_ROW else f" to rank {int(case.ranks[receiver])}"
         return f"of rank {int(case.ranks[sender])}{to}"
     return f"of stage {index}" if kind == 1 else f"in {case.table.groups[index]}"
 
@@ -255,9 +242,9 @@ def _ranks_are_missing(case: Case) -> bool:
     distance = np.diff(case.ranks)
     if int(case.ranks[0]) >= int(distance.min(initial=1)) or (distance != distance[:1]).any():
         return True
-    _, receives = point_to_point(case.table)
+    receives = case.table.receives
     communication = case.replay.communication
-    alone = (communication.partner == NONE) & (communication.waits_for == NONE)
+    alone = (communication.partner == NO_ROW) & (communication.waits_for == NO_ROW)
     return bool(receives.any() and alone[receives].mean() > _MOST_UNMATCHED)
 
 
@@ -276,12 +263,12 @@ def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:
 
 def _last_arrivals(case: Case, links: _Links) -> Floats:
     """(step, link): seconds from the first operation of the step to the last arrival, of the latest rank."""
-    step_rank = ngroup(case.step, case.rank)
-    begin = group_min(case.table.start_seconds, step_rank)[step_rank.number]
+    step_rank = case.table.cells.groups
+    begin = step_rank.min(case.table.start_seconds)[step_rank.number]
     since = (case.table.start_seconds - begin)[links.rows]
     steps, count = links.seconds.shape
-    cells = grid((case.step[links.rows], steps), (links.link, count))
-    arrival = group_max(since, cells).reshape(steps, count)
+    cells = Groups.grid((case.step[links.rows], steps), (links.link, count))
+    arrival = cells.max(since).reshape(steps, count)
     return np.where(np.isfinite(arrival), arrival, np.nan)
 
 

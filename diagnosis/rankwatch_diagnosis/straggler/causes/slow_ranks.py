@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.causes.slow_replicas import WHY as _WHOLE_REPLICA
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, ngroup
 from rankwatch_diagnosis.straggler.persistence import Excess
 from rankwatch_diagnosis.straggler.robust import sigma
 from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness, find_suspects
@@ -219,9 +219,9 @@ class _Costs:
     def _places(self, rows: Ints) -> Iterator[Ints]:
         """Indices of rows of one operation: for each microbatch where it runs often enough, else for all."""
         table = self._case.table
-        place = ngroup(table.operation[rows], table.microbatch[rows])
+        place = Groups.by(table.operation[rows], table.microbatch[rows])
         often = np.bincount(place.number, minlength=place.count)[place.number] >= _LEAST_OF_PLACE
-        part = ngroup(table.operation[rows], np.where(often, place.number, place.count))
+        part = Groups.by(table.operation[rows], np.where(often, place.number, place.count))
         order = np.argsort(part.number, kind="stable")
         yield from np.split(order, np.flatnonzero(np.diff(part.number[order])) + 1)
 

@@ -10,10 +10,10 @@ import math
 import numpy as np
 
 from rankwatch.conventions.states import Cause
+from rankwatch_diagnosis.operations.groups import Floats, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints, factorize
 from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, noise_of, scan
 from rankwatch_diagnosis.straggler.robust import nan_mean, nan_median
 from rankwatch_diagnosis.straggler.spread import bounds

@@ -12,19 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    factorize,
-    grid,
-    group_first,
-    group_low_median,
-    group_sum,
-    ngroup,
-)
 from rankwatch_diagnosis.straggler.robust import leave_one_out_median, nan_median
 from rankwatch_diagnosis.straggler.visits import works_on_microbatches
 
@@ -113,11 +102,11 @@ def _measure(case: Case) -> _Loads | None:
         return None
     operation, numbers = factorize(case.table.operation[rows])
     shape = (len(case.steps), len(stages), len(numbers))
-    cells = grid((case.step[rows], shape[0]), (stage, shape[1]), (operation, shape[2]))
-    of_rank = ngroup(cells.number, case.rank[rows])
-    seconds = group_sum(case.seconds[rows], of_rank)
-    loads = group_low_median(seconds, Groups(group_first(cells.number, of_rank), cells.count))
-    member = ngroup(stage, case.rank[rows])
+    cells = Groups.grid((case.step[rows], shape[0]), (stage, shape[1]), (operation, shape[2]))
+    of_rank = Groups.by(cells.number, case.rank[rows])
+    seconds = of_rank.sum(case.seconds[rows])
+    loads = Groups(of_rank.first(cells.number), cells.count).low_median(seconds)
+    member = Groups.by(stage, case.rank[rows])
     return _Loads(
         rows=rows,
         stage=stage,
@@ -125,7 +114,7 @@ def _measure(case: Case) -> _Loads | None:
         stages=stages,
         operations=tuple(case.table.operations[each] for each in numbers.tolist()),
         seconds=loads.reshape(shape),
-        ranks=np.bincount(group_first(stage, member), minlength=len(stages)),
+        ranks=np.bincount(member.first(stage), minlength=len(stages)),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rankwatch.conventions.states import Cause
+from rankwatch_diagnosis.operations.groups import Floats, Groups
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Floats, Groups, group_size, group_sum
 from rankwatch_diagnosis.straggler.robust import finite_exp, high_stretch
 from rankwatch_diagnosis.straggler.visits import Visits
 
@@ -29,7 +29,7 @@ def find_unequal_batches(case: Case, visits: Visits, difficulty: Difficulty) -> 
     logarithm = shared if visits.work_log is None else shared + visits.work_log
     ideal = case.seconds.copy()
     even = ideal[rows.index] / finite_exp(logarithm)
-    kept = group_sum(ideal[rows.index], rows.role) / group_sum(even, rows.role)
+    kept = rows.role.sum(ideal[rows.index]) / rows.role.sum(even)
     ideal[rows.index] = even * kept[rows.role.number]
     return Candidate(
         cause=Cause.UNEQUAL_BATCHES,
@@ -53,8 +53,8 @@ def _seen_by(difficulty: Difficulty, by_work: float, seen: bool) -> str:
 def _first_step(visits: Visits, logarithm: Floats, least: int) -> int:
     """The first step of the stretch in which microbatches spread."""
     step = Groups(visits.rows.step, len(visits.steps))
-    size = np.maximum(group_size(step), 1)
-    mean = group_sum(logarithm, step) / size
-    spread = np.sqrt(group_sum((logarithm - mean[step.number]) ** 2, step) / size)
+    size = np.maximum(step.size(), 1)
+    mean = step.sum(logarithm) / size
+    spread = np.sqrt(step.sum((logarithm - mean[step.number]) ** 2) / size)
     window = high_stretch(spread, float(np.quantile(spread, 0.9)) / 3.0, least)
     return int(visits.steps[window[0] if window else 0])

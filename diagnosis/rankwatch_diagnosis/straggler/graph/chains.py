@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE
+from rankwatch_diagnosis.operations.groups import Floats, Ints
+from rankwatch_diagnosis.operations.table import NO_ROW, OperationTable
 from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints
 
 _OVERLAP_SHARE = 0.1
 _OVERLAP_SECONDS = 5e-4
@@ -17,16 +16,11 @@ _DRIFT = 5e-5
 """Seconds by which two timers of one host part in a second; a row may last half a minute."""
 
 
-def in_order(table: OperationTable) -> Ints:
-    """Rows sorted by step, rank and start; of rows that begin together, one without duration came first."""
-    end = table.start_seconds + table.duration_seconds
-    return np.lexsort((end, table.start_seconds, table.rank, table.step))
-
-
-def chain(table: OperationTable, order: Ints) -> tuple[Ints, Floats]:
-    """By row: the row of its rank and step that ended last before it began, -1 for none, and the seconds
-    between the two, which are a little less than 0 where clocks let them overlap.
+def chain(table: OperationTable) -> tuple[Ints, Floats]:
+    """Return by row the row of its rank and step that ended last before it began, -1 for none; and the
+    seconds between the two, which are a little less than 0 where clocks let them overlap.
     """
+    order = table.order
     start, rank, step = table.start_seconds[order], table.rank[order], table.step[order]
     seconds = table.duration_seconds[order]
     end = start + seconds
@@ -37,10 +31,10 @@ def chain(table: OperationTable, order: Ints) -> tuple[Ints, Floats]:
     before = np.arange(len(order)) - 1
     if not (first[1:] | (start[1:] + rounding >= surely_ended[:-1])).all():
         before = _ended_before(start + rounding, surely_ended, np.cumsum(first) - 1)
-    before = np.where(first, NONE, before)
+    before = np.where(first, NO_ROW, before)
     pause = np.where(before >= 0, np.maximum(start - end[before], -overlap[before]), 0.0)
-    found = np.full(len(order), NONE, dtype=np.int64)
-    found[order] = np.where(before >= 0, order[before], NONE)
+    found = np.full(len(order), NO_ROW, dtype=np.int64)
+    found[order] = np.where(before >= 0, order[before], NO_ROW)
     pauses = np.zeros(len(order))
     pauses[order] = pause
     return found, pauses
@@ -56,7 +50,7 @@ def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
     ended = merged[~asking]
     last = np.empty(count, dtype=np.int64)
     last[merged[asking] - count] = np.cumsum(~asking)[asking] - 1
-    before = np.where(last >= 0, ended[np.maximum(last, 0)], NONE)
+    before = np.where(last >= 0, ended[np.maximum(last, 0)], NO_ROW)
     # A row without duration has ended when it begins.
     before = np.where(before >= position, position - 1, before)
-    return np.where((before >= 0) & (chain[before] == chain), before, NONE)
+    return np.where((before >= 0) & (chain[before] == chain), before, NO_ROW)

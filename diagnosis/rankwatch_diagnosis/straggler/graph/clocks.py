@@ -11,23 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, connected, factorize
+from rankwatch_diagnosis.operations.table import NO_ROW, OperationTable
 from rankwatch_diagnosis.straggler.graph.collectives import Communication
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    factorize,
-    group_first,
-    group_max,
-    group_mean,
-    group_min,
-    group_size,
-    ngroup,
-)
 
 _MOST_ROUNDS = 64
 """Ranks that are further apart than this many meetings keep their clocks."""
@@ -43,13 +30,12 @@ class Aligned(NamedTuple):
 
 def align_clocks(table: OperationTable, communication: Communication) -> Aligned:
     """Shift the starts of each rank in each step so that those who meet leave together."""
-    cell = ngroup(table.step, table.rank)
-    end = table.start_seconds + table.duration_seconds
+    cell, end = table.cells.groups, table.end_seconds
     member, instance = _collective_ends(cell, communication)
     tolerance = clock_seconds(table)
     together = member.size and _spread(end[member], instance) <= tolerance
     if together and _come_after_they_were_sent(table, communication, end, tolerance):
-        return Aligned(table, ngroup(table.step).number)
+        return Aligned(table, table.cells.step)
     offset, clock = _offsets(table, communication, cell, end, member, instance)
     return Aligned(
         replace(table, start_seconds=table.start_seconds + offset[cell.number]), clock[cell.number]
@@ -62,14 +48,14 @@ def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, 
     if rows.size == 0:
         return rows, Groups(rows, 0)
     instance = Groups(communication.collective[rows], communication.collectives)
-    several = (group_size(instance) > 1)[instance.number]
+    several = (instance.size() > 1)[instance.number]
     number, numbers = factorize(instance.number[several])
     return rows[several], Groups(number, len(numbers))
 
 
 def _spread(ends: Floats, instance: Groups) -> float:
     """How far the ends of a meeting are apart, in nine of ten."""
-    return float(np.quantile(group_max(ends, instance) - group_min(ends, instance), 0.9))
+    return float(np.quantile(instance.max(ends) - instance.min(ends), 0.9))
 
 
 def _come_after_they_were_sent(
@@ -95,11 +81,13 @@ def _offsets(
     The first rank of each clock keeps its time, and the others follow meeting by meeting.
     """
     pairs = _message_offsets(table, communication, cell, end)
-    clock = _connected(cell.count, member, instance, cell, pairs)
-    known = np.zeros(cell.count, dtype=np.bool_)
-    known[group_first(np.arange(cell.count), Groups(clock, int(clock.max()) + 1))] = True
-    offset = np.zeros(cell.count)
     at = cell.number[member]
+    pair = instance.count + np.arange(len(pairs.one))
+    meetings = Groups(np.r_[instance.number, pair, pair], instance.count + len(pair))
+    clock = factorize(connected(cell.count, np.r_[at, pairs.one, pairs.other], meetings))[0]
+    known = np.zeros(cell.count, dtype=np.bool_)
+    known[Groups(clock, int(clock.max()) + 1).first(np.arange(cell.count))] = True
+    offset = np.zeros(cell.count)
     for _ in range(_MOST_ROUNDS):
         told, by = _from_collectives(end[member], at, instance, offset, known, cell.count)
         more, also = _from_messages(pairs, offset, known, cell.count)
@@ -118,9 +106,7 @@ def _from_collectives(
 ) -> tuple[Floats, Floats]:
     """By cell: the sum of offsets that its collectives ask for, and their number."""
     seen = known[at]
-    common = group_mean(
-        np.where(seen, ends + offset[at], 0.0)[seen], Groups(instance.number[seen], instance.count)
-    )
+    common = Groups(instance.number[seen], instance.count).mean(np.where(seen, ends + offset[at], 0.0)[seen])
     asked = common[instance.number] - ends
     there = np.isfinite(asked)
     total, count = np.zeros(cells), np.zeros(cells)
@@ -150,23 +136,23 @@ def _message_offsets(
         return _Pairs(given, asking, lead)
     source, target = cell.number[given], cell.number[asking]
     low, high = np.minimum(source, target), np.maximum(source, target)
-    pair = ngroup(low, high)
+    pair = Groups.by(low, high)
     upwards = source < target
-    up = group_min(np.where(upwards, lead, np.inf), pair)
-    down = group_min(np.where(upwards, np.inf, lead), pair)
+    up = pair.min(np.where(upwards, lead, np.inf))
+    down = pair.min(np.where(upwards, np.inf, lead))
     both = np.isfinite(up) & np.isfinite(down)
     ahead = np.where(both, (np.where(both, up, 0.0) - np.where(both, down, 0.0)) / 2.0, 0.0)
     ahead = np.where(both, ahead, np.where(np.isfinite(up), up, -down))
-    return _Pairs(group_first(low, pair), group_first(high, pair), ahead)
+    return _Pairs(pair.first(low), pair.first(high), ahead)
 
 
 def _leads(table: OperationTable, communication: Communication, end: Floats) -> tuple[Ints, Ints, Floats]:
     """Rows that give and rows that take, and by how much later the one that takes could go on."""
-    receives = point_to_point(table)[1]
-    named = np.flatnonzero(receives & (communication.partner != NONE))
+    receives = table.receives
+    named = np.flatnonzero(receives & (communication.partner != NO_ROW))
     if table.ahead_seconds is not None:  # where a wait began late, it may end late
         named = named[(table.ahead_seconds[named] + table.ahead_seconds[communication.partner[named]]) == 0.0]
-    implied = np.flatnonzero((communication.waits_for != NONE) & (communication.partner == NONE))
+    implied = np.flatnonzero((communication.waits_for != NO_ROW) & (communication.partner == NO_ROW))
     given = np.r_[communication.partner[named], communication.waits_for[implied]]
     goes_on = np.where(receives[implied], end[implied], table.start_seconds[implied])
     return given, np.r_[named, implied], np.r_[end[named], goes_on] - end[given]
@@ -183,21 +169,3 @@ def _from_messages(pairs: _Pairs, offset: Floats, known: Bools, cells: int) -> t
         np.add.at(total, asking[there], (offset[given] + ahead)[there])
         np.add.at(count, asking[there], 1.0)
     return total, count
-
-
-def _connected(cells: int, member: Ints, instance: Groups, cell: Groups, pairs: _Pairs) -> Ints:
-    """By cell the number of its clock: the lowest cell that it meets, directly or through others."""
-    label = np.arange(cells)
-    at = cell.number[member]
-    while True:
-        before = label.copy()
-        if at.size:
-            lowest = np.full(instance.count, cells)
-            np.minimum.at(lowest, instance.number, label[at])
-            np.minimum.at(label, at, lowest[instance.number])
-        if pairs.one.size:
-            lower = np.minimum(label[pairs.one], label[pairs.other])
-            np.minimum.at(label, pairs.one, lower)
-            np.minimum.at(label, pairs.other, lower)
-        if (label == before).all():
-            return factorize(label)[0]

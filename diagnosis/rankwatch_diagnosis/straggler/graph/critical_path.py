@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE
+from rankwatch_diagnosis.operations.groups import Floats, Ints
+from rankwatch_diagnosis.operations.table import NO_ROW
 from rankwatch_diagnosis.straggler.graph.replay import Replay
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints
 
 _SAME_SECONDS = 1e-9
 """Of two that arrived together, the row's own rank is taken."""
@@ -49,7 +49,7 @@ def timeline(replay: Replay, seconds: Floats) -> Timeline:
 def critical_path(replay: Replay, times: Timeline, rows: Ints) -> list[Stretch]:
     """Of the step that these rows are, in the order of time. They follow one another without a gap."""
     members = _members(replay, rows)
-    row = int(rows[np.argmax(times.ends[rows])]) if rows.size else NONE
+    row = int(rows[np.argmax(times.ends[rows])]) if rows.size else NO_ROW
     found: list[Stretch] = []
     seen: set[int] = set()
     while row >= 0 and row not in seen:  # a guess of the graph that was wrong may have left a cycle

@@ -14,19 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount
+from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.clocks import Aligned
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    cumcount,
-    factorize,
-    group_max,
-    ngroup,
-)
 
 HIDDEN_WAIT = "wait without a row"
 """Name of the operation."""
@@ -80,8 +70,7 @@ class _Meeting(NamedTuple):
 def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     """The table with a row for each wait that has none; `before` is by row the row before it on its rank."""
     table = aligned.table
-    step, steps = factorize(table.step)
-    rank, ranks = factorize(table.rank)
+    step, steps, rank, ranks, _ = table.cells
     if len(ranks) < 2:
         return table
     run = _runs(table, order)
@@ -92,7 +81,7 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     for rows in _kinds(table, usable, run):
         if _SPARSE * len(rows) < len(steps) * len(ranks):
             continue
-        at = np.full((len(steps), len(ranks)), NONE, dtype=np.int64)
+        at = np.full((len(steps), len(ranks)), NO_ROW, dtype=np.int64)
         at[step[rows], rank[rows]] = rows
         for spans in _spans_of(table, at, before):
             found = _meetings(spans, sets, aligned)
@@ -103,20 +92,19 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
 
 def _runs(table: OperationTable, order: Ints) -> Ints:
     """By row: which run of its operation it is in its step and rank."""
-    return cumcount(ngroup(table.step, table.rank, table.operation).number, order)
+    return cumcount(Groups.by(table.step, table.rank, table.operation).number, order)
 
 
 def _usable(table: OperationTable, run: Ints) -> Ints:
     """Rows of operations that run a few times in a step, and are no messages."""
-    most = group_max(run.astype(np.float64), Groups(table.operation.astype(np.int64), len(table.operations)))
-    sends, receives = point_to_point(table)
+    most = Groups(table.operation.astype(np.int64), len(table.operations)).max(run.astype(np.float64))
     few = most[table.operation] < _MOST_RUNS
-    return np.flatnonzero(few & ~sends & ~receives)
+    return np.flatnonzero(few & ~table.sends & ~table.receives)
 
 
 def _kinds(table: OperationTable, usable: Ints, run: Ints) -> list[Ints]:
     """The usable rows by operation and run."""
-    kinds = ngroup(table.operation[usable], run[usable])
+    kinds = Groups.by(table.operation[usable], run[usable])
     by_kind = np.argsort(kinds.number, kind="stable")
     return np.split(usable[by_kind], np.flatnonzero(np.diff(kinds.number[by_kind])) + 1)
 
@@ -125,8 +113,8 @@ def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]
     """The pause before the rows, and the rows themselves where they compute."""
     there = at >= 0
     start = np.where(there, table.start_seconds[at], np.nan)
-    previous = np.where(there, before[at], NONE)
-    ended = table.start_seconds[previous] + table.duration_seconds[previous]
+    previous = np.where(there, before[at], NO_ROW)
+    ended = table.end_seconds[previous]
     yield _Spans(np.where(previous >= 0, ended, np.nan), start, at, inside=False)
     if table.kind[at[there][0]] == Kind.COMPUTE:
         yield _Spans(start, np.where(there, start + table.duration_seconds[at], np.nan), at, inside=True)

@@ -12,22 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    factorize,
-    group_first,
-    group_max,
-    group_mean,
-    group_min,
-    group_size,
-    group_sum,
-    ngroup,
-)
 
 _ONE_FOR_ONE = (0.7, 1.3)
 """Seconds later for each second less: 1 for members, whatever clocks do."""
@@ -49,14 +36,14 @@ def declared_parts(table: OperationTable, rows: Ints) -> Ints:
     return np.where(_has_group(table, rows) | (len(stages) == 1), 0, 1 + stage)
 
 
-def observed_parts(table: OperationTable, order: Ints, rows: Ints, kind: Ints) -> Ints:
+def observed_parts(table: OperationTable, rows: Ints, kind: Ints) -> Ints:
     """The same, by which ranks leave together.
 
-    `order` sorts the table by step, rank and start. `kind` numbers what is the same in every step: the group
-    (one number for none), the operation and which of its runs in the step it is.
+    `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
+    its runs in the step it is.
     """
     left = _seconds_until_left(table, rows)
-    arrived = left - _stay(table, order)[rows]
+    arrived = left - _stay(table)[rows]
     part = _parts_by_times(table, rows, kind, left, arrived)
     by_clock = _parts_by_clock(table, rows, kind)
     if by_clock is not None:
@@ -68,12 +55,12 @@ def _trusted(table: OperationTable, rows: Ints) -> Bools:
     """By row: the ranks of its group look like one group, all of one replica, or one of each in one stage."""
     group = Groups(table.group[rows].astype(np.int64), len(table.groups))
     replica, stage = (each[rows].astype(np.float64) for each in (table.replica, table.stage))
-    one_replica = group_max(replica, group) == group_min(replica, group)
-    one_stage = group_max(stage, group) == group_min(stage, group)
-    member = ngroup(group.number, table.rank[rows])
-    block = ngroup(group.number, table.stage[rows], table.replica[rows])
-    members = np.bincount(group_first(group.number, member), minlength=group.count)
-    blocks = np.bincount(group_first(group.number, block), minlength=group.count)
+    one_replica = group.max(replica) == group.min(replica)
+    one_stage = group.max(stage) == group.min(stage)
+    member = Groups.by(group.number, table.rank[rows])
+    block = Groups.by(group.number, table.stage[rows], table.replica[rows])
+    members = np.bincount(member.first(group.number), minlength=group.count)
+    blocks = np.bincount(block.first(group.number), minlength=group.count)
     alike = one_replica | (one_stage & (members == blocks))
     trusted: Bools = _has_group(table, rows) & alike[group.number]
     return trusted
@@ -83,13 +70,13 @@ def _parts_by_clock(table: OperationTable, rows: Ints, kind: Ints) -> Ints | Non
     """By row its part: the job, its replica, its stage, its block of both, or itself: the largest whose ranks
     leave together on the clock of the table. None where ranks do not share one.
     """
-    end = table.start_seconds[rows] + table.duration_seconds[rows]
-    step, place = table.step[rows], ngroup(kind).number
-    stage, replica = ngroup(table.stage[rows]), ngroup(table.replica[rows])
-    block = ngroup(table.stage[rows], table.replica[rows])
+    end = table.end_seconds[rows]
+    step, place = table.step[rows], Groups.by(kind).number
+    stage, replica = Groups.by(table.stage[rows]), Groups.by(table.replica[rows])
+    block = Groups.by(table.stage[rows], table.replica[rows])
     nobody = np.zeros(len(rows), dtype=np.int64)
     tolerance = clock_seconds(table)
-    part = 1 + stage.count + replica.count + block.count + ngroup(table.rank[rows]).number
+    part = 1 + stage.count + replica.count + block.count + Groups.by(table.rank[rows]).number
     decided = np.zeros(len(rows), dtype=np.bool_)
     first = 0
     for units in (Groups(nobody, 1), replica, stage, block):
@@ -104,21 +91,21 @@ def _parts_by_clock(table: OperationTable, rows: Ints, kind: Ints) -> Ints | Non
 
 def _leave_together(end: Floats, kind: Ints, step: Ints, unit: Ints, tolerance: float) -> Bools:
     """By row: the rows of its kind leave within the tolerance in nine of ten meetings of a unit."""
-    meeting = ngroup(kind, step, unit)
-    first = group_min(end, meeting)
-    apart = group_max(end, meeting) - first
-    several = group_size(meeting) > 1
-    of_kind = Groups(group_first(kind, meeting), int(kind.max()) + 1)
-    met = group_sum(several.astype(np.float64), of_kind)
-    agree = group_sum((several & (apart <= tolerance)).astype(np.float64), of_kind)
+    meeting = Groups.by(kind, step, unit)
+    first = meeting.min(end)
+    apart = meeting.max(end) - first
+    several = meeting.size() > 1
+    of_kind = Groups(meeting.first(kind), int(kind.max()) + 1)
+    met = of_kind.sum(several.astype(np.float64))
+    agree = of_kind.sum((several & (apart <= tolerance)).astype(np.float64))
     together: Bools = (met > 0) & (agree >= _MOSTLY * met)
     return together[kind]
 
 
 def _parts_by_times(table: OperationTable, rows: Ints, kind: Ints, left: Floats, arrived: Floats) -> Ints:
     """By row its part, whatever clocks ranks have. `left` and `arrived` are seconds of the rank's clock."""
-    stage = ngroup(table.stage[rows])
-    block = ngroup(table.stage[rows], table.replica[rows])
+    stage = Groups.by(table.stage[rows])
+    block = Groups.by(table.stage[rows], table.replica[rows])
     step = factorize(table.step[rows])[0]
     everywhere = np.zeros(len(rows), dtype=np.int64)
     part = everywhere.copy()
@@ -140,7 +127,7 @@ def _has_group(table: OperationTable, rows: Ints) -> Bools:
 def _blocks_have_several_ranks(table: OperationTable, rows: Ints, block: Groups) -> bool:
     """True if ranks share stage and replica, as those of tensor parallelism do."""
     ranks = len(np.unique(table.rank[rows]))
-    return ngroup(block.number, table.rank[rows]).count == ranks and ranks > block.count
+    return Groups.by(block.number, table.rank[rows]).count == ranks and ranks > block.count
 
 
 class _Explained(NamedTuple):
@@ -153,16 +140,16 @@ class _Explained(NamedTuple):
 
 def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats) -> _Explained:
     """Of each kind, its units (stages or replicas) against each other, in the same step and `within`."""
-    cell = ngroup(kind, within, step, unit)
-    kind, within, step, unit = (group_first(each, cell) for each in (kind, within, step, unit))  # by cell
-    rendezvous, home = ngroup(kind, within, step), ngroup(kind, within, unit)
-    of_kind = ngroup(kind)
+    cell = Groups.by(kind, within, step, unit)
+    kind, within, step, unit = (cell.first(each) for each in (kind, within, step, unit))  # by cell
+    rendezvous, home = Groups.by(kind, within, step), Groups.by(kind, within, unit)
+    of_kind = Groups.by(kind)
     # Only steps count in which everybody is seen: clocks differ, and who is left out would shift the means.
-    whole = _is_whole(cell, rendezvous, home, ngroup(kind, within).number)
+    whole = _is_whole(cell, rendezvous, home, Groups.by(kind, within).number)
 
     def deviation(seconds: Floats) -> Floats:
-        mean = group_mean(seconds, cell)
-        against = np.where(whole, mean - group_mean(mean, rendezvous)[rendezvous.number], np.nan)
+        mean = cell.mean(seconds)
+        against = np.where(whole, mean - rendezvous.mean(mean)[rendezvous.number], np.nan)
         # From one step to the next, so that clocks may drift.
         return np.nan_to_num(against - _one_step_before(against, home, step))
 
@@ -185,19 +172,19 @@ def _one_step_before(values: Floats, home: Groups, step: Ints) -> Floats:
 
 def _is_whole(cell: Groups, rendezvous: Groups, home: Groups, place: Ints) -> Bools:
     """By cell: its rendezvous has several units, as many as ever, and each of them all of its rows."""
-    size = group_size(cell).astype(np.float64)
-    lacks = (size < group_max(size, home)[home.number]) * 1.0
-    units = group_size(rendezvous).astype(np.float64)
-    places = ngroup(group_first(place, rendezvous))
-    lacks += (units < group_max(units, places)[places.number])[rendezvous.number]
-    whole: Bools = ((group_sum(lacks, rendezvous) == 0.0) & (units > 1))[rendezvous.number]
+    size = cell.size().astype(np.float64)
+    lacks = (size < home.max(size)[home.number]) * 1.0
+    units = rendezvous.size().astype(np.float64)
+    places = Groups.by(rendezvous.first(place))
+    lacks += (units < places.max(units)[places.number])[rendezvous.number]
+    whole: Bools = ((rendezvous.sum(lacks) == 0.0) & (units > 1))[rendezvous.number]
     return whole
 
 
 def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
     """By group: cov(stay, arrival)^2 / (var stay * var arrival); 0 unless it is second for second."""
-    both = -group_sum(stay * arrival, groups)
-    stays, arrivals = group_sum(stay * stay, groups), group_sum(arrival * arrival, groups)
+    both = -groups.sum(stay * arrival)
+    stays, arrivals = groups.sum(stay * stay), groups.sum(arrival * arrival)
     seen = (stays > 0.0) & (arrivals > 0.0)
     slope = np.divide(both, stays, out=np.full(groups.count, np.nan), where=seen)
     share: Floats = np.divide(both, arrivals, out=np.full(groups.count, np.nan), where=seen) * slope
@@ -207,15 +194,16 @@ def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
 
 def _seconds_until_left(table: OperationTable, rows: Ints) -> Floats:
     """By row: seconds from the first start of its rank to its end, so that little is rounded away."""
-    of_rank = ngroup(table.rank)
-    begin = group_min(table.start_seconds, of_rank)
+    of_rank = Groups.by(table.rank)
+    begin = of_rank.min(table.start_seconds)
     since: Floats = table.start_seconds[rows] - begin[of_rank.number[rows]] + table.duration_seconds[rows]
     return since
 
 
-def _stay(table: OperationTable, order: Ints) -> Floats:
+def _stay(table: OperationTable) -> Floats:
     """By row: seconds to its end from that of the row before on its rank, or from its own start."""
-    start, end = table.start_seconds[order], (table.start_seconds + table.duration_seconds)[order]
+    order = table.order
+    start, end = table.start_seconds[order], table.end_seconds[order]
     follows = np.zeros(len(order), dtype=np.bool_)
     follows[1:] = (table.rank[order][1:] == table.rank[order][:-1]) & (
         table.step[order][1:] == table.step[order][:-1]

@@ -18,23 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.operations.table import NO_PEER, Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount, factorize
+from rankwatch_diagnosis.operations.table import NO_PEER, NO_ROW, Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS, clock_seconds
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    cumcount,
-    factorize,
-    group_first,
-    group_low_quantile,
-    group_max,
-    group_median,
-    group_size,
-    ngroup,
-)
 
 _UNKNOWN, _FORWARD, _BACKWARD = 0, 1, -1
 _BUFFERED_SHARE = 0.02
@@ -61,23 +47,23 @@ class Messages(NamedTuple):
     """Seconds without the wait; 0 for rows that are no messages."""
 
 
-def match_messages(table: OperationTable, order: Ints) -> Messages:
-    """Match all messages of a table; `order` sorts its rows by step, rank and start."""
-    sends, receives = point_to_point(table)
-    nobody = np.full(len(table), NONE, dtype=np.int64)
+def match_messages(table: OperationTable) -> Messages:
+    """Match all messages of a table."""
+    sends, receives = table.sends, table.receives
+    nobody = np.full(len(table), NO_ROW, dtype=np.int64)
     partner, waits_for = nobody.copy(), nobody.copy()
     shard = _shards(table)
     if sends.any() or receives.any():
-        _match(table, order, sends, receives, shard, partner)
+        _match(table, shard, partner)
     if len(np.unique(table.stage)) > 1:
         if not receives.any():
             _follow_the_pipeline(table, shard, waits_for)
         elif not sends.any():
-            _receive_what_was_computed(table, order, shard, waits_for)
-    batch = _batches(table, order, sends | receives)
-    matched = partner != NONE
+            _receive_what_was_computed(table, shard, waits_for)
+    batch = _batches(table, sends | receives)
+    matched = partner != NO_ROW
     buffered = (sends | receives) & (batch.number < 0) & _are_buffered(table, partner, receives, batch.number)
-    meets = np.where(matched & ~buffered, partner, NONE)
+    meets = np.where(matched & ~buffered, partner, NO_ROW)
     late = receives & buffered & matched
     waits_for[late] = partner[late]
     transfer = _transfers(table, sends | receives, partner, waits_for, batch)
@@ -86,51 +72,49 @@ def match_messages(table: OperationTable, order: Ints) -> Messages:
     return Messages(partner, meets, waits_for, batch.number, batch.count, transfer)
 
 
-def _match(
-    table: OperationTable, order: Ints, sends: Bools, receives: Bools, shard: Ints, partner: Ints
-) -> None:
+def _match(table: OperationTable, shard: Ints, partner: Ints) -> None:
     """A channel is a pair of ranks where peers are known, else what a stage sends to the one that is next."""
-    messages = sends | receives
+    sends, messages = table.sends, table.sends | table.receives
     if table.peer is not None:
         known = messages & (table.peer != NO_PEER)
         rows = np.flatnonzero(known)
         own, peer = table.rank[rows], table.peer[rows]
         source, target = np.where(sends[rows], (own, peer), (peer, own))
-        channel = ngroup(table.step[rows], source, target).number
-        _match_channels(order, rows, channel, sends[rows], partner)
+        channel = Groups.by(table.step[rows], source, target).number
+        _match_channels(table.order, rows, channel, sends[rows], partner)
         messages = messages & ~known
         if not messages.any():
             return
-    forward = _goes_forward(table, order, sends, receives)
+    forward = _goes_forward(table)
     rows = np.flatnonzero(messages)
     ahead = np.where(forward[rows], 1, -1)
     # A message is named by where it arrives.
     arrives = table.stage[rows] + np.where(sends[rows], ahead, 0)
-    channel = ngroup(*_place(table, shard, rows), arrives, forward[rows].astype(np.int64)).number
-    _match_channels(order, rows, channel, sends[rows], partner)
+    channel = Groups.by(*_place(table, shard, rows), arrives, forward[rows].astype(np.int64)).number
+    _match_channels(table.order, rows, channel, sends[rows], partner)
 
 
 def _match_channels(order: Ints, rows: Ints, channel: Ints, sent: Bools, partner: Ints) -> None:
     """The n-th receive of a channel belongs to the n-th send of it."""
-    message = ngroup(channel, cumcount(channel * 2 + sent, _in_time(order, rows))).number
+    message = Groups.by(channel, cumcount(channel * 2 + sent, _in_time(order, rows))).number
     _link(rows, message, sent, ~sent, partner)
     _link(rows, message, ~sent, sent, partner)
 
 
 def _link(rows: Ints, message: Ints, given: Bools, asking: Bools, found: Ints) -> None:
     """Write the given row of each message into `found` at its asking row."""
-    at = np.full(int(message.max()) + 1, NONE, dtype=np.int64)
+    at = np.full(int(message.max()) + 1, NO_ROW, dtype=np.int64)
     at[message[given]] = rows[given]
     found[rows[asking]] = at[message[asking]]
 
 
-def _batches(table: OperationTable, order: Ints, messages: Bools) -> Groups:
+def _batches(table: OperationTable, messages: Bools) -> Groups:
     """By row the number of its batch, -1 for none: messages of a rank with one start and one duration."""
-    rows = order[messages[order]]
-    number = np.full(len(table), NONE, dtype=np.int64)
+    rows = table.order[messages[table.order]]
+    number = np.full(len(table), NO_ROW, dtype=np.int64)
     if rows.size < 2:
         return Groups(number, 0)
-    ends = table.start_seconds[rows] + table.duration_seconds[rows]
+    ends = table.end_seconds[rows]
     together = (np.diff(table.rank[rows]) == 0) & (np.diff(table.step[rows]) == 0)
     together &= np.abs(np.diff(table.start_seconds[rows])) <= ROUNDING_SECONDS
     together &= (np.abs(np.diff(ends)) <= ROUNDING_SECONDS) & (table.duration_seconds[rows][1:] > 0.0)
@@ -146,12 +130,12 @@ def _batches(table: OperationTable, order: Ints, messages: Bools) -> Groups:
 
 def _are_buffered(table: OperationTable, partner: Ints, receives: Bools, batch: Ints) -> bool:
     """True if receives often begin when their send is over, so that sends do not wait for them."""
-    rows = np.flatnonzero(receives & (partner != NONE) & (batch < 0))
+    rows = np.flatnonzero(receives & (partner != NO_ROW) & (batch < 0))
     rows = rows[batch[partner[rows]] < 0]
     if rows.size == 0:
         return False
     send = partner[rows]
-    over = table.start_seconds[send] + table.duration_seconds[send] + clock_seconds(table)
+    over = table.end_seconds[send] + clock_seconds(table)
     return bool(np.mean(table.start_seconds[rows] > over) > _BUFFERED_SHARE)
 
 
@@ -161,16 +145,16 @@ def _transfers(
     """By row: what the end that came last spends; in a batch, what its longest message takes."""
     seconds = np.where(messages, table.duration_seconds, 0.0)
     rows = np.flatnonzero(messages)
-    matched = rows[partner[rows] != NONE]
+    matched = rows[partner[rows] != NO_ROW]
     seconds[matched] = np.minimum(seconds[matched], table.duration_seconds[partner[matched]])
     _since_enqueued(table, matched, partner, seconds)
     _without_longer_waits(table, matched, partner, batch, seconds)
-    _after_the_pass(table, rows[(partner == NONE)[rows] & (waits_for != NONE)[rows]], waits_for, seconds)
+    _after_the_pass(table, rows[(partner == NO_ROW)[rows] & (waits_for != NO_ROW)[rows]], waits_for, seconds)
     _of_one_end(table, rows, partner, seconds)
     inside = np.flatnonzero(batch.number >= 0)
     if inside.size:
         of_batch = Groups(batch.number[inside], batch.count)
-        seconds[inside] = group_max(seconds[inside], of_batch)[of_batch.number]
+        seconds[inside] = of_batch.max(seconds[inside])[of_batch.number]
     return seconds
 
 
@@ -179,7 +163,7 @@ def _since_enqueued(table: OperationTable, matched: Ints, partner: Ints, seconds
     ahead = table.ahead_seconds
     if ahead is None:
         return
-    came, end = table.start_seconds - ahead, table.start_seconds + table.duration_seconds
+    came, end = table.start_seconds - ahead, table.end_seconds
     over = np.minimum(end[matched], end[partner[matched]])
     # The messages of a rank travel one after the other.
     moment = np.round(came[matched] / ROUNDING_SECONDS)
@@ -201,44 +185,44 @@ def _without_longer_waits(
     inside = matched[batch.number[matched] >= 0]
     if inside.size == 0:
         return
-    pairs = ngroup(batch.number[inside], table.rank[partner[inside]])
-    peers = group_size(Groups(group_first(batch.number[inside], pairs), batch.count))
+    pairs = Groups.by(batch.number[inside], table.rank[partner[inside]])
+    peers = Groups(pairs.first(batch.number[inside]), batch.count).size()
     ring = inside[(peers[batch.number[inside]] > 1) | (peers[batch.number[partner[inside]]] > 1)]
     if ring.size == 0:
         return
-    end = table.start_seconds + table.duration_seconds
+    end = table.end_seconds
     came = np.maximum(table.start_seconds[ring], table.start_seconds[partner[ring]])
-    kind = ngroup(table.operation[ring], table.stage[ring])
-    usual = group_low_quantile(seconds[ring], kind, _SHORTEST)[kind.number]
+    kind = Groups.by(table.operation[ring], table.stage[ring])
+    usual = kind.low_quantile(seconds[ring], _SHORTEST)[kind.number]
     left = np.minimum(end[ring], end[partner[ring]])
     seconds[ring] = np.minimum(seconds[ring], np.maximum(left - came, usual))
 
 
 def _after_the_pass(table: OperationTable, receives: Ints, waits_for: Ints, seconds: Floats) -> None:
     """A receive that waits for a pass of another stage takes what is left of it when the pass has ended."""
-    end = table.start_seconds + table.duration_seconds
+    end = table.end_seconds
     left = end[receives] - np.maximum(table.start_seconds[receives], end[waits_for[receives]])
     seconds[receives] = np.minimum(seconds[receives], np.maximum(left, 0.0))
 
 
 def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Floats) -> None:
     """A message with one end in the table: what messages like it take; it may hold a wait for the other."""
-    alone = partner[rows] == NONE
+    alone = partner[rows] == NO_ROW
     if not alone.any():
         return
-    kind = ngroup(table.operation[rows], table.stage[rows])
-    usual = group_median(np.where(alone, np.nan, seconds[rows]), kind)
-    few = group_size(Groups(kind.number[alone], kind.count)) <= _MOST_UNMATCHED * group_size(kind)
-    shortest = group_low_quantile(seconds[rows], kind, _SHORTEST)
+    kind = Groups.by(table.operation[rows], table.stage[rows])
+    usual = kind.median(np.where(alone, np.nan, seconds[rows]))
+    few = Groups(kind.number[alone], kind.count).size() <= _MOST_UNMATCHED * kind.size()
+    shortest = kind.low_quantile(seconds[rows], _SHORTEST)
     usual = np.where(few & np.isfinite(usual), usual, shortest)[kind.number]
     seconds[rows[alone]] = np.minimum(seconds[rows[alone]], usual[alone])
 
 
-def _receive_what_was_computed(table: OperationTable, order: Ints, shard: Ints, waits_for: Ints) -> None:
+def _receive_what_was_computed(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
     """Without rows of sends: the n-th receive waits for the n-th pass of the stage that sends to it."""
-    receives = np.flatnonzero(point_to_point(table)[1])
+    receives = np.flatnonzero(table.receives)
     for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
-        of_pass = np.array([is_pass(name) for name in table.operations], dtype=np.bool_)[table.operation]
+        of_pass = table.named(is_pass)
         rows = np.flatnonzero(of_pass & (table.kind == Kind.COMPUTE))
         asking = receives[of_pass[receives]]
         if rows.size == 0 or asking.size == 0:
@@ -246,22 +230,22 @@ def _receive_what_was_computed(table: OperationTable, order: Ints, shard: Ints, 
         both = np.r_[rows, asking]
         gives = np.r_[np.ones(len(rows), dtype=np.bool_), np.zeros(len(asking), dtype=np.bool_)]
         arrives = table.stage[both] + np.where(gives, ahead, 0)
-        channel = ngroup(table.step[both], table.replica[both], shard[both], arrives).number
-        number = cumcount(channel * 2 + gives, _in_time(order, both))
-        _link(both, ngroup(channel, number).number, gives, ~gives, waits_for)
+        channel = Groups.by(table.step[both], table.replica[both], shard[both], arrives).number
+        number = cumcount(channel * 2 + gives, _in_time(table.order, both))
+        _link(both, Groups.by(channel, number).number, gives, ~gives, waits_for)
 
 
 def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
     """Without rows of sends: forward waits for the stage before, backward for the stage behind."""
     for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
-        of_pass = np.array([is_pass(name) for name in table.operations], dtype=np.bool_)[table.operation]
+        of_pass = table.named(is_pass)
         rows = np.flatnonzero((table.kind == Kind.COMPUTE) & of_pass)
         if rows.size == 0:
             continue
         twice = np.r_[rows, rows]
         receives = np.r_[np.zeros(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)]
         arrives = table.stage[twice] + np.where(receives, 0, ahead)
-        message = ngroup(*_place(table, shard, twice), arrives).number
+        message = Groups.by(*_place(table, shard, twice), arrives).number
         _link(twice, message, ~receives, receives, waits_for)
 
 
@@ -272,9 +256,9 @@ def _place(table: OperationTable, shard: Ints, rows: Ints) -> tuple[NDArray[np.i
 
 def _shards(table: OperationTable) -> Ints:
     """By row: position of its rank among the ranks of its replica and stage."""
-    home = ngroup(table.replica, table.stage).number
-    member = ngroup(home, table.rank)
-    return cumcount(group_first(home, member))[member.number]
+    home = Groups.by(table.replica, table.stage).number
+    member = Groups.by(home, table.rank)
+    return cumcount(member.first(home))[member.number]
 
 
 def _in_time(order: Ints, rows: Ints) -> Ints:
@@ -284,13 +268,14 @@ def _in_time(order: Ints, rows: Ints) -> Ints:
     return np.argsort(position[rows], kind="stable")
 
 
-def _goes_forward(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> Bools:
+def _goes_forward(table: OperationTable) -> Bools:
     """By row: the message goes to the next stage. Without a known direction, forward comes first."""
-    direction = _directions(table, order, sends, receives)
+    sends, receives = table.sends, table.receives
+    direction = _directions(table)
     rows = np.flatnonzero(sends | receives)
-    own = ngroup(table.step[rows], table.rank[rows], table.stage[rows], table.microbatch[rows]).number
+    own = Groups.by(table.step[rows], table.rank[rows], table.stage[rows], table.microbatch[rows]).number
     second = np.zeros(len(table), dtype=np.bool_)
-    second[rows] = cumcount(own * 2 + sends[rows], _in_time(order, rows)) > 0
+    second[rows] = cumcount(own * 2 + sends[rows], _in_time(table.order, rows)) > 0
     low, high = table.stage.min(), table.stage.max()
     # The last stage sends only gradients, and the first one receives only gradients.
     only_back = (sends & (table.stage == high)) | (receives & (table.stage == low))
@@ -298,23 +283,24 @@ def _goes_forward(table: OperationTable, order: Ints, sends: Bools, receives: Bo
     return forward
 
 
-def _directions(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> NDArray[np.int8]:
-    """By row: 1 forward, -1 backward, 0 where it is unknown; `order` sorts by step, rank and start.
+def _directions(table: OperationTable) -> NDArray[np.int8]:
+    """By row: 1 forward, -1 backward, 0 where it is unknown.
 
     The name of a message gives its direction, or else its neighbour does: a rank sends what it computed just
     before, and it computes next with what it receives.
     """
     by_name = np.array([_direction_of(name) for name in table.operations], dtype=np.int8)
     direction = by_name[table.operation]
-    unnamed = (sends | receives) & (direction == _UNKNOWN)
+    unnamed = (table.sends | table.receives) & (direction == _UNKNOWN)
     if not unnamed.any():
         return direction
+    order = table.order
     known = ((table.kind == Kind.COMPUTE) & (direction != _UNKNOWN))[order]
     count = len(order)
     position = np.arange(count)
     before = np.maximum.accumulate(np.where(known, position, -1))
     behind = np.minimum.accumulate(np.where(known, position, count)[::-1])[::-1]
-    neighbour = np.where(sends[order], before, behind)
+    neighbour = np.where(table.sends[order], before, behind)
     there = np.clip(neighbour, 0, count - 1)
     same = (neighbour == there) & (table.step[order][there] == table.step[order])
     same &= table.rank[order][there] == table.rank[order]

@@ -1,4 +1,4 @@
-"""Pipelines in a table of operations: which stage a rank holds, and which send each receive waits for."""
+"""The pipeline stage that each rank holds, where a table does not say it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Ints,
-    cumcount,
-    factorize,
-    group_first,
-    ngroup,
-)
-
-NONE = -1
-"""Stands for no row."""
-_UNKNOWN, _FORWARD, _BACKWARD = 0, 1, -1
-
-
-def point_to_point(table: OperationTable) -> tuple[Bools, Bools]:
-    """Rows that send, and rows that receive, by the names of their operations."""
-    names = [name.lower() for name in table.operations]
-    receives = np.array(["recv" in name or "receive" in name for name in names], dtype=np.bool_)
-    sends = np.array(["send" in name for name in names], dtype=np.bool_) & ~receives
-    communication = table.kind == Kind.COMMUNICATION
-    return communication & sends[table.operation], communication & receives[table.operation]
+from rankwatch_diagnosis.operations.groups import Bools, Groups, Ints, connected, cumcount, factorize
+from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
 
 
 def with_stages(table: OperationTable) -> OperationTable:
@@ -37,14 +17,12 @@ def with_stages(table: OperationTable) -> OperationTable:
     Ranks of one stage run the same operations in the same order and share collectives that not all ranks
     attend. Stages are numbered by their lowest rank, which is the order of the pipeline in common layouts.
     """
-    sends, receives = point_to_point(table)
-    if len(table) == 0 or table.stage.min() != table.stage.max() or not (sends.any() or receives.any()):
+    messages = table.sends | table.receives
+    if len(table) == 0 or table.stage.min() != table.stage.max() or not messages.any():
         return table
-    rank, ranks = factorize(table.rank)
-    same_program = _programs(table, sends, receives, rank, len(ranks))
-    together = _together(table, sends | receives, rank, len(ranks))
-    role = ngroup(same_program, together)
-    lowest = group_first(np.arange(len(ranks)), role)
+    rank, ranks = table.cells.rank, len(table.cells.ranks)
+    role = Groups.by(_programs(table, rank, ranks), _lowest_of_stage(table, messages, rank, ranks))
+    lowest = role.first(np.arange(ranks))
     stage = _of_equal_size(np.argsort(np.argsort(lowest))[role.number])
     return replace(table, stage=stage[rank].astype(np.int32))
 
@@ -61,30 +39,31 @@ def _of_equal_size(role: Ints) -> Ints:
     for each in np.flatnonzero((sizes > size) & (sizes % size == 0)).tolist():
         inside = np.flatnonzero(role == each)
         part[inside] = np.arange(len(inside)) // side_by_side % (len(inside) // size)
-    stage = ngroup(role, part)
-    return np.argsort(np.argsort(group_first(np.arange(len(role)), stage)))[stage.number]
+    stage = Groups.by(role, part)
+    return np.argsort(np.argsort(stage.first(np.arange(len(role)))))[stage.number]
 
 
-def _programs(table: OperationTable, sends: Bools, receives: Bools, rank: Ints, ranks: int) -> Ints:
-    """By rank: a number for the order of its compute and receives, and its sends, in most of its steps.
+def _programs(table: OperationTable, rank: Ints, ranks: int) -> Ints:
+    """Return by rank a number for the order of its compute and receives, and its sends, in most of its steps.
 
     A send goes on beside what follows it, so its place among the others is left to chance.
     """
-    rows = np.flatnonzero(sends | receives | (table.kind == Kind.COMPUTE))
-    rank_step = ngroup(rank[rows], table.step[rows])
+    sends = table.sends
+    rows = np.flatnonzero(sends | table.receives | (table.kind == Kind.COMPUTE))
+    rank_step = Groups.by(rank[rows], table.step[rows])
     order = np.lexsort((table.start_seconds[rows], rank_step.number))
     position = cumcount(np.where(sends[rows], rank_step.count, rank_step.number), order)
     position[sends[rows]] = 0
-    word = ngroup(position, table.operation[rows]).number
+    word = Groups.by(position, table.operation[rows]).number
     text = np.zeros(rank_step.count, dtype=np.uint64)
     np.add.at(text, rank_step.number, _mixed(word))
     spelled = factorize((text >> np.uint64(2)).astype(np.int64))[0]
-    speaker = group_first(rank[rows], rank_step)
-    often = ngroup(speaker, spelled)
-    program = np.full(ranks, NONE, dtype=np.int64)
+    speaker = rank_step.first(rank[rows])
+    often = Groups.by(speaker, spelled)
+    program = np.full(ranks, NO_ROW, dtype=np.int64)
     # The last one written is the most frequent one.
     by_count = np.argsort(np.bincount(often.number), kind="stable")
-    program[group_first(speaker, often)[by_count]] = group_first(spelled, often)[by_count]
+    program[often.first(speaker)[by_count]] = often.first(spelled)[by_count]
     return factorize(program)[0]
 
 
@@ -96,21 +75,14 @@ def _mixed(word: Ints) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _together(table: OperationTable, messages: Bools, rank: Ints, ranks: int) -> Ints:
-    """By rank: the lowest rank that shares collectives of some ranks with it, directly or through others."""
+def _lowest_of_stage(table: OperationTable, messages: Bools, rank: Ints, ranks: int) -> Ints:
+    """Return by rank the lowest one that shares collectives of some ranks with it, maybe through others."""
     rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & ~messages)
-    pairs = ngroup(table.group[rows], rank[rows])
-    group, member = (group_first(each[rows], pairs) for each in (table.group, rank))
+    pairs = Groups.by(table.group[rows], rank[rows])
+    group, member = (pairs.first(each[rows]) for each in (table.group, rank))
     sizes = np.bincount(group, minlength=len(table.groups))
     inner = (sizes[group] > 1) & (sizes[group] < ranks)
     group, member = group[inner], member[inner]
-    label = np.arange(ranks)
     if group.size == 0 or len(np.unique(member)) < ranks:
         return np.zeros(ranks, dtype=np.int64)
-    while True:
-        lowest = np.full(len(table.groups), ranks)
-        np.minimum.at(lowest, group, label[member])
-        before = label.copy()
-        np.minimum.at(label, member, lowest[group])
-        if (label == before).all():
-            return label
+    return connected(ranks, member, Groups.by(group))

@@ -24,21 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
+from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
+from rankwatch_diagnosis.straggler.graph.chains import chain
 from rankwatch_diagnosis.straggler.graph.collectives import Communication, match_communication
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
-from rankwatch_diagnosis.straggler.group_by import (
-    Bools,
-    Floats,
-    Groups,
-    Ints,
-    factorize,
-    grid,
-    group_max,
-    group_min,
-)
 
 _ROUNDS = 2
 """Replays of the steps after one another; a rank that ends a step early waits in the next one for others."""
@@ -50,25 +40,21 @@ class Replay:
     """The dependencies of one table, built once; `step_seconds` replays it."""
 
     def __init__(self, table: OperationTable) -> None:
-        order = in_order(table)
-        self.before, recorded = chain(table, order)
+        self.before, recorded = chain(table)
         """By row: the row of its rank that it comes after, or -1."""
         self.enqueued_after = _enqueued_after(table, self.before)
         """By row: the row of its rank after which it was enqueued; `before`, but of a message that the rank
         began to wait for later."""
         follows = self.before >= 0
-        step, steps = factorize(table.step)
-        self._steps = Groups(step, len(steps))
-        rank, ranks = factorize(table.rank)
-        self._cells = grid((step, len(steps)), (rank, len(ranks)))
-        self._shape = len(steps), len(ranks)
-        self.communication = match_communication(table, order)
+        self._cells = table.cells
+        self._steps = Groups(table.cells.step, len(table.cells.steps))
+        self.communication = match_communication(table)
         self.pauses = _pauses(recorded, follows, table, self.communication)
         """By row: seconds between the row before it and its arrival, without waits for others; a
         little less than 0 where clocks let the two overlap."""
         rows, cyclic = self._by_level()
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
-            self.communication = match_communication(table, order, infer_members=False)
+            self.communication = match_communication(table, infer_members=False)
             self.pauses = _pauses(recorded, follows, table, self.communication)
             rows, _ = self._by_level()
         self._layout = _Layout.of(rows, self.before, self.enqueued_after, self.communication)
@@ -87,11 +73,11 @@ class Replay:
         `pauses` are seconds by row, too; without them the recorded ones.
         """
         ends = self.row_ends(seconds, pauses)
-        took: Floats = np.maximum(group_max(ends, self._steps), 0.0)
+        took: Floats = np.maximum(self._steps.max(ends), 0.0)
         for _ in range(_ROUNDS if self._staggered else 0):
             delays = self._delays(ends)
             ends = self.row_ends(seconds, pauses, delays)
-            took = np.maximum(group_max(ends, self._steps) - delays.max(axis=1), 0.0)
+            took = np.maximum(self._steps.max(ends) - delays.max(axis=1), 0.0)
         return took
 
     def _delays(self, ends: Floats) -> Floats:
@@ -99,17 +85,17 @@ class Replay:
 
         What comes before the first step is taken to be like the last one.
         """
-        return np.roll(self._after_the_first(group_max(ends, self._cells)), 1, axis=0)
+        return np.roll(self._after_the_first(self._cells.groups.max(ends)), 1, axis=0)
 
     def _after_the_first(self, moments: Floats) -> Floats:
         """(step, rank): the moment less that of the first rank; 0 for ranks that are not there."""
-        there = np.where(np.isfinite(moments), moments, np.nan).reshape(self._shape)
+        there = np.where(np.isfinite(moments), moments, np.nan).reshape(self._cells.shape)
         after: Floats = np.nan_to_num(there - np.nanmin(there, axis=1, keepdims=True))
         return after
 
     def _starts_apart(self, table: OperationTable) -> bool:
         """True if ranks begin their steps apart, as they have ended those before."""
-        recorded = self._after_the_first(group_min(table.start_seconds, self._cells))
+        recorded = self._after_the_first(self._cells.groups.min(table.start_seconds))
         expected = self._delays(self.row_ends(self.measured))
         return bool(np.abs(recorded - expected).sum() < _MOST_UNEXPLAINED * recorded.sum())
 
@@ -120,7 +106,7 @@ class Replay:
         """
         pause = self.pauses if pauses is None else pauses
         if delays is not None:
-            pause = np.where(self.before < 0, pause + delays.ravel()[self._cells.number], pause)
+            pause = np.where(self.before < 0, pause + delays.ravel()[self._cells.groups.number], pause)
         return self._layout.ends(seconds, pause)
 
 
@@ -169,7 +155,7 @@ class _Layout(NamedTuple):
         place[order] = np.arange(len(order))
 
         def placed(column: Ints) -> Ints:
-            found: Ints = place[np.append(column, NONE)[order]]
+            found: Ints = place[np.append(column, NO_ROW)[order]]
             return found
 
         columns = placed(before), placed(came), placed(communication.waits_for), placed(communication.meets)
@@ -245,15 +231,14 @@ def _own_pauses(
         return pauses
     own = pauses.copy()
     # The last arriver does not wait.
-    own[members] = group_min(pauses[members], instances)[instances.number]
-    _, receives = point_to_point(table)
-    own[receives & (communication.waits_for != NONE)] = 0.0
+    own[members] = instances.min(pauses[members])[instances.number]
+    own[table.receives & (communication.waits_for != NO_ROW)] = 0.0
     return own
 
 
 def _spread(seconds: Floats, instances: Groups) -> float:
     """Longest less shortest of the members, over all instances."""
-    low, high = group_min(seconds, instances), group_max(seconds, instances)
+    low, high = instances.min(seconds), instances.max(seconds)
     seen = np.isfinite(low)
     return float(np.sum(high[seen] - low[seen]))
 
@@ -263,7 +248,7 @@ def _enqueued_after(table: OperationTable, before: Ints) -> Ints:
     found = before.copy()
     if table.ahead_seconds is None:
         return found
-    end = table.start_seconds + table.duration_seconds
+    end = table.end_seconds
     moment = table.start_seconds - table.ahead_seconds + ROUNDING_SECONDS
     rows = np.flatnonzero(table.ahead_seconds > 0.0)
     while rows.size:
@@ -305,7 +290,7 @@ def _nodes(communication: Communication) -> tuple[Ints, int]:
     """By row its node: rows that end together are one node, every other row is one by itself."""
     alone = communication.together < 0
     node = communication.together.copy()
-    first = int(node.max(initial=NONE)) + 1
+    first = int(node.max(initial=NO_ROW)) + 1
     count = int(np.count_nonzero(alone))
     node[alone] = first + np.arange(count)
     return node, first + count
@@ -315,7 +300,7 @@ def _edges(before: Ints, came: Ints, communication: Communication, node: Ints) -
     """Source and target nodes: each row comes after the row before it, the row that it waits for, and the row
     after which the one was enqueued that it meets.
     """
-    met = np.where(communication.meets >= 0, came[communication.meets], NONE)
+    met = np.where(communication.meets >= 0, came[communication.meets], NO_ROW)
     parts = [
         (each[rows], rows)
         for each in (before, communication.waits_for, met)

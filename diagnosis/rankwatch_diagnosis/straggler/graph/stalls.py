@@ -10,16 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankwatch_diagnosis.operations.groups import Floats, Groups
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.pipeline import point_to_point
-from rankwatch_diagnosis.straggler.group_by import (
-    Floats,
-    group_low_quantile,
-    group_max,
-    group_min,
-    group_sum,
-    ngroup,
-)
 
 STALL = "pause without a row"
 """Name of the operation."""
@@ -31,16 +23,13 @@ _LEAST_SHARE = 0.005
 
 def reveal_stalls(table: OperationTable, pauses: Floats) -> OperationTable:
     """The table with a row for each long pause; `pauses` are seconds by row, without waits for others."""
-    sends, receives = point_to_point(table)
-    if table.stage.min() != table.stage.max() and not (sends.any() and receives.any()):
+    if table.stage.min() != table.stage.max() and not (table.sends.any() and table.receives.any()):
         return table  # a pause may be a message that has no row
-    kind = ngroup(table.stage, table.operation)
-    usual = np.maximum(group_low_quantile(pauses, kind, _USUAL)[kind.number], 0.0)
+    kind = Groups.by(table.stage, table.operation)
+    usual = np.maximum(kind.low_quantile(pauses, _USUAL)[kind.number], 0.0)
     excess = np.maximum(pauses - usual, 0.0)
-    cell = ngroup(table.step, table.rank)
-    end = table.start_seconds + table.duration_seconds
-    spans = group_max(end, cell) - group_min(table.start_seconds, cell)
-    stalled = group_sum(excess, cell) >= _LEAST_SHARE * np.maximum(float(np.median(spans)), 1e-12)
+    cell = table.cells.groups
+    stalled = cell.sum(excess) >= _LEAST_SHARE * max(table.median_span_seconds(), 1e-12)
     rows = np.flatnonzero(stalled[cell.number] & (excess > 0.0))
     if rows.size == 0:
         return table

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.straggler.group_by import group_max, group_min, ngroup
 
 ROUNDING_SECONDS = 2e-6
 """Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
@@ -17,7 +16,5 @@ _SHARE_OF_STEP = 0.01
 
 def clock_seconds(table: OperationTable) -> float:
     """Seconds by which one moment may differ between ranks of one clock."""
-    rank_step = ngroup(table.step, table.rank)
-    end = table.start_seconds + table.duration_seconds
-    spans = group_max(end, rank_step) - group_min(table.start_seconds, rank_step)
-    return min(_SECONDS, _SHARE_OF_STEP * float(np.median(spans))) if len(spans) else _SECONDS
+    span = table.median_span_seconds()
+    return _SECONDS if np.isnan(span) else min(_SECONDS, _SHARE_OF_STEP * span)

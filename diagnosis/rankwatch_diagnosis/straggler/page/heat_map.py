@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.untrusted.text import printable
+from rankwatch_diagnosis.operations.groups import Floats, Ints
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.case import Case
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _MOST_ROWS, _MOST_COLUMNS = 240, 400

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.untrusted.text import printable
+from rankwatch_diagnosis.operations.groups import Ints
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.graph.critical_path import Stretch, Timeline, critical_path, timeline
-from rankwatch_diagnosis.straggler.group_by import Ints
 
 _MOST_LANES = 24
 _MOST_BARS = 4_000

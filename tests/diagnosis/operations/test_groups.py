@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import (
-    Groups,
-    cumcount,
-    factorize,
-    grid,
-    group_first,
-    group_low_median,
-    group_max,
-    group_mean,
-    group_median,
-    group_min,
-    group_size,
-    group_sum,
-    ngroup,
-)
+from rankwatch_diagnosis.operations.groups import Groups, cumcount, factorize
 from rankwatch_diagnosis.straggler.robust import leave_one_out_median, steady_mean
 
 GROUPS = Groups(np.array([0, 1, 0, 0, 1, 1]), 3)
@@ -36,7 +22,7 @@ def test_factorize() -> None:
 
 def test_ngroup() -> None:
     """Groups are numbered in the order of their sorted keys."""
-    groups = ngroup(np.array([7, 3, 7, 3]), np.array([1, 2, 0, 2]))
+    groups = Groups.by(np.array([7, 3, 7, 3]), np.array([1, 2, 0, 2]))
     assert (groups.number.tolist(), groups.count) == ([2, 0, 1, 0], 3)
 
 
@@ -44,14 +30,14 @@ def test_ngroup_beyond_64_bits() -> None:
     """The product of the numbers of keys may not fit, and what occurs is still kept apart."""
     random = np.random.default_rng(0)
     keys = [random.permutation(5_000) for _ in range(6)]  # 5,000 ** 6 is above 2 ** 63
-    assert ngroup(*keys).count == 5_000
+    assert Groups.by(*keys).count == 5_000
     twice = [np.r_[key, key] for key in keys]
-    assert ngroup(*twice).number[:5_000].tolist() == ngroup(*twice).number[5_000:].tolist()
+    assert Groups.by(*twice).number[:5_000].tolist() == Groups.by(*twice).number[5_000:].tolist()
 
 
 def test_grid() -> None:
     """Every cell of the array has a number, whether it occurs or not."""
-    cells = grid((np.array([0, 1]), 2), (np.array([2, 0]), 3))
+    cells = Groups.grid((np.array([0, 1]), 2), (np.array([2, 0]), 3))
     assert (cells.number.tolist(), cells.count) == ([2, 3], 6)
 
 
@@ -66,18 +52,18 @@ def test_cumcount() -> None:
 def test_reductions() -> None:
     """An empty group has no size, no sum and no mean; its extremes are infinite."""
     values = np.nan_to_num(VALUES)
-    np.testing.assert_array_equal(group_size(GROUPS), [3, 3, 0])
-    np.testing.assert_array_equal(group_sum(values, GROUPS), [3.0, 21.0, 0.0])
-    np.testing.assert_array_equal(group_mean(values, GROUPS), [1.0, 7.0, np.nan])
-    np.testing.assert_array_equal(group_min(values, GROUPS), [0.0, 4.0, np.inf])
-    np.testing.assert_array_equal(group_max(values, GROUPS), [2.0, 9.0, -np.inf])
-    np.testing.assert_array_equal(group_first(values, Groups(GROUPS.number, 2)), [1.0, 9.0])
+    np.testing.assert_array_equal(GROUPS.size(), [3, 3, 0])
+    np.testing.assert_array_equal(GROUPS.sum(values), [3.0, 21.0, 0.0])
+    np.testing.assert_array_equal(GROUPS.mean(values), [1.0, 7.0, np.nan])
+    np.testing.assert_array_equal(GROUPS.min(values), [0.0, 4.0, np.inf])
+    np.testing.assert_array_equal(GROUPS.max(values), [2.0, 9.0, -np.inf])
+    np.testing.assert_array_equal(Groups(GROUPS.number, 2).first(values), [1.0, 9.0])
 
 
 def test_group_median() -> None:
     """Gaps are left out; a group without values has no median."""
-    np.testing.assert_array_equal(group_median(VALUES, GROUPS), [1.5, 8.0, np.nan])
-    np.testing.assert_array_equal(group_low_median(VALUES, GROUPS), [1.0, 8.0, np.nan])
+    np.testing.assert_array_equal(GROUPS.median(VALUES), [1.5, 8.0, np.nan])
+    np.testing.assert_array_equal(GROUPS.low_median(VALUES), [1.0, 8.0, np.nan])
 
 
 def test_leave_one_out_median() -> None:
