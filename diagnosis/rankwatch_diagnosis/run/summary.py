@@ -25,9 +25,9 @@ from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.replicas import difference, judge_replicas
 from rankwatch_diagnosis.run.step_rows import Row, numbers_repeat, phase_table, rows_by_rank
 from rankwatch_diagnosis.run.verdict import capabilities, tracked, unseen_parts
+from rankwatch_diagnosis.straggler.report import share_lost
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
-from rankwatch_diagnosis.straggler.words import share_lost
 from rankwatch_diagnosis.words import counted
 
 MOST_LINES = 14

@@ -16,9 +16,8 @@ from rankwatch_diagnosis.straggler.difficulty import Difficulty, separate
 from rankwatch_diagnosis.straggler.graph.chains import chain
 from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
 from rankwatch_diagnosis.straggler.graph.collectives import match_communication
-from rankwatch_diagnosis.straggler.graph.hidden_waits import reveal_waits
 from rankwatch_diagnosis.straggler.graph.replay import Replay
-from rankwatch_diagnosis.straggler.graph.stalls import reveal_stalls
+from rankwatch_diagnosis.straggler.graph.unrecorded import reveal_stalls, reveal_waits
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
 from rankwatch_diagnosis.straggler.visits import Visits, measure_visits
 

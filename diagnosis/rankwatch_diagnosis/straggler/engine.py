@@ -1,7 +1,8 @@
 """From a table of operations to a verdict: the cause first, then the rank or stage, and what it costs.
 
-Single steps that take far longer than the usual ones are reported as events. What follows looks at the other
-steps only, because a cause of a slowdown is what goes on.
+Single steps that take far longer than the usual ones are reported as events: which step, in which operation,
+on which rank. One collective of 40 s among 600 short ones doubles the time of the run and is no trend. What
+follows looks at the other steps only, because a cause of a slowdown is what goes on.
 
 Each test of a cause returns candidates with the durations that the run would have without it. The replay of
 these durations gives the price. The verdict is the costliest one, and the list of causes holds all.
@@ -16,24 +17,27 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.all_fixed import judge_all_fixed
+from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.causes.host_work import (
     find_slow_data_loading,
     find_slow_host_work,
     find_slow_host_work_of_stages,
 )
-from rankwatch_diagnosis.straggler.causes.jitter import find_jitter
 from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers, find_network
-from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks, find_suspected_ranks
-from rankwatch_diagnosis.straggler.causes.slow_replicas import find_slow_replicas
+from rankwatch_diagnosis.straggler.causes.slow_ranks import (
+    find_slow_ranks,
+    find_slow_replicas,
+    find_suspected_ranks,
+)
 from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
-from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_batches
+from rankwatch_diagnosis.straggler.causes.variation import find_jitter, find_unequal_batches
 from rankwatch_diagnosis.straggler.difficulty import separate
-from rankwatch_diagnosis.straggler.events import find_events
-from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
-from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, is_certain, price
+from rankwatch_diagnosis.straggler.graph.stages import with_stages
+from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, is_certain, overall_slowdown, price
 from rankwatch_diagnosis.straggler.slowness import can_repeat, without
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -48,6 +52,10 @@ _SAME_TIME = 0.95
 """Part of the cost of jitter from which on a cause that names a rank or a stage explains the same time."""
 _TURN = 2
 """Shortest windows that a slow rank must last where ranks are late in turn and that costs more."""
+MOST_EVENTS = 20
+"""Events in a verdict, those that lost most."""
+_MOST_OF_LOST = 0.5
+"""Part of the lost time that an operation must hold to be named."""
 
 
 class Examination(NamedTuple):
@@ -144,12 +152,12 @@ def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool
 def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
     """The verdict is the first of the causes, unless none of them costs enough."""
     priced = [each for each in price(case, found) if not _costs_too_little(each, case.limits)]
-    fixed = judge_all_fixed(case)
+    overall = overall_slowdown(case)
     facts = {
         **counts,
         "step_seconds": float(np.median(case.step_seconds)),
         "replayed_ratio": case.replayed_ratio(),
-        "slowdown_by_operation": fixed.by_operation,
+        "slowdown_by_operation": overall.by_operation,
     }
     chosen = _choose(priced, case.limits)
     firm = chosen is not None and not chosen.candidate.last_resort
@@ -158,7 +166,7 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
         # What has only an upper bound as its cost comes behind what has a cost.
         for each in sorted(priced, key=lambda each: (each is not chosen, firm and each.candidate.last_resort))
     )
-    verdict = Verdict(cause=Cause.NONE, causes=causes, slowdown_if_all_fixed=fixed.slowdown, evidence=facts)
+    verdict = Verdict(cause=Cause.NONE, causes=causes, slowdown_if_all_fixed=overall.ratio, evidence=facts)
     if chosen is None:
         return verdict
     first = causes[0]
@@ -249,3 +257,98 @@ def _computes_slowly(priced: Priced) -> bool:
 
 def _abstain(why: str, counts: Mapping[str, object] | None = None) -> Verdict:
     return Verdict(cause=Cause.INCONCLUSIVE, evidence={**(counts or {}), "why": why})
+
+
+class Events(NamedTuple):
+    """The single events of a table."""
+
+    listed: tuple[Mapping[str, object], ...]
+    """The worst first; ready for JSON."""
+    lost_seconds: float
+    """Of all of them, those that are not listed included."""
+    rows: Bools
+    """By row of the table: it belongs to the step of an event."""
+
+
+def find_events(table: OperationTable) -> Events:
+    """Steps that took far longer than the usual ones, and what took their time."""
+    step, steps = factorize(table.step)
+    rank, ranks = factorize(table.rank)
+    cells = Groups.grid((step, len(steps)), (rank, len(ranks)))
+    first = cells.min(table.start_seconds).reshape(len(steps), -1)
+    last = cells.max(table.end_seconds).reshape(len(steps), -1)
+    spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
+    odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
+    if not odd.any():
+        return Events((), 0.0, np.zeros(len(table), dtype=np.bool_))
+    usual = float(np.median(spans[~odd]))
+    by_operation = _Excess(table, step, rank, odd, len(ranks))
+    lost = _lost(first, last, spans, odd, usual)
+    found = [
+        _event(int(steps[at]), float(spans[at]), lost[at], by_operation, index, table, ranks)
+        for index, at in enumerate(np.flatnonzero(odd).tolist())
+        if at in lost
+    ]
+    kept = [each for each in found if each["operation"] not in SECTIONS]
+    kept.sort(key=lambda each: -float(str(each["lost_seconds"])))
+    lost_seconds = sum(float(str(each["lost_seconds"])) for each in kept)
+    return Events(tuple(kept[:MOST_EVENTS]), lost_seconds, odd[step])
+
+
+def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools, usual: float) -> dict[int, float]:
+    """Seconds that each odd step lost beyond the one before it, without those that lost hardly any.
+
+    Where a rank pauses at the end of a step, its peers wait for it in the next one: both are long, and on
+    each rank one. first, last: (step, rank), when it began and ended on the rank's clock.
+    """
+    found: dict[int, float] = {}
+    for at in np.flatnonzero(odd).tolist():
+        lost = alone = float(spans[at]) - usual
+        if at - 1 in found:
+            both = np.where(np.isfinite(first[at - 1]) & np.isfinite(last[at]), last[at] - first[at - 1], 0.0)
+            lost = min(alone, float(both.max()) - 2.0 * usual - found[at - 1])
+        if lost >= _MOST_OF_LOST * alone:
+            found[at] = lost
+    return found
+
+
+class _Excess:
+    """Seconds of each rank and operation in the steps of events, beyond what is usual."""
+
+    def __init__(self, table: OperationTable, step: Ints, rank: Ints, odd: Bools, ranks: int) -> None:
+        operations = len(table.operations)
+        odd_steps, usual_steps = np.flatnonzero(odd), np.flatnonzero(~odd)
+        place = np.cumsum(odd) - 1
+        rows = np.flatnonzero(odd[step])
+        operation = table.operation.astype(np.int64)
+        cells = Groups.grid(
+            (place[step[rows]], len(odd_steps)), (rank[rows], ranks), (operation[rows], operations)
+        )
+        taken = cells.sum(table.duration_seconds[rows]).reshape(len(odd_steps), ranks, operations)
+        others = np.flatnonzero(~odd[step])
+        usual = Groups.grid((rank[others], ranks), (operation[others], operations))
+        mean = usual.sum(table.duration_seconds[others]) / max(1, len(usual_steps))
+        self.seconds: Floats = taken - mean.reshape(ranks, operations)
+        """(event, rank, operation)"""
+        self.communicates = np.zeros(operations, dtype=np.bool_)
+        self.communicates[table.operation[table.kind == Kind.COMMUNICATION]] = True
+
+
+def _event(
+    step: int, span: float, lost: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
+) -> dict[str, object]:
+    """What the step lost its time in: in the own work of ranks, or else in a transfer for which nobody came
+    late. Where both are short, the ranks here waited for one that is not in the table.
+    """
+    own = np.where(excess.communicates[None], 0.0, excess.seconds[index])
+    late = np.flatnonzero(own.sum(axis=1) >= _MOST_OF_LOST * lost)
+    which = own[late].sum(axis=0) if late.size else excess.seconds[index].min(axis=0)
+    if not late.size and not which.max() >= _MOST_OF_LOST * lost:
+        which = excess.seconds[index].sum(axis=0)
+    return {
+        "step": step,
+        "lost_seconds": lost,
+        "step_seconds": span,
+        "operation": table.operations[int(np.argmax(which))],
+        "ranks": ranks[late].tolist(),
+    }

@@ -3,6 +3,15 @@
 Slow ranks that slow down together are one cause, such as the ranks of a node that throttles: alone, each of
 them costs nothing, because the others are as late. Ranks whose steps or whose excess differ are causes of
 their own.
+
+What the job would gain if every operation took what is usual for its type is S of arXiv 2505.05713:
+
+    S = seconds of all steps / seconds of all steps with each type of operation at one value
+
+Compute and host work take the mean of their type over all ranks, stages, microbatches and steps, so that the
+work stays the same and only its spread goes; a transfer takes the median of its type, without waits. Pauses
+between operations belong to no type, so both sides are replayed without them. S names nobody: it holds what a
+cause costs, and also unequal stages, unequal batches and noise.
 """
 
 from __future__ import annotations
@@ -15,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.operations.groups import Bools
+from rankwatch_diagnosis.operations.groups import Bools, Groups
+from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.verdict import FoundCause
@@ -43,6 +53,9 @@ _LITTLE = 0.04
 """A little slow now and then: noise gives no more."""
 _MOST_LISTED = 64
 """Entries of one list in the evidence."""
+_MOST_REPLAYED = 8
+"""Types of operation, those that differ most from their usual seconds."""
+_LEAST_LISTED = 1.005
 
 
 class Priced(NamedTuple):
@@ -225,3 +238,33 @@ def _evidence(group: Sequence[Candidate]) -> dict[str, object]:
             else:
                 merged.setdefault(name, value)
     return merged
+
+
+class OverallSlowdown(NamedTuple):
+    """S of a job, and the types of operation that hold it."""
+
+    ratio: float | None
+    """None for a table without any time."""
+    by_operation: dict[str, float]
+    """The same with only this type as recorded and all others at their usual seconds, the highest first."""
+
+
+def overall_slowdown(case: Case) -> OverallSlowdown:
+    """The slowdown of the job against one in which nothing differs."""
+    types = Groups.by(case.table.operation, case.table.kind)
+    median, mean = types.median(case.seconds)[types.number], types.mean(case.seconds)[types.number]
+    usual = np.where(case.table.kind == Kind.COMMUNICATION, median, mean)
+    pauses = np.zeros(len(usual))
+    ideal = case.replay.step_seconds(usual, pauses)
+    if not ideal.sum() > 0.0:
+        return OverallSlowdown(None, {})
+    differs = types.sum(np.abs(case.seconds - usual))
+    held = {}
+    for index in np.argsort(-differs, kind="stable")[:_MOST_REPLAYED].tolist():
+        recorded = np.where(types.number == index, case.seconds, usual)
+        cost = slowdown(case.replay.step_seconds(recorded, pauses), ideal)
+        if cost >= _LEAST_LISTED:
+            operation = case.table.operation[int(np.argmax(types.number == index))]
+            held[case.table.operations[operation]] = cost
+    measured = case.replay.step_seconds(case.seconds, pauses)
+    return OverallSlowdown(slowdown(measured, ideal), dict(sorted(held.items(), key=lambda each: -each[1])))

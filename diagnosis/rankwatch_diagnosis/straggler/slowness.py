@@ -23,14 +23,16 @@ from rankwatch_diagnosis.straggler.persistence import (
     Excess,
     Residuals,
     Scan,
+    Spread,
     against_past,
     against_peers,
+    bounds,
+    lasting_spread,
     noise_of,
     recurrent,
     scan,
 )
 from rankwatch_diagnosis.straggler.robust import nan_median, steady_mean
-from rankwatch_diagnosis.straggler.spread import Spread, bounds, lasting_spread
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
 from rankwatch_diagnosis.straggler.visits import Visits
 

@@ -10,8 +10,7 @@ import pytest
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.outliers import outlying
-from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.events import find_events
+from rankwatch_diagnosis.straggler.engine import diagnose, find_events
 from support.diagnosis.operations import SmallJob
 
 

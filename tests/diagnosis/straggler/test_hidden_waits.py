@@ -11,8 +11,7 @@ import pytest
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.case import Case
-from rankwatch_diagnosis.straggler.graph.hidden_waits import HIDDEN_WAIT
-from rankwatch_diagnosis.straggler.graph.stalls import STALL
+from rankwatch_diagnosis.straggler.graph.unrecorded import HIDDEN_WAIT, STALL
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from support.diagnosis.operations import as_table
 

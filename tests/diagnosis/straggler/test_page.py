@@ -15,7 +15,7 @@ import pytest
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.by_rank import look_by_rank
 from rankwatch_diagnosis.straggler.engine import examine
-from rankwatch_diagnosis.straggler.page.html import page
+from rankwatch_diagnosis.straggler.page import page
 from support.diagnosis.operations import SmallJob
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"

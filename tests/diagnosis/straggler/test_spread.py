@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwatch_diagnosis.straggler.spread import lasting_spread
+from rankwatch_diagnosis.straggler.persistence import lasting_spread
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 LAYOUTS = {

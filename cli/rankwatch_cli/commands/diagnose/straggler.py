@@ -18,9 +18,15 @@ from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.report import event_lines
 from rankwatch_diagnosis.straggler.by_rank import ByRank, look_by_rank
 from rankwatch_diagnosis.straggler.engine import Examination, examine
-from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, unjudged_lines
+from rankwatch_diagnosis.straggler.report import (
+    cause_lines,
+    cost_sentence,
+    fixed_line,
+    sentence,
+    unjudged_lines,
+    whom,
+)
 from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
-from rankwatch_diagnosis.straggler.words import cost_sentence, sentence, whom
 
 _RANKS_SHOWN = 16
 """In the table of --by-rank."""
@@ -110,7 +116,7 @@ def _examine(path: Path) -> Examination:
 
 def _write_page(examined: Examination, by_rank: ByRank | None, subject: str, file: Path) -> None:
     # Only here: nothing else needs the template library.
-    from rankwatch_diagnosis.straggler.page.html import page
+    from rankwatch_diagnosis.straggler.page import page
 
     try:
         file.write_text(page(examined, by_rank, subject), encoding="utf-8")

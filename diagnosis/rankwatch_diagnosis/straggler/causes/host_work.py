@@ -16,10 +16,9 @@ from rankwatch_diagnosis.operations.groups import Floats, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
-from rankwatch_diagnosis.straggler.graph.stalls import STALL
-from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, noise_of, recurrent, scan
+from rankwatch_diagnosis.straggler.graph.unrecorded import STALL
+from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, bounds, noise_of, recurrent, scan
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
-from rankwatch_diagnosis.straggler.spread import bounds
 
 _HOST_KINDS = (Kind.DATA_LOADING, Kind.OTHER)
 _SHARED = 0.5

@@ -17,7 +17,7 @@ from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import NO_ROW, Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case
-from rankwatch_diagnosis.straggler.graph.hidden_waits import HIDDEN_WAIT
+from rankwatch_diagnosis.straggler.graph.unrecorded import HIDDEN_WAIT
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
 
 _MOST_LISTED = 32

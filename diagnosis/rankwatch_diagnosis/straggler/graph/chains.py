@@ -1,4 +1,4 @@
-"""What each rank does one after the other: the row before each row, and the pause between the two."""
+"""What each rank does one after the other, and how exactly clocks tell it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from rankwatch_diagnosis.operations.groups import Floats, Ints
 from rankwatch_diagnosis.operations.table import NO_ROW, OperationTable
-from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
 
 _OVERLAP_SHARE = 0.1
 _OVERLAP_SECONDS = 5e-4
@@ -14,6 +13,12 @@ _OVERLAP_SECONDS = 5e-4
 device and of its host disagree by 0.14 ms in real jobs. What overlaps for longer goes on at the same time."""
 _DRIFT = 5e-5
 """Seconds by which two timers of one host part in a second; a row may last half a minute."""
+ROUNDING_SECONDS = 2e-6
+"""Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
+_SECONDS = 2e-3
+"""Members of one collective leave it 0.3 ms apart in real jobs, and clocks drift by 2 ms in a long step."""
+_SHARE_OF_STEP = 0.01
+"""In a short step 2 ms would be much."""
 
 
 def chain(table: OperationTable) -> tuple[Ints, Floats]:
@@ -54,3 +59,9 @@ def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
     # A row without duration has ended when it begins.
     before = np.where(before >= position, position - 1, before)
     return np.where((before >= 0) & (chain[before] == chain), before, NO_ROW)
+
+
+def clock_seconds(table: OperationTable) -> float:
+    """Seconds by which one moment may differ between ranks of one clock."""
+    span = table.median_span_seconds()
+    return _SECONDS if np.isnan(span) else min(_SECONDS, _SHARE_OF_STEP * span)

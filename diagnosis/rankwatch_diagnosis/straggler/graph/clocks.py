@@ -13,8 +13,8 @@ import numpy as np
 
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, connected, factorize
 from rankwatch_diagnosis.operations.table import NO_ROW, OperationTable
+from rankwatch_diagnosis.straggler.graph.chains import clock_seconds
 from rankwatch_diagnosis.straggler.graph.collectives import Communication
-from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
 
 _MOST_ROUNDS = 64
 """Ranks that are further apart than this many meetings keep their clocks."""

@@ -1,4 +1,10 @@
-"""Who waits for whom in communication: instances of collectives, and the messages beside them."""
+"""Who waits for whom in communication: instances of collectives, and the messages beside them.
+
+A table need not hold the members of a process group, and one group name may stand for many groups. A name is
+trusted where its ranks look like one group. Else their times tell: members of a blocking collective leave it
+at the same moment. Where ranks share a clock, that is to be seen. Where they do not, a member that comes a
+second later stays a second less, whereas a rank of another group stays as long as its own group keeps it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount, factorize
 from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.members import declared_parts, observed_parts
+from rankwatch_diagnosis.straggler.graph.chains import clock_seconds
 from rankwatch_diagnosis.straggler.graph.messages import match_messages
+
+_ONE_FOR_ONE = (0.7, 1.3)
+"""Seconds later for each second less: 1 for members, whatever clocks do."""
+_TOGETHER = 0.15
+_APART = 0.05
+"""Part of the variance of arrivals that the stay explains: all of it for members, but for clocks that vary,
+and nothing for strangers. Between the two the table is taken at its word."""
+_MOSTLY = 0.9
+_MOSTLY_SHARED = 0.5
+"""Of the rows of collectives that must leave together before a clock counts as shared."""
 
 
 class Communication(NamedTuple):
@@ -82,8 +98,195 @@ def _collectives(table: OperationTable, rows: Bools, *, infer_members: bool) -> 
     operation = Groups.by(table.group[ordered], table.operation[ordered]).number
     run = cumcount(Groups.by(table.step[ordered], table.rank[ordered], operation).number)
     kind = Groups.by(operation, run).number
-    part = observed_parts(table, ordered, kind) if infer_members else declared_parts(table, ordered)
+    part = _observed_parts(table, ordered, kind) if infer_members else _declared_parts(table, ordered)
     kind_part = Groups.by(kind, part).number
     instances = Groups.by(kind_part, table.step[ordered])
     found[ordered] = instances.number
     return found, Groups.by(instances.first(kind_part))
+
+
+def _declared_parts(table: OperationTable, rows: Ints) -> Ints:
+    """By row of collectives: 0 where all ranks of its kind take part, or else a number for its part of them.
+
+    By the table alone: the ranks of a stage are members of a collective without a group.
+    """
+    stage, stages = factorize(table.stage[rows])
+    return np.where(_has_group(table, rows) | (len(stages) == 1), 0, 1 + stage)
+
+
+def _observed_parts(table: OperationTable, rows: Ints, kind: Ints) -> Ints:
+    """The same, by which ranks leave together.
+
+    `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
+    its runs in the step it is.
+    """
+    left = _seconds_until_left(table, rows)
+    arrived = left - _stay(table)[rows]
+    part = _parts_by_times(table, rows, kind, left, arrived)
+    by_clock = _parts_by_clock(table, rows, kind)
+    if by_clock is not None:
+        part = by_clock
+    return np.where(_trusted(table, rows), 0, part)
+
+
+def _trusted(table: OperationTable, rows: Ints) -> Bools:
+    """By row: the ranks of its group look like one group, all of one replica, or one of each in one stage."""
+    group = Groups(table.group[rows].astype(np.int64), len(table.groups))
+    replica, stage = (each[rows].astype(np.float64) for each in (table.replica, table.stage))
+    one_replica = group.max(replica) == group.min(replica)
+    one_stage = group.max(stage) == group.min(stage)
+    member = Groups.by(group.number, table.rank[rows])
+    block = Groups.by(group.number, table.stage[rows], table.replica[rows])
+    members = np.bincount(member.first(group.number), minlength=group.count)
+    blocks = np.bincount(block.first(group.number), minlength=group.count)
+    alike = one_replica | (one_stage & (members == blocks))
+    trusted: Bools = _has_group(table, rows) & alike[group.number]
+    return trusted
+
+
+def _parts_by_clock(table: OperationTable, rows: Ints, kind: Ints) -> Ints | None:
+    """By row its part: the job, its replica, its stage, its block of both, or itself: the largest whose ranks
+    leave together on the clock of the table. None where ranks do not share one.
+    """
+    end = table.end_seconds[rows]
+    step, place = table.step[rows], Groups.by(kind).number
+    stage, replica = Groups.by(table.stage[rows]), Groups.by(table.replica[rows])
+    block = Groups.by(table.stage[rows], table.replica[rows])
+    nobody = np.zeros(len(rows), dtype=np.int64)
+    tolerance = clock_seconds(table)
+    part = 1 + stage.count + replica.count + block.count + Groups.by(table.rank[rows]).number
+    decided = np.zeros(len(rows), dtype=np.bool_)
+    first = 0
+    for units in (Groups(nobody, 1), replica, stage, block):
+        together = _leave_together(end, place, step, units.number, tolerance)
+        chosen = together & ~decided
+        part[chosen] = first + units.number[chosen]
+        decided |= together
+        first += units.count
+    # Whatever ranks do, by a clock of each nobody would leave together.
+    return part if decided.mean() >= _MOSTLY_SHARED else None
+
+
+def _leave_together(end: Floats, kind: Ints, step: Ints, unit: Ints, tolerance: float) -> Bools:
+    """By row: the rows of its kind leave within the tolerance in nine of ten meetings of a unit."""
+    meeting = Groups.by(kind, step, unit)
+    first = meeting.min(end)
+    apart = meeting.max(end) - first
+    several = meeting.size() > 1
+    of_kind = Groups(meeting.first(kind), int(kind.max()) + 1)
+    met = of_kind.sum(several.astype(np.float64))
+    agree = of_kind.sum((several & (apart <= tolerance)).astype(np.float64))
+    together: Bools = (met > 0) & (agree >= _MOSTLY * met)
+    return together[kind]
+
+
+def _parts_by_times(table: OperationTable, rows: Ints, kind: Ints, left: Floats, arrived: Floats) -> Ints:
+    """By row its part, whatever clocks ranks have. `left` and `arrived` are seconds of the rank's clock."""
+    stage = Groups.by(table.stage[rows])
+    block = Groups.by(table.stage[rows], table.replica[rows])
+    step = factorize(table.step[rows])[0]
+    everywhere = np.zeros(len(rows), dtype=np.int64)
+    part = everywhere.copy()
+    if stage.count > 1:
+        explained = _explained(kind, step, everywhere, stage.number, left, arrived)
+        apart = np.where(_has_group(table, rows), explained.share < _APART, ~(explained.least > _TOGETHER))
+        part = np.where(apart, 1 + stage.number, 0)
+    if _blocks_have_several_ranks(table, rows, block) and block.count > stage.count:
+        explained = _explained(kind, step, stage.number, block.number, left, arrived)
+        alone = (part > 0) | (stage.count == 1)
+        part = np.where(alone & (explained.share < _APART), 1 + stage.count + block.number, part)
+    return part
+
+
+def _has_group(table: OperationTable, rows: Ints) -> Bools:
+    return np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
+
+
+def _blocks_have_several_ranks(table: OperationTable, rows: Ints, block: Groups) -> bool:
+    """True if ranks share stage and replica, as those of tensor parallelism do."""
+    ranks = len(np.unique(table.rank[rows]))
+    return Groups.by(block.number, table.rank[rows]).count == ranks and ranks > block.count
+
+
+class _Explained(NamedTuple):
+    """By row: part of the variance of arrivals that the stay explains, second for second."""
+
+    share: Floats
+    least: Floats
+    """The lower one of even and odd steps: among many collectives some fit by chance, but not twice."""
+
+
+def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats) -> _Explained:
+    """Of each kind, its units (stages or replicas) against each other, in the same step and `within`."""
+    cell = Groups.by(kind, within, step, unit)
+    kind, within, step, unit = (cell.first(each) for each in (kind, within, step, unit))  # by cell
+    rendezvous, home = Groups.by(kind, within, step), Groups.by(kind, within, unit)
+    of_kind = Groups.by(kind)
+    # Only steps count in which everybody is seen: clocks differ, and who is left out would shift the means.
+    whole = _is_whole(cell, rendezvous, home, Groups.by(kind, within).number)
+
+    def deviation(seconds: Floats) -> Floats:
+        mean = cell.mean(seconds)
+        against = np.where(whole, mean - rendezvous.mean(mean)[rendezvous.number], np.nan)
+        # From one step to the next, so that clocks may drift.
+        return np.nan_to_num(against - _one_step_before(against, home, step))
+
+    stay, arrival = deviation(left - arrived), deviation(arrived)
+    share = _share(stay, arrival, of_kind)
+    halves = Groups(of_kind.number * 2 + step % 2, 2 * of_kind.count)
+    least = _share(stay, arrival, halves).reshape(of_kind.count, 2).min(axis=1)
+    by_row = of_kind.number[cell.number]
+    return _Explained(share[by_row], least[by_row])
+
+
+def _one_step_before(values: Floats, home: Groups, step: Ints) -> Floats:
+    """By cell: the value of the same home in the step before; NaN for the first."""
+    order = np.lexsort((step, home.number))
+    before = np.full(len(values), np.nan)
+    follows = home.number[order][1:] == home.number[order][:-1]
+    before[order[1:]] = np.where(follows, values[order[:-1]], np.nan)
+    return before
+
+
+def _is_whole(cell: Groups, rendezvous: Groups, home: Groups, place: Ints) -> Bools:
+    """By cell: its rendezvous has several units, as many as ever, and each of them all of its rows."""
+    size = cell.size().astype(np.float64)
+    lacks = (size < home.max(size)[home.number]) * 1.0
+    units = rendezvous.size().astype(np.float64)
+    places = Groups.by(rendezvous.first(place))
+    lacks += (units < places.max(units)[places.number])[rendezvous.number]
+    whole: Bools = ((rendezvous.sum(lacks) == 0.0) & (units > 1))[rendezvous.number]
+    return whole
+
+
+def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
+    """By group: cov(stay, arrival)^2 / (var stay * var arrival); 0 unless it is second for second."""
+    both = -groups.sum(stay * arrival)
+    stays, arrivals = groups.sum(stay * stay), groups.sum(arrival * arrival)
+    seen = (stays > 0.0) & (arrivals > 0.0)
+    slope = np.divide(both, stays, out=np.full(groups.count, np.nan), where=seen)
+    share: Floats = np.divide(both, arrivals, out=np.full(groups.count, np.nan), where=seen) * slope
+    share[seen & ((slope < _ONE_FOR_ONE[0]) | (slope > _ONE_FOR_ONE[1]))] = 0.0
+    return share
+
+
+def _seconds_until_left(table: OperationTable, rows: Ints) -> Floats:
+    """By row: seconds from the first start of its rank to its end, so that little is rounded away."""
+    of_rank = Groups.by(table.rank)
+    begin = of_rank.min(table.start_seconds)
+    since: Floats = table.start_seconds[rows] - begin[of_rank.number[rows]] + table.duration_seconds[rows]
+    return since
+
+
+def _stay(table: OperationTable) -> Floats:
+    """By row: seconds to its end from that of the row before on its rank, or from its own start."""
+    order = table.order
+    start, end = table.start_seconds[order], table.end_seconds[order]
+    follows = np.zeros(len(order), dtype=np.bool_)
+    follows[1:] = (table.rank[order][1:] == table.rank[order][:-1]) & (
+        table.step[order][1:] == table.step[order][:-1]
+    )
+    pause = np.where(follows, np.maximum(start - np.r_[start[:1], end[:-1]], 0.0), 0.0)
+    seconds = np.empty(len(order))
+    seconds[order] = end - start + pause
+    return seconds

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount, factorize
 from rankwatch_diagnosis.operations.table import NO_PEER, NO_ROW, Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS, clock_seconds
+from rankwatch_diagnosis.straggler.graph.chains import ROUNDING_SECONDS, clock_seconds
 
 _UNKNOWN, _FORWARD, _BACKWARD = 0, 1, -1
 _BUFFERED_SHARE = 0.02

@@ -26,9 +26,8 @@ import numpy as np
 
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.chains import chain
+from rankwatch_diagnosis.straggler.graph.chains import ROUNDING_SECONDS, chain
 from rankwatch_diagnosis.straggler.graph.collectives import Communication, match_communication
-from rankwatch_diagnosis.straggler.graph.tolerance import ROUNDING_SECONDS
 
 _ROUNDS = 2
 """Replays of the steps after one another; a rank that ends a step early waits in the next one for others."""

@@ -1,8 +1,11 @@
-"""Waits that have no row of their own: barriers in a pause, and waits inside a row of compute.
+"""Time that nobody recorded as such: waits for other ranks inside a pause or a compute row, and stalls.
 
 Whoever comes a second later to a meeting spends a second less in it, and nobody leaves before the last one
 has come. A pause or a compute row of which that is true, among the ranks of a stage, of a replica or of the
 job, holds a meeting: its wait becomes a row of communication, and what follows the last arrival stays.
+
+A pause that is longer than the usual one before this operation on this stage belongs to the rank that makes
+it. Where such pauses are worth a part of the step they become rows of other work.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, c
 from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.clocks import Aligned
 
-HIDDEN_WAIT = "wait without a row"
-"""Name of the operation."""
+HIDDEN_WAIT, STALL = "wait without a row", "pause without a row"
+"""Names of the operations."""
 _MOST_RUNS = 4
 """Runs of an operation in a step of a rank. What runs for each microbatch is no place for a barrier."""
 _SPARSE = 64
@@ -43,6 +46,10 @@ _UNITS = 3
 _STAGE = 2
 _NO_WORSE = 1.02
 """Fewer meetings may leave this much more unexplained."""
+_USUAL = 0.25
+"""Quantile of the pauses before an operation that counts as usual: one of two ranks may always stall."""
+_LEAST_STALL_SHARE = 0.005
+"""Of the step: what a rank pauses in it beyond the usual. Launches and timers make less of it."""
 
 
 class _Spans(NamedTuple):
@@ -294,5 +301,30 @@ def _with_rows(
         work=np.full(count, np.nan),
         operations=(*table.operations, HIDDEN_WAIT),
         groups=(*table.groups, *(f"{HIDDEN_WAIT} {number}" for number in range(int(meeting.max()) + 1))),
+    )
+    return table.followed_by(added)
+
+
+def reveal_stalls(table: OperationTable, pauses: Floats) -> OperationTable:
+    """The table with a row for each long pause; `pauses` are seconds by row, without waits for others."""
+    if table.stage.min() != table.stage.max() and not (table.sends.any() and table.receives.any()):
+        return table  # a pause may be a message that has no row
+    kind = Groups.by(table.stage, table.operation)
+    usual = np.maximum(kind.low_quantile(pauses, _USUAL)[kind.number], 0.0)
+    excess = np.maximum(pauses - usual, 0.0)
+    cell = table.cells.groups
+    stalled = cell.sum(excess) >= _LEAST_STALL_SHARE * max(table.median_span_seconds(), 1e-12)
+    rows = np.flatnonzero(stalled[cell.number] & (excess > 0.0))
+    if rows.size == 0:
+        return table
+    count = len(rows)
+    added = replace(
+        table.take(rows),
+        operation=np.full(count, len(table.operations), dtype=np.int32),
+        kind=np.full(count, Kind.OTHER, dtype=np.int8),
+        start_seconds=table.start_seconds[rows] - excess[rows],
+        duration_seconds=excess[rows],
+        work=np.full(count, np.nan),
+        operations=(*table.operations, STALL),
     )
     return table.followed_by(added)

@@ -17,13 +17,20 @@ from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.engine import Examination
-from rankwatch_diagnosis.straggler.page.heat_map import event_words, heat_map
-from rankwatch_diagnosis.straggler.page.worst_step import WorstStep, worst_step
-from rankwatch_diagnosis.straggler.report import doubts, fixed_line, rank_seconds, reasons, who
+from rankwatch_diagnosis.straggler.pictures import WorstStep, event_words, heat_map, worst_step
+from rankwatch_diagnosis.straggler.report import (
+    cost_sentence,
+    doubts,
+    fixed_line,
+    rank_seconds,
+    reasons,
+    sentence,
+    who,
+    whom,
+)
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
-from rankwatch_diagnosis.straggler.words import cost_sentence, sentence, whom
 
-_PACKAGE = "rankwatch_diagnosis.straggler.page"
+_PACKAGE = "rankwatch_diagnosis.straggler"
 _MOST_RANKS = 24
 _MOST_CAUSES = 24
 _MOST_SHARES = 6

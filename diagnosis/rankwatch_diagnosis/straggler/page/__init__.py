@@ -1,1 +1,0 @@
-"""A page that shows a verdict: heat map of ranks, critical path, causes. One file, which loads nothing."""
