@@ -93,6 +93,10 @@ class Groups:
         low, high = self._middle(values)
         return (low + high) / 2.0
 
+    def whole_median(self, values: NDArray[np.integer]) -> Ints:
+        """Return the median as a whole number: what most rows of a group hold where few differ."""
+        return np.rint(self.median(values.astype(np.float64))).astype(np.int64)
+
     def low_median(self, values: Floats) -> Floats:
         """Do the same with the lower one of two middle values: what at least half of the group reaches."""
         return self._middle(values)[0]

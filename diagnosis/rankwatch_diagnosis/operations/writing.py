@@ -7,10 +7,8 @@ is a formula for a spreadsheet, and a character that could break the line is a q
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 import numpy as np
@@ -21,14 +19,22 @@ import pyarrow.parquet as pa_parquet
 from rankwatch.untrusted.text import printable, spreadsheet_cell
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 
+FORMS = ("csv", "csv.gz", "jsonl", "jsonl.gz", "parquet")
+"""Endings of file names that tell how to write a table."""
 _BATCH_ROWS = 65_536
-_Target = str | BinaryIO
 
 
 def write_table(table: OperationTable, target: Path | BinaryIO, form: str) -> None:
     """Write it in one of FORMS; raises OSError, and KeyError for another form."""
-    shown = spreadsheet_cell if form.startswith("csv") else printable
-    FORMS[form](_as_arrow(table, shown), str(target) if isinstance(target, Path) else target)
+    rows = _as_arrow(table, spreadsheet_cell if form.startswith("csv") else printable)
+    file = str(target) if isinstance(target, Path) else target
+    if form == "parquet":
+        pa_parquet.write_table(rows, file)
+        return
+    blocks = {"csv": _csv_blocks, "jsonl": _json_lines}[form.removesuffix(".gz")]
+    with pa.output_stream(file, compression="gzip" if form.endswith(".gz") else None) as stream:
+        for block in blocks(rows):
+            stream.write(block)
 
 
 def _as_arrow(table: OperationTable, shown: Callable[[str], str]) -> pa.Table:
@@ -77,36 +83,6 @@ def _needs_quotes(names: pa.ChunkedArray) -> bool:
     return any(set(name) & set(',"') for name in names.unique().to_pylist())
 
 
-def _write_csv(table: pa.Table, target: _Target, packing: str | None = None) -> None:
-    _write_blocks(_csv_blocks(table), target, packing)
-
-
-def _write_json_lines(table: pa.Table, target: _Target, packing: str | None = None) -> None:
-    _write_blocks(_json_lines(table), target, packing)
-
-
-def _write_blocks(blocks: Iterator[bytes], target: _Target, packing: str | None) -> None:
-    with pa.output_stream(target, compression=packing) as stream:
-        for block in blocks:
-            stream.write(block)
-
-
 def _json_lines(table: pa.Table) -> Iterator[bytes]:
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         yield b"".join(json.dumps(row).encode() + b"\n" for row in batch.to_pylist())
-
-
-def _write_parquet(table: pa.Table, target: _Target) -> None:
-    pa_parquet.write_table(table, target)
-
-
-FORMS: Mapping[str, Callable[[pa.Table, _Target], None]] = MappingProxyType(
-    {
-        "csv": _write_csv,
-        "csv.gz": partial(_write_csv, packing="gzip"),
-        "jsonl": _write_json_lines,
-        "jsonl.gz": partial(_write_json_lines, packing="gzip"),
-        "parquet": _write_parquet,
-    }
-)
-"""Ending of a file name -> its writer."""

@@ -107,8 +107,8 @@ def look_by_rank(case: Case, verdict: Verdict, *, most_replayed_rows: int = MOST
     windows = [_worst_window(residual, case.limits.steps) for residual in excess.residual.T]
     most = max(_LEAST_REPLAYS, most_replayed_rows // max(1, len(case.table)))
     prices = _prices(case, excess, own, windows, most) | _prices_of_causes(case, verdict)
-    present = np.isfinite(case.sums(np.ones(len(case.table), dtype=np.bool_)))
-    stage, replica = case.stages_of_ranks(), _replicas(case)
+    present = np.isfinite(case.table.spans()[0])
+    stage, replica = case.stages_of_ranks(), case.replicas_of_ranks()
     rows = [
         RankRow(
             rank=rank,
@@ -148,11 +148,6 @@ def _price(case: Case, price: float) -> dict[str, float]:
 
 def _compared_with(ranks_of_stage: int) -> str:
     return "peers" if ranks_of_stage > 2 else "one peer" if ranks_of_stage == 2 else "its own past"
-
-
-def _replicas(case: Case) -> Ints:
-    of_rank = Groups(case.rank, len(case.ranks))
-    return np.rint(of_rank.median(case.table.replica.astype(np.float64))).astype(np.int64)
 
 
 def _excess(case: Case, own: _Own) -> _Excess:
@@ -211,13 +206,11 @@ def _prices(
         ]
     )
     prices = dict.fromkeys(np.flatnonzero(saved < _LEAST_EXCESS * np.mean(case.step_seconds)).tolist(), 1.0)
-    rows = np.argsort(case.rank, kind="stable")
-    ends = np.cumsum(np.bincount(case.rank, minlength=len(case.ranks)))
+    rows = Groups(case.rank, len(case.ranks)).parts()
     largest = [each for each in np.argsort(-saved, kind="stable").tolist() if each not in prices]
     for each in largest[:most]:
-        of_rank = rows[ends[each - 1] if each else 0 : ends[each]]
         seconds = case.seconds.copy()
-        seconds[of_rank] *= _factor(case, of_rank, levels[each], own.host[:, each])
+        seconds[rows[each]] *= _factor(case, rows[each], levels[each], own.host[:, each])
         prices[each] = slowdown(case.step_seconds, case.replay.step_seconds(seconds))
     return prices
 

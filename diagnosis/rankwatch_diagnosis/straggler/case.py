@@ -43,8 +43,6 @@ class Candidate:
     """Of `slow_rank`: the part of the ranks' work that grew."""
     ideal: Ideal
     """Without the cause."""
-    ideal_pauses: Ideal | None = None
-    """Seconds of the rank's own pause before rows, without the cause; None where it makes no pause longer."""
     first_step: int
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
@@ -102,26 +100,18 @@ class Case:
         """By step: its replayed seconds without the cause."""
         seconds = self.seconds.copy()
         seconds[candidate.ideal.rows] = candidate.ideal.seconds
-        if candidate.ideal_pauses is None:
-            return self.replay.step_seconds(seconds)
-        pauses = self.replay.pauses.copy()
-        pauses[candidate.ideal_pauses.rows] = candidate.ideal_pauses.seconds
-        return self.replay.step_seconds(seconds, pauses)
+        return self.replay.step_seconds(seconds)
 
     def own_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Sums over all that the cause makes longer: seconds as they are, and without the cause."""
-        parts = [(self.seconds, candidate.ideal), (self.replay.pauses, candidate.ideal_pauses)]
-        taken = sum(float(seconds[each.rows].sum()) for seconds, each in parts if each is not None)
-        return taken, sum(float(each.seconds.sum()) for _, each in parts if each is not None)
+        rows, ideal = candidate.ideal
+        return float(self.seconds[rows].sum()), float(ideal.sum())
 
     def active(self, candidate: Candidate) -> Bools:
         """By step: the candidate is at work."""
         if candidate.active is not None:
             return candidate.active
-        rows = candidate.ideal.rows
-        if candidate.ideal_pauses is not None:
-            rows = np.concatenate([rows, candidate.ideal_pauses.rows])
-        changed: Bools = np.bincount(self.step[rows], minlength=len(self.steps)) > 0
+        changed: Bools = np.bincount(self.step[candidate.ideal.rows], minlength=len(self.steps)) > 0
         return changed & (self.steps >= candidate.first_step)
 
     def replayed_ratio(self) -> float:
@@ -140,13 +130,11 @@ class Case:
 
     def stages_of_ranks(self) -> Ints:
         """By rank: the stage of most of its rows."""
-        of_rank = Groups(self.rank, len(self.ranks))
-        return np.rint(of_rank.median(self.table.stage.astype(np.float64))).astype(np.int64)
+        return Groups(self.rank, len(self.ranks)).whole_median(self.table.stage)
 
     def replicas_of_ranks(self) -> Ints:
         """By rank: the replica of most of its rows."""
-        of_rank = Groups(self.rank, len(self.ranks))
-        return np.rint(of_rank.median(self.table.replica.astype(np.float64))).astype(np.int64)
+        return Groups(self.rank, len(self.ranks)).whole_median(self.table.replica)
 
 
 def _with_waits(table: OperationTable) -> OperationTable:

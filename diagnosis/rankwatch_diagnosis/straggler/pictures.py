@@ -40,13 +40,6 @@ _LEAST_SHARE = 0.001
 """Of the path: what holds less is not listed."""
 
 
-class _Binned(NamedTuple):
-    values: Floats
-    """(row, column): mean over the steps of a bin, of the rank whose mean is farthest from 0."""
-    farthest: Ints
-    """(row, column): index of that rank."""
-
-
 def heat_map(case: Case, by_rank: ByRank, verdict: Verdict) -> dict[str, object]:
     """Rows are ranks in the order of stage, replica and number; values are thousandths, null for gaps."""
     of_rank = {each.rank: each for each in by_rank.rows}
@@ -54,12 +47,12 @@ def heat_map(case: Case, by_rank: ByRank, verdict: Verdict) -> dict[str, object]
     index = np.searchsorted(case.ranks, [each.rank for each in placed])
     rows = _bins([each.stage for each in placed], _MOST_ROWS)
     columns = _bins([0] * len(case.steps), _MOST_COLUMNS)
-    binned = _binned(by_rank.residual[:, index].T, rows, columns)
+    values, farthest = _binned(by_rank.residual[:, index].T, rows, columns)
     return {
         "rows": [_row(placed[row]) for row in rows],
         "columns": [[int(case.steps[each.start]), int(case.steps[each.stop - 1])] for each in columns],
-        "values": [[_thousandths(value) for value in row] for row in binned.values.tolist()],
-        "farthest": case.ranks[index][binned.farthest].tolist() if len(rows) < len(placed) else [],
+        "values": [[_thousandths(value) for value in row] for row in values.tolist()],
+        "farthest": case.ranks[index][farthest].tolist() if len(rows) < len(placed) else [],
         "limit": _limit(by_rank),
         "binned": _words(len(placed), rows, len(case.steps), columns),
         "events": _events(case, verdict, columns),
@@ -85,7 +78,10 @@ def _bins(parts: Sequence[int], most: int) -> list[slice]:
     ]
 
 
-def _binned(residual: Floats, rows: Sequence[slice], columns: Sequence[slice]) -> _Binned:
+def _binned(residual: Floats, rows: Sequence[slice], columns: Sequence[slice]) -> tuple[Floats, Ints]:
+    """Return (row, column): the mean over the steps of a bin, of the rank whose mean is farthest from 0; and
+    the index of that rank.
+    """
     starts = [each.start for each in columns]
     seen = np.isfinite(residual)
     count = np.add.reduceat(seen, starts, axis=1, dtype=np.int64)
@@ -93,7 +89,7 @@ def _binned(residual: Floats, rows: Sequence[slice], columns: Sequence[slice]) -
     mean = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     far = np.nan_to_num(np.abs(mean), nan=-1.0)
     farthest = np.array([each.start + np.argmax(far[each], axis=0) for each in rows])
-    return _Binned(np.take_along_axis(mean, farthest, axis=0), farthest)
+    return np.take_along_axis(mean, farthest, axis=0), farthest
 
 
 def _thousandths(value: float) -> int | None:
@@ -210,15 +206,16 @@ def _pieces(
         length = times.ends[shown] - times.begins[shown] + seconds * np.isin(shown, list(critical))
         shown = np.sort(shown[np.argsort(-length, kind="stable")[:_MOST_BARS]])
     waiting = rows[times.begins[rows] - times.arrives[rows] >= _WAIT * seconds]
-    names = _Names(case.table.operations)
+    # Names in the order of their first use: a table may hold many that the step does not.
+    names: dict[int, int] = {}
     table = case.table
     return {
         "bars": [
             [
                 lane[int(table.rank[row])],
-                _rounded(times.begins[row]),
-                _rounded(times.ends[row]),
-                names.number(int(table.operation[row])),
+                round(float(times.begins[row]), 7),
+                round(float(times.ends[row]), 7),
+                names.setdefault(int(table.operation[row]), len(names)),
                 int(table.kind[row]),
                 int(row in critical),
             ]
@@ -227,36 +224,16 @@ def _pieces(
         "waits": [
             [
                 lane[int(table.rank[row])],
-                _rounded(times.arrives[row]),
-                _rounded(times.begins[row]),
-                names.number(int(table.operation[row])),
+                round(float(times.arrives[row]), 7),
+                round(float(times.begins[row]), 7),
+                names.setdefault(int(table.operation[row]), len(names)),
             ]
             for row in waiting.tolist()
         ],
         "line": [
-            [lane[int(table.rank[each.row])], _rounded(each.since), _rounded(each.ends)]
+            [lane[int(table.rank[each.row])], round(float(each.since), 7), round(float(each.ends), 7)]
             for each in path
             if int(table.rank[each.row]) in lane
         ],
-        "operations": names.used,
+        "operations": [printable(table.operations[each])[:_LONGEST_NAME] for each in names],
     }
-
-
-class _Names:
-    """Names of operations in the order of their first use: a table may hold many that the step does not."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._numbers: dict[int, int] = {}
-        self.used: list[str] = []
-
-    def number(self, operation: int) -> int:
-        """Place of an operation among those used."""
-        if operation not in self._numbers:
-            self._numbers[operation] = len(self.used)
-            self.used.append(printable(self._names[operation])[:_LONGEST_NAME])
-        return self._numbers[operation]
-
-
-def _rounded(seconds: float) -> float:
-    return round(float(seconds), 7)

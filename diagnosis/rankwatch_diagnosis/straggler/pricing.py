@@ -144,7 +144,7 @@ class _SlowRank(NamedTuple):
 
     candidate: Candidate
     size: float
-    """Excess over its own time without the cause; of a stall, its share of the step."""
+    """Excess over its own time without the cause."""
     error: float
     """Standard error of the size."""
     first: int
@@ -175,10 +175,7 @@ def _is_slow_rank(candidate: Candidate) -> bool:
 def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
     taken, ideal = case.own_seconds(candidate)
     active = np.flatnonzero(case.active(candidate))
-    if candidate.ideal_pauses is None:
-        size = taken / max(ideal, 1e-18) - 1.0
-    else:  # a pause need not be there at all
-        size = (taken - ideal) / max(float(case.step_seconds[active].sum()), 1e-18)
+    size = taken / max(ideal, 1e-18) - 1.0
     first, last = (int(active[0]), int(active[-1])) if active.size else (0, 0)
     return _SlowRank(
         candidate,
@@ -205,24 +202,16 @@ def _belong_together(one: _SlowRank, other: _SlowRank, case: Case) -> bool:
 def _as_one(group: Sequence[Candidate]) -> Candidate:
     if len(group) == 1:
         return group[0]
-    pauses = [each.ideal_pauses for each in group if each.ideal_pauses is not None]
     actives = [each.active for each in group if each.active is not None]
     return replace(
         group[0],
-        ideal=_concatenated([each.ideal for each in group]),
-        ideal_pauses=_concatenated(pauses) if pauses else None,
+        ideal=Ideal(*map(np.concatenate, zip(*(each.ideal for each in group), strict=True))),
         first_step=min(each.first_step for each in group),
         ranks=tuple(sorted({rank for each in group for rank in each.ranks})),
         active=np.logical_or.reduce(actives) if len(actives) == len(group) else None,
         certain=all(each.certain for each in group),
         evidence=_evidence(sorted(group, key=lambda each: each.ranks)),
         lasts=max(each.lasts for each in group),
-    )
-
-
-def _concatenated(ideals: Sequence[Ideal]) -> Ideal:
-    return Ideal(
-        np.concatenate([each.rows for each in ideals]), np.concatenate([each.seconds for each in ideals])
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, cumcount, factorize
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
@@ -140,8 +139,8 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
     return Visits(
         ranks=ranks,
         steps=steps,
-        stage=_of_most_rows(table.stage[rows.index], of_rank),
-        replica=_of_most_rows(table.replica[rows.index], of_rank),
+        stage=of_rank.whole_median(table.stage[rows.index]),
+        replica=of_rank.whole_median(table.replica[rows.index]),
         halves=halves,
         rows=rows,
         residual_of_row=residual,
@@ -150,11 +149,6 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
         work_known=_work_is_known(work),
         irregular=irregular,
     )
-
-
-def _of_most_rows(values: NDArray[np.integer], groups: Groups) -> Ints:
-    """By group: the value of most of its rows."""
-    return np.rint(groups.median(values.astype(np.float64))).astype(np.int64)
 
 
 def _halves(table: OperationTable, residual: Floats, rows: VisitRows, steps: int, ranks: int) -> Floats:
@@ -196,11 +190,8 @@ def _explained_by_work(residual: Floats, work: Floats, role: Groups) -> Floats |
     if np.std(logarithm[known]) < _EQUAL_WORK:
         return None
     explained = np.zeros(len(residual))
-    order = np.argsort(role.number, kind="stable")
-    ends = np.cumsum(np.bincount(role.number, minlength=role.count))
-    for start, end in zip(np.r_[0, ends[:-1]], ends, strict=True):
-        rows = order[start:end]
-        rows = rows[known[rows]]
+    for part in role.parts():
+        rows = part[known[part]]
         if rows.size:
             explained[rows] = _curve(logarithm[rows], residual[rows])
     return explained

@@ -1,11 +1,10 @@
-"""The group-by primitives and the robust statistics, against their plain definitions."""
+"""The group-by primitives, against their plain definitions."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rankwatch_diagnosis.operations.groups import Groups, cumcount, factorize
-from rankwatch_diagnosis.straggler.robust import leave_one_out_median, steady_mean
 
 GROUPS = Groups(np.array([0, 1, 0, 0, 1, 1]), 3)
 VALUES = np.array([1.0, 9.0, 2.0, np.nan, 4.0, 8.0])
@@ -64,39 +63,3 @@ def test_group_median() -> None:
     """Gaps are left out; a group without values has no median."""
     np.testing.assert_array_equal(GROUPS.median(VALUES), [1.5, 8.0, np.nan])
     np.testing.assert_array_equal(GROUPS.low_median(VALUES), [1.0, 8.0, np.nan])
-
-
-def test_leave_one_out_median() -> None:
-    """As leaving each value out by hand."""
-    random = np.random.default_rng(0)
-    for count in (2, 3, 4, 7):
-        values = random.random((5, count))
-        values[0, 0] = np.nan
-        found = leave_one_out_median(values, axis=1)
-        for row in range(5):
-            for column in range(count):
-                others = np.delete(values[row], column)
-                others = others[np.isfinite(others)]
-                expected = np.median(others) if others.size else np.nan
-                np.testing.assert_allclose(found[row, column], expected)
-
-
-def test_leave_one_out_median_alone() -> None:
-    """With nobody else there is none: the value itself must not be its own reference."""
-    assert np.isnan(leave_one_out_median(np.array([[3.0]]), axis=1)).all()
-
-
-def test_steady_mean() -> None:
-    """One late operation of eight moves it far less than the mean; a shift of all moves it in full."""
-    values = 0.03 * np.random.default_rng(0).standard_normal((200, 8))
-    np.testing.assert_allclose(steady_mean(values + 0.05), steady_mean(values) + 0.05)
-    assert np.std(steady_mean(values)) < 1.1 * np.std(values.mean(axis=1))
-    struck = values.copy()
-    struck[:, 0] += 1.0
-    assert np.mean(struck.mean(axis=1)) > 0.12
-    assert np.mean(steady_mean(struck)) < 0.02
-
-
-def test_steady_mean_of_few_values() -> None:
-    """It is their mean, without the gaps."""
-    np.testing.assert_array_equal(steady_mean(np.array([[1.0, 3.0], [np.nan, 2.0]])), [2.0, 2.0])

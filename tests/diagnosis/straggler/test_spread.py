@@ -1,4 +1,4 @@
-"""The spread of healthy accelerators is learnt from the ranks of a job."""
+"""The spread of healthy accelerators, learnt from the ranks of a job, and the robust statistics below it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankwatch_diagnosis.straggler.persistence import lasting_spread
+from rankwatch_diagnosis.straggler.robust import leave_one_out_median, steady_mean
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 LAYOUTS = {
@@ -39,3 +40,39 @@ def test_noise_is_no_spread() -> None:
     own = 0.05 * np.random.default_rng(0).standard_normal((6, 256))
     found = lasting_spread(own, np.zeros(256, dtype=np.int64), 0.05, 0.005)
     assert found.sigma < 0.012
+
+
+def test_leave_one_out_median() -> None:
+    """As leaving each value out by hand."""
+    random = np.random.default_rng(0)
+    for count in (2, 3, 4, 7):
+        values = random.random((5, count))
+        values[0, 0] = np.nan
+        found = leave_one_out_median(values, axis=1)
+        for row in range(5):
+            for column in range(count):
+                others = np.delete(values[row], column)
+                others = others[np.isfinite(others)]
+                expected = np.median(others) if others.size else np.nan
+                np.testing.assert_allclose(found[row, column], expected)
+
+
+def test_leave_one_out_median_alone() -> None:
+    """With nobody else there is none: the value itself must not be its own reference."""
+    assert np.isnan(leave_one_out_median(np.array([[3.0]]), axis=1)).all()
+
+
+def test_steady_mean() -> None:
+    """One late operation of eight moves it far less than the mean; a shift of all moves it in full."""
+    values = 0.03 * np.random.default_rng(0).standard_normal((200, 8))
+    np.testing.assert_allclose(steady_mean(values + 0.05), steady_mean(values) + 0.05)
+    assert np.std(steady_mean(values)) < 1.1 * np.std(values.mean(axis=1))
+    struck = values.copy()
+    struck[:, 0] += 1.0
+    assert np.mean(struck.mean(axis=1)) > 0.12
+    assert np.mean(steady_mean(struck)) < 0.02
+
+
+def test_steady_mean_of_few_values() -> None:
+    """It is their mean, without the gaps."""
+    np.testing.assert_array_equal(steady_mean(np.array([[1.0, 3.0], [np.nan, 2.0]])), [2.0, 2.0])

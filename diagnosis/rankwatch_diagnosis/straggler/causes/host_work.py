@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.operations.groups import Floats, Ints, factorize
+from rankwatch_diagnosis.operations.groups import Floats, Groups, Ints, factorize
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
@@ -181,7 +181,12 @@ def _slow_stages(
     rows = case.table.kind == kind
     if not rows.any():
         return
-    loads = _loads(case.sums(rows), stage, len(stages))
+    # Seconds of the median rank of each stage, of two the faster.
+    steps = len(case.steps)
+    cells = Groups.grid(
+        (np.repeat(np.arange(steps), len(stage)), steps), (np.tile(stage, steps), len(stages))
+    )
+    loads = cells.low_median(case.sums(rows).ravel()).reshape(steps, len(stages))
     excess = loads - leave_one_out_median(loads, axis=1)
     for index in range(len(stages)):
         window = high_stretch(excess[:, index], case.limits.host_share * step_seconds, case.limits.steps)
@@ -199,19 +204,6 @@ def _slow_stages(
             "excess_seconds_per_step": more,
             "first_step": int(case.steps[window[0]]),
         }
-
-
-def _loads(total: Floats, stage: Ints, stages: int) -> Floats:
-    """(step, stage): seconds of its median rank, of two the faster; NaN where a stage does no such work."""
-    return np.stack([_low_median(total[:, stage == index]) for index in range(stages)], axis=1)
-
-
-def _low_median(seconds: Floats) -> Floats:
-    """By row: the lower one of the values in the middle."""
-    ordered = np.sort(seconds, axis=1)  # NaN comes last
-    middle = np.maximum(np.isfinite(seconds).sum(axis=1) - 1, 0) // 2
-    middle_one: Floats = ordered[np.arange(len(ordered)), middle]
-    return middle_one
 
 
 def find_slow_data_loading(case: Case) -> Candidate | None:

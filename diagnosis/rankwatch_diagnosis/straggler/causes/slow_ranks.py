@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,8 +83,8 @@ def _slow_rank(each: Excess, visits: Visits, costs: _Costs, facts: Mapping[str, 
         first_step=int(visits.steps[each.first]),
         ranks=(int(visits.ranks[each.column]),),
         lasts=each.steps,
-        noise_to_size=costs.noise / each.size,
-        healthy_spread=costs.healthy_spread,
+        noise_to_size=costs.slowness.noise / each.size,
+        healthy_spread=costs.slowness.spread,
         evidence={"slow_ranks": [_listed(each, visits)], **facts},
     )
 
@@ -173,22 +173,12 @@ class _Costs:
     """What slow ranks would take if they were not slow, operation by operation."""
 
     def __init__(self, case: Case, visits: Visits, slowness: Slowness) -> None:
-        self._case, self._visits, self._slowness = case, visits, slowness
+        self._case, self._visits, self.slowness = case, visits, slowness
         compute = np.flatnonzero((case.table.kind == Kind.COMPUTE) & (case.seconds > 0.0))
         self._rows = compute[np.argsort(case.rank[compute], kind="stable")]
         self._ends = np.searchsorted(case.rank[self._rows], np.arange(len(case.ranks) + 1))
         self._of_peers: dict[int, _ByPlace] = {}
         """Rows of the healthy ranks of a stage."""
-
-    @property
-    def healthy_spread(self) -> float:
-        """Standard deviation of the lasting differences between healthy ranks."""
-        return self._slowness.spread
-
-    @property
-    def noise(self) -> float:
-        """Standard deviation of one rank in one step."""
-        return self._slowness.noise
 
     def active(self, each: Excess) -> Bools:
         """By step of the case."""
@@ -198,32 +188,28 @@ class _Costs:
 
     def ideal(self, named: Sequence[Excess]) -> Ideal:
         """The compute of these ranks as it should be."""
-        parts = [self._of_rank(each) for each in named]
-        return Ideal(
-            np.concatenate([part.rows for part in parts]), np.concatenate([part.seconds for part in parts])
-        )
+        return Ideal(*map(np.concatenate, zip(*map(self._of_rank, named), strict=True)))
 
     def _of_rank(self, each: Excess) -> Ideal:
         case, visits = self._case, self._visits
         rows = self._of(int(visits.ranks[each.column]))
         by_step = np.zeros(len(case.steps))
-        by_step[np.searchsorted(case.steps, visits.steps)] = self._slowness.excess[:, each.column]
+        by_step[np.searchsorted(case.steps, visits.steps)] = self.slowness.excess[:, each.column]
         excess = by_step[case.step[rows]]
         rows, excess = rows[excess > 0.0], excess[excess > 0.0]
-        past = each.column in self._slowness.against_past
+        past = each.column in self.slowness.against_past
         others = self._own(each) if past else self._peers(each)
         for here in self._places(rows):
             excess[here] *= self._times(others, rows[here], excess[here], past=past)
         return Ideal(rows, case.seconds[rows] * np.exp(-excess))
 
-    def _places(self, rows: Ints) -> Iterator[Ints]:
+    def _places(self, rows: Ints) -> list[Ints]:
         """Indices of rows of one operation: for each microbatch where it runs often enough, else for all."""
         table = self._case.table
         place = Groups.by(table.operation[rows], table.microbatch[rows])
-        often = np.bincount(place.number, minlength=place.count)[place.number] >= _LEAST_OF_PLACE
+        often = place.size()[place.number] >= _LEAST_OF_PLACE
         part = Groups.by(table.operation[rows], np.where(often, place.number, place.count))
-        order = np.argsort(part.number, kind="stable")
-        yield from np.split(order, np.flatnonzero(np.diff(part.number[order])) + 1)
+        return part.parts()
 
     def _of(self, rank: int) -> Ints:
         index = int(np.searchsorted(self._case.ranks, rank))
@@ -260,7 +246,7 @@ class _Costs:
         stages = self._visits.stage
         stage = int(stages[each.column])
         if stage not in self._of_peers:
-            healthy = ~(self._slowness.excess > 0.0).any(axis=0)
+            healthy = ~(self.slowness.excess > 0.0).any(axis=0)
             peers = np.flatnonzero((stages == stage) & healthy)
             found = [self._of(int(self._visits.ranks[peer])) for peer in peers[:_MOST_LISTED].tolist()]
             rows = np.concatenate([*found, np.empty(0, dtype=np.int64)])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, connected, factorize
+from rankwatch_diagnosis.operations.groups import Floats, Groups, Ints, connected, factorize
 from rankwatch_diagnosis.operations.table import NO_ROW, OperationTable
 from rankwatch_diagnosis.straggler.graph.chains import clock_seconds
 from rankwatch_diagnosis.straggler.graph.collectives import Communication
@@ -88,31 +88,24 @@ def _offsets(
     known = np.zeros(cell.count, dtype=np.bool_)
     known[Groups(clock, int(clock.max()) + 1).first(np.arange(cell.count))] = True
     offset = np.zeros(cell.count)
+    given, asking = np.r_[pairs.one, pairs.other], np.r_[pairs.other, pairs.one]
+    later, ends = np.r_[-pairs.ahead, pairs.ahead], end[member]
     for _ in range(_MOST_ROUNDS):
-        told, by = _from_collectives(end[member], at, instance, offset, known, cell.count)
-        more, also = _from_messages(pairs, offset, known, cell.count)
-        total = by + also
+        seen, heard = known[at], known[given]
+        common = Groups(instance.number[seen], instance.count).mean((ends + offset[at])[seen])[
+            instance.number
+        ]
+        there = np.isfinite(common)
+        met, told = Groups(at[there], cell.count), Groups(asking[heard], cell.count)
+        total = met.size() + told.size()
         new = ~known & (total > 0)
         if not new.any():
             break
-        offset[new] = ((told + more)[new]) / total[new]
+        asked = met.sum((common - ends)[there]) + told.sum((offset[given] + later)[heard])
+        offset[new] = asked[new] / total[new]
         known |= new
     clock = np.where(known, clock, int(clock.max()) + 1 + np.arange(cell.count))
     return offset, clock
-
-
-def _from_collectives(
-    ends: Floats, at: Ints, instance: Groups, offset: Floats, known: Bools, cells: int
-) -> tuple[Floats, Floats]:
-    """By cell: the sum of offsets that its collectives ask for, and their number."""
-    seen = known[at]
-    common = Groups(instance.number[seen], instance.count).mean(np.where(seen, ends + offset[at], 0.0)[seen])
-    asked = common[instance.number] - ends
-    there = np.isfinite(asked)
-    total, count = np.zeros(cells), np.zeros(cells)
-    np.add.at(total, at[there], asked[there])
-    np.add.at(count, at[there], 1.0)
-    return total, count
 
 
 class _Pairs(NamedTuple):
@@ -156,16 +149,3 @@ def _leads(table: OperationTable, communication: Communication, end: Floats) -> 
     given = np.r_[communication.partner[named], communication.waits_for[implied]]
     goes_on = np.where(receives[implied], end[implied], table.start_seconds[implied])
     return given, np.r_[named, implied], np.r_[end[named], goes_on] - end[given]
-
-
-def _from_messages(pairs: _Pairs, offset: Floats, known: Bools, cells: int) -> tuple[Floats, Floats]:
-    """The same as `_from_collectives`, of messages."""
-    total, count = np.zeros(cells, dtype=np.float64), np.zeros(cells, dtype=np.float64)
-    for given, asking, ahead in (
-        (pairs.one, pairs.other, -pairs.ahead),
-        (pairs.other, pairs.one, pairs.ahead),
-    ):
-        there = known[given]
-        np.add.at(total, asking[there], (offset[given] + ahead)[there])
-        np.add.at(count, asking[there], 1.0)
-    return total, count

@@ -44,27 +44,22 @@ class Replay:
         self.enqueued_after = _enqueued_after(table, self.before)
         """By row: the row of its rank after which it was enqueued; `before`, but of a message that the rank
         began to wait for later."""
-        follows = self.before >= 0
         self._cells = table.cells
         self._steps = Groups(table.cells.step, len(table.cells.steps))
         self.communication = match_communication(table)
-        self.pauses = _pauses(recorded, follows, table, self.communication)
-        """By row: seconds between the row before it and its arrival, without waits for others; a
-        little less than 0 where clocks let the two overlap."""
-        rows, cyclic = self._by_level()
+        rows, cyclic = _levels(self.before, self.enqueued_after, self.communication)
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, infer_members=False)
-            self.pauses = _pauses(recorded, follows, table, self.communication)
-            rows, _ = self._by_level()
+            rows, _ = _levels(self.before, self.enqueued_after, self.communication)
+        self.pauses = _pauses(recorded, self.before >= 0, table, self.communication)
+        """By row: seconds between the row before it and its arrival, without waits for others; a
+        little less than 0 where clocks let the two overlap."""
         self._layout = _Layout.of(rows, self.before, self.enqueued_after, self.communication)
         self.measured = np.where(
             table.kind == Kind.COMMUNICATION, self.communication.transfer, table.duration_seconds
         )
         """By row: seconds without waiting for others; what `step_seconds` takes."""
         self._staggered = self._starts_apart(table)
-
-    def _by_level(self) -> tuple[list[Ints], bool]:
-        return _levels(self.before, self.enqueued_after, self.communication)
 
     def step_seconds(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
         """By step: its duration with these seconds by row (of communication: of the transfer).
@@ -207,22 +202,15 @@ def _instances(rows: Ints, together: Ints) -> tuple[Ints | None, Ints | None]:
 
 
 def _pauses(pauses: Floats, follows: Bools, table: OperationTable, communication: Communication) -> Floats:
-    """Seconds of pause before each row without waits for other ranks; `follows`: there is a row before it."""
-    implicit = (communication.waits_for >= 0) & (table.kind != Kind.COMMUNICATION)
-    if implicit.any():
-        # Without rows of receives the pause is the wait itself, and ranks need not share a clock.
-        pauses = np.where(table.kind == Kind.COMPUTE, 0.0, pauses)
-    return _own_pauses(pauses, follows, table, communication)
-
-
-def _own_pauses(
-    pauses: Floats, follows: Bools, table: OperationTable, communication: Communication
-) -> Floats:
     """Seconds of pause before each row without waits for other ranks; `follows`: there is a row before it.
 
     Most recorders begin a collective when the rank comes to it, so its duration holds the wait. Some begin it
     when the last member has come: then members take equally long, and the wait lies in the pause before.
     """
+    implicit = (communication.waits_for >= 0) & (table.kind != Kind.COMMUNICATION)
+    if implicit.any():
+        # Without rows of receives the pause is the wait itself, and ranks need not share a clock.
+        pauses = np.where(table.kind == Kind.COMPUTE, 0.0, pauses)
     members = np.flatnonzero((communication.collective >= 0) & follows)
     instances = Groups(communication.collective[members], communication.collectives)
     in_pauses = _spread(pauses[members], instances)

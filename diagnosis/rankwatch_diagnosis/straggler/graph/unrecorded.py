@@ -80,12 +80,13 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     step, steps, rank, ranks, _ = table.cells
     if len(ranks) < 2:
         return table
-    run = _runs(table, order)
+    run = cumcount(Groups.by(table.step, table.rank, table.operation).number, order)
     usable = _usable(table, run)
     new: list[tuple[Ints, Floats, Floats, int]] = []
     shorter = table.duration_seconds.copy()
     sets = _sets(table, rank, len(ranks))
-    for rows in _kinds(table, usable, run):
+    for part in Groups.by(table.operation[usable], run[usable]).parts():
+        rows = usable[part]
         if _SPARSE * len(rows) < len(steps) * len(ranks):
             continue
         at = np.full((len(steps), len(ranks)), NO_ROW, dtype=np.int64)
@@ -97,23 +98,11 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     return _with_rows(table, new, shorter) if new else table
 
 
-def _runs(table: OperationTable, order: Ints) -> Ints:
-    """By row: which run of its operation it is in its step and rank."""
-    return cumcount(Groups.by(table.step, table.rank, table.operation).number, order)
-
-
 def _usable(table: OperationTable, run: Ints) -> Ints:
     """Rows of operations that run a few times in a step, and are no messages."""
     most = Groups(table.operation.astype(np.int64), len(table.operations)).max(run.astype(np.float64))
     few = most[table.operation] < _MOST_RUNS
     return np.flatnonzero(few & ~table.sends & ~table.receives)
-
-
-def _kinds(table: OperationTable, usable: Ints, run: Ints) -> list[Ints]:
-    """The usable rows by operation and run."""
-    kinds = Groups.by(table.operation[usable], run[usable])
-    by_kind = np.argsort(kinds.number, kind="stable")
-    return np.split(usable[by_kind], np.flatnonzero(np.diff(kinds.number[by_kind])) + 1)
 
 
 def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]:
