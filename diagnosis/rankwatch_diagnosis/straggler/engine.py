@@ -18,7 +18,7 @@ import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_agent.training.timeouts import SECTIONS
-from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints, factorize
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.straggler.case import Candidate, Case
@@ -272,11 +272,8 @@ class Events(NamedTuple):
 
 def find_events(table: OperationTable) -> Events:
     """Steps that took far longer than the usual ones, and what took their time."""
-    step, steps = factorize(table.step)
-    rank, ranks = factorize(table.rank)
-    cells = Groups.grid((step, len(steps)), (rank, len(ranks)))
-    first = cells.min(table.start_seconds).reshape(len(steps), -1)
-    last = cells.max(table.end_seconds).reshape(len(steps), -1)
+    step, steps, rank, ranks, _ = table.cells
+    first, last = table.spans()
     spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
     odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
     if not odd.any():
@@ -318,12 +315,10 @@ class _Excess:
     def __init__(self, table: OperationTable, step: Ints, rank: Ints, odd: Bools, ranks: int) -> None:
         operations = len(table.operations)
         odd_steps, usual_steps = np.flatnonzero(odd), np.flatnonzero(~odd)
-        place = np.cumsum(odd) - 1
         rows = np.flatnonzero(odd[step])
+        event = (np.cumsum(odd) - 1)[step[rows]]
         operation = table.operation.astype(np.int64)
-        cells = Groups.grid(
-            (place[step[rows]], len(odd_steps)), (rank[rows], ranks), (operation[rows], operations)
-        )
+        cells = Groups.grid((event, len(odd_steps)), (rank[rows], ranks), (operation[rows], operations))
         taken = cells.sum(table.duration_seconds[rows]).reshape(len(odd_steps), ranks, operations)
         others = np.flatnonzero(~odd[step])
         usual = Groups.grid((rank[others], ranks), (operation[others], operations))

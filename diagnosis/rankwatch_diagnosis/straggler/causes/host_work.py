@@ -182,11 +182,10 @@ def _slow_stages(
     if not rows.any():
         return
     # Seconds of the median rank of each stage, of two the faster.
-    steps = len(case.steps)
-    cells = Groups.grid(
-        (np.repeat(np.arange(steps), len(stage)), steps), (np.tile(stage, steps), len(stages))
-    )
-    loads = cells.low_median(case.sums(rows).ravel()).reshape(steps, len(stages))
+    shape = len(case.steps), len(stages)
+    step = np.repeat(np.arange(shape[0]), len(stage))
+    cells = Groups.grid((step, shape[0]), (np.tile(stage, shape[0]), shape[1]))
+    loads = cells.low_median(case.sums(rows).ravel()).reshape(shape)
     excess = loads - leave_one_out_median(loads, axis=1)
     for index in range(len(stages)):
         window = high_stretch(excess[:, index], case.limits.host_share * step_seconds, case.limits.steps)

@@ -33,7 +33,10 @@ def align_clocks(table: OperationTable, communication: Communication) -> Aligned
     cell, end = table.cells.groups, table.end_seconds
     member, instance = _collective_ends(cell, communication)
     tolerance = clock_seconds(table)
-    together = member.size and _spread(end[member], instance) <= tolerance
+    together = False
+    if member.size:
+        apart = instance.max(end[member]) - instance.min(end[member])
+        together = float(np.quantile(apart, 0.9)) <= tolerance
     if together and _come_after_they_were_sent(table, communication, end, tolerance):
         return Aligned(table, table.cells.step)
     offset, clock = _offsets(table, communication, cell, end, member, instance)
@@ -51,11 +54,6 @@ def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, 
     several = (instance.size() > 1)[instance.number]
     number, numbers = factorize(instance.number[several])
     return rows[several], Groups(number, len(numbers))
-
-
-def _spread(ends: Floats, instance: Groups) -> float:
-    """How far the ends of a meeting are apart, in nine of ten."""
-    return float(np.quantile(instance.max(ends) - instance.min(ends), 0.9))
 
 
 def _come_after_they_were_sent(
@@ -92,9 +90,8 @@ def _offsets(
     later, ends = np.r_[-pairs.ahead, pairs.ahead], end[member]
     for _ in range(_MOST_ROUNDS):
         seen, heard = known[at], known[given]
-        common = Groups(instance.number[seen], instance.count).mean((ends + offset[at])[seen])[
-            instance.number
-        ]
+        ended = Groups(instance.number[seen], instance.count)
+        common = ended.mean((ends + offset[at])[seen])[instance.number]
         there = np.isfinite(common)
         met, told = Groups(at[there], cell.count), Groups(asking[heard], cell.count)
         total = met.size() + told.size()
