@@ -25,7 +25,7 @@ from rankwatch_diagnosis.run.operation_table import operation_table
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.graph.critical_path import critical_path, timeline
-from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
+from rankwatch_diagnosis.straggler.graph.stages import with_stages
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 STEPS, PHASES, COLLECTIVES, CHECKPOINTS = "steps", "phases", "collectives", "checkpoints"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from rankwatch_agent.incidents.episodes import IncidentRegistry
@@ -16,7 +15,6 @@ from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.shared import Shared as SharedBySources
 from rankwatch_agent.sources.xid import XidCounter, load_table
 from rankwatch_agent.training.conditions import RunConditions, living_ranks
-from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.spans.records import Exemplars, Notes, Traces
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 

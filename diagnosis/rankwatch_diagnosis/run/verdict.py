@@ -19,9 +19,9 @@ from rankwatch_diagnosis.run.ending import EndedAttempt
 from rankwatch_diagnosis.run.losses import RankLosses
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.waiting import place_of, where_of
+from rankwatch_diagnosis.straggler.report import share_lost
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
-from rankwatch_diagnosis.straggler.words import share_lost
 from rankwatch_diagnosis.words import counted, listed
 
 
