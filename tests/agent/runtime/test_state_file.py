@@ -108,7 +108,7 @@ def test_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 def test_one_directory(tmp_path: Path) -> None:
     """All state lies in one directory, so that one volume keeps it; an empty setting keeps nothing."""
     config = AgentConfig(state_directory=str(tmp_path / "state"))
-    (ranks,) = training.ranks(config, build_shared(config), config.schedule("ranks"))
+    (ranks,) = training.ranks.build(config, build_shared(config), config.schedule("ranks"))
     assert isinstance(ranks, RanksCollector)
     ranks.ledgers.save()
     assert [each.name for each in (tmp_path / "state").iterdir()] == ["goodput.json"]
