@@ -229,6 +229,33 @@ def test_length_of_files() -> None:
             assert len(path.read_text().splitlines()) <= 400, path
 
 
+def test_small_modules_have_several_users() -> None:
+    """A module under 70 lines that one other imports belongs in it. A module that is imported by its name in a
+    text, as patches are, counts as one with several users."""
+    paths = {name: path for package in FOLDERS for name, path in _by_name(package)}
+    users: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for each in imported(path) & paths.keys() - {name}:
+            users[each].add(name)
+    texts = "".join(path.read_text() for path in paths.values())
+    small = {
+        name
+        for name, path in paths.items()
+        if len(users[name]) == 1
+        and path.name not in ("__init__.py", "__main__.py")
+        and len(path.read_text().splitlines()) < 70
+        and f'"{name}"' not in texts
+        and f'"{name.rpartition(".")[2]}"' not in texts
+    }
+    assert small == set()
+
+
+def _by_name(package: str) -> Iterator[tuple[str, Path]]:
+    for path in modules(package):
+        parts = path.relative_to(ROOT / FOLDERS[package]).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
 def test_unmarked_tests_start_no_process() -> None:
     """They are refused at once: `make test-fast` runs them."""
     with pytest.raises(RuntimeError, match="test_unmarked_tests_start_no_process starts a process: mark it"):

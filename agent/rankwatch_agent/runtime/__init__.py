@@ -1,1 +1,0 @@
-"""What every part of the agent stands on: the collector contract, supervision, config, export, serving."""

@@ -1,1 +1,0 @@
-"""GPUs through NVML. Every driver call is made in a worker process that can be killed."""

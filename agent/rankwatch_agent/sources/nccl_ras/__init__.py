@@ -1,3 +1,0 @@
-"""NCCL's RAS service: asked over its text protocol, parsed in both of its forms, rated over several
-answers.
-"""

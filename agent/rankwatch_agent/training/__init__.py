@@ -1,1 +1,0 @@
-"""From the records of a black box to the figures of a rank."""

@@ -1,1 +1,0 @@
-"""PyTorch's flight recorder, asked over the unix socket that each rank serves."""

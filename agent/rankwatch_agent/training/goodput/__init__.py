@@ -1,1 +1,0 @@
-"""What the time of a run's ranks was spent on."""

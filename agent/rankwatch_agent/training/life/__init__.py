@@ -1,1 +1,0 @@
-"""How the attempts of a run begin and end, as the ranks of one node show it."""

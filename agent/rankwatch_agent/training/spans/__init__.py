@@ -1,1 +1,0 @@
-"""From the records of black boxes to spans of traces. Nothing here waits for a receiver."""

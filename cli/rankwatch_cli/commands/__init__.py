@@ -1,1 +1,0 @@
-"""Subcommands of `rankwatch`, one per file, each with `main(arguments) -> exit status`."""

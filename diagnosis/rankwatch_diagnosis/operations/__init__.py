@@ -1,1 +1,0 @@
-"""Tables of timed operations: what every rank did in every step."""

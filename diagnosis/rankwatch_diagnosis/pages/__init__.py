@@ -1,1 +1,0 @@
-"""What pages share: their frame, their policy and their style."""

@@ -1,1 +1,0 @@
-"""From a table of operations to a verdict on what slows the run down."""

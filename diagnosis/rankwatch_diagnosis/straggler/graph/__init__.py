@@ -1,1 +1,0 @@
-"""What waits for what in a table of operations, and what a run would have taken otherwise."""

@@ -1,1 +1,0 @@
-"""The black box: one file per rank that survives its writer. `layout` documents every byte."""

@@ -1,1 +1,0 @@
-"""Fingerprints of parameters that must be the same on several ranks."""

@@ -1,1 +1,0 @@
-"""Checkpoints that are either whole and verified, or not there."""
