@@ -15,14 +15,11 @@ import rankwatch
 from rankwatch_trainer.config import TrainerConfig, parse_config
 from rankwatch_trainer.data import read_corpus, standard_library
 from rankwatch_trainer.errors import TrainerError, UsageError
-from rankwatch_trainer.faults.file import FaultFile
-from rankwatch_trainer.faults.injection import Injection
-from rankwatch_trainer.faults.kinds import CheckpointCorruption, CheckpointWriteFailure, ScheduledFault
-from rankwatch_trainer.faults.specification import parse_fault
-from rankwatch_trainer.preemption import watch_for_preemption
+from rankwatch_trainer.faults import FaultFile, ScheduledFault, parse_fault
+from rankwatch_trainer.injection import Injection
 from rankwatch_trainer.report import RunReport
 from rankwatch_trainer.training import train
-from rankwatch_trainer.world import World, process_group
+from rankwatch_trainer.world import World, process_group, watch_for_preemption
 
 _SILENT_RANK_WAITS_SECONDS = 5.0
 """Ranks started together import torch one after the other in less time than this."""
@@ -49,7 +46,7 @@ def main(
             require_writable_outputs(config)
     except UsageError as error:
         return _refuse(error, world, sleep)
-    _configure_logging(world)
+    logging.basicConfig(level=logging.INFO, format=f"[rank {world.rank}] %(message)s", stream=sys.stderr)
     try:
         _run(config, world, injection)
     except UsageError as error:
@@ -85,14 +82,9 @@ def _injection(config: TrainerConfig, world: World) -> Injection:
     """The faults of the command line, counted from the first step of the run, and of the fault file."""
     faults = [parse_fault(text, present_step=1, world_size=world.size) for text in config.fault]
     require_checkpoints_for(faults, config)
-    file = None
-    if config.fault_file is not None:
-        file = FaultFile(config.fault_file, world.size, reports_errors=world.rank == 0)
+    watched = config.fault_file
+    file = None if watched is None else FaultFile(watched, world.size, reports_errors=world.rank == 0)
     return Injection(world.rank, faults, file)
-
-
-def _configure_logging(world: World) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"[rank {world.rank}] %(message)s", stream=sys.stderr)
 
 
 def _refuse(error: UsageError, world: World, sleep: Callable[[float], None]) -> int:
@@ -123,8 +115,7 @@ def require_writable_outputs(config: TrainerConfig) -> None:
 def require_checkpoints_for(faults: Sequence[ScheduledFault], config: TrainerConfig) -> None:
     """Raise UsageError for a fault that strikes checkpoints in a run that writes none."""
     for scheduled in faults:
-        of_checkpoints = isinstance(scheduled.fault, CheckpointWriteFailure | CheckpointCorruption)
-        if of_checkpoints and config.checkpoint_dir is None:
+        if scheduled.fault.name.startswith("checkpoint-") and config.checkpoint_dir is None:
             raise UsageError(
                 "checkpoint_dir is None, expected a directory, "
                 f"because fault {scheduled.fault.name} strikes checkpoints"

@@ -10,7 +10,7 @@ from typing import Literal, NoReturn
 from rankwatch.errors import SettingError
 from rankwatch.settings import SentenceParser, Setting, add_flags, build, expect, read_flags
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.specification import describe_faults
+from rankwatch_trainer.faults import describe_faults
 
 Device = Literal["cpu", "cuda", "emulated"]
 Resume = Literal["never", "auto"]

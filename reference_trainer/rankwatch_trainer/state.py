@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.data import ShardedBatches
 from rankwatch_trainer.errors import CheckpointError
-from rankwatch_trainer.faults.kinds import Conditions
-from rankwatch_trainer.pacing import paced_model
+from rankwatch_trainer.faults import Conditions
+from rankwatch_trainer.model import paced_model
 from rankwatch_trainer.world import World
 
 

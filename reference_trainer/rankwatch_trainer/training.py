@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from rankwatch import DisabledRun, Run
-from rankwatch_trainer.checkpoints.coordination import Checkpointing
+from rankwatch_trainer.checkpoints import Checkpointing
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.data import Corpus, ShardedBatches
-from rankwatch_trainer.faults.injection import Injection
-from rankwatch_trainer.preemption import Preemption
+from rankwatch_trainer.injection import Injection
 from rankwatch_trainer.report import RunReport
 from rankwatch_trainer.state import fresh_state
-from rankwatch_trainer.world import World
+from rankwatch_trainer.world import Preemption, World
 
 
 def train(

@@ -1,11 +1,14 @@
-"""The distributed job this process is part of: its rank, its device, its process group."""
+"""The distributed job this process is part of: its rank, its device, its process group, and when it is to
+stop."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -83,3 +86,38 @@ def rendezvous(rank: int, size: int) -> Any:
         start.set("complete", "")
     start.wait(["complete"])
     return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
+
+
+class Preemption:
+    """Knows whether any rank was asked to stop."""
+
+    def __init__(self, *, watching: bool) -> None:
+        self._watching = watching
+        self.signalled = False
+        """Set by the signal on this rank; the others learn of it in `agreed`."""
+
+    def agreed(self, device: torch.device) -> bool:
+        """True on all ranks once any rank was asked. A collective, unless nothing is watched."""
+        if not self._watching:
+            return False
+        asked = torch.tensor(int(self.signalled), device=device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return bool(asked.item())
+
+
+@contextmanager
+def watch_for_preemption(wanted: bool) -> Iterator[Preemption]:
+    """Catch SIGTERM within the block, if `wanted`. Main thread only."""
+    preemption = Preemption(watching=wanted)
+
+    def remember(_signal: int, _frame: FrameType | None) -> None:
+        preemption.signalled = True
+
+    if not wanted:
+        yield preemption
+        return
+    before = signal.signal(signal.SIGTERM, remember)
+    try:
+        yield preemption
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_trainer.config import TrainerConfig, parse_config
-from rankwatch_trainer.faults.kinds import FAULTS
+from rankwatch_trainer.faults import FAULTS
 
 
 def test_defaults() -> None:
@@ -56,8 +56,8 @@ def test_help_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
         "  stall [seconds, one step]\n      The rank stops for `seconds`",
     ):
         assert line in text
-    for kind in FAULTS:
-        assert f"\n  {kind.name}" in text
+    for name in FAULTS:
+        assert f"\n  {name}" in text
 
 
 @pytest.mark.parametrize(

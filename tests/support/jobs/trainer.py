@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rankwatch
-from rankwatch_trainer.checkpoints.store import CheckpointStore
+from rankwatch_trainer.checkpoints import CheckpointStore
 from support.jobs.forked_ranks import ForkedRanks
 from support.servers.prometheus import poll, reserved_port
 

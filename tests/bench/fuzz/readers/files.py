@@ -28,7 +28,7 @@ from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.writing import write_table
 from rankwatch_diagnosis.profiler_traces.reading import read_traces
 from rankwatch_diagnosis.review.incidents import incidents_of
-from rankwatch_trainer.faults.file import FaultFile
+from rankwatch_trainer.faults import FaultFile
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 from support.diagnosis.operations import SmallJob
 from support.training.recorder import completed, entry, recorder_pickle, reply

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rankwatch_trainer.faults.file import FaultFile
-from rankwatch_trainer.faults.kinds import Conditions, ScheduledFault
+from rankwatch_trainer.faults import Conditions, FaultFile, ScheduledFault
 
 _BYTES = 256
 
@@ -50,7 +49,7 @@ class Injection:
             from_file = self._file.faults(step) if self._file else ()
             for scheduled in (*self._faults, *from_file):
                 if scheduled.strikes(self._rank, step):
-                    scheduled.fault.apply(self.conditions)
+                    scheduled.apply(self.conditions)
             if self._draw.random() * self.conditions.pause_every_steps >= 1.0:
                 self.conditions.pause_seconds = 0.0  # another step is drawn
             yield step

@@ -1,4 +1,7 @@
-"""A directory of checkpoints, `step-00000050/` each, that appear whole or not at all."""
+"""A directory of checkpoints, `step-00000050/` each, that appear whole and verified, or not at all.
+
+Every rank gives its part, rank 0 writes, and all resume from the same.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rankwatch import DisabledRun, Run
-from rankwatch_trainer.checkpoints import manifest
-from rankwatch_trainer.errors import CheckpointError
+from rankwatch.checkpoint_files import CheckpointError as ManifestError
+from rankwatch.checkpoint_files import Manifest, digest_of
+from rankwatch.checkpoint_files.manifest import NAME, as_bytes, parse
+from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.errors import CheckpointError, UsageError
+from rankwatch_trainer.state import TrainingState
+from rankwatch_trainer.world import World
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +83,7 @@ class CheckpointStore:
         """Reads a checkpoint again. Raises CheckpointError where it is not what was written."""
         with self._run.checkpoint("verify", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
-                contents = manifest.read_verified(self._path(step))
+                contents = _read_verified(self._path(step))
             operation.bytes = sum(map(len, contents.values()))
 
     def newest_good(self) -> int | None:
@@ -92,7 +101,7 @@ class CheckpointStore:
         """The state saved at a step. Raises CheckpointError where it is damaged."""
         with self._run.checkpoint("load", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
-                contents = manifest.read_verified(self._path(step))
+                contents = _read_verified(self._path(step))
             operation.bytes = sum(map(len, contents.values()))
             with operation.stage("deserialize"):
                 return _deserialize(contents, self._path(step))
@@ -105,7 +114,7 @@ class CheckpointStore:
         partial.mkdir(parents=True)
         for name, content in files.items():
             self._write_file(partial / name, content)
-        (partial / manifest.NAME).write_bytes(manifest.manifest_of(step, files))
+        (partial / NAME).write_bytes(_manifest_of(step, files))
 
     def _publish(self, partial: Path, step: int) -> None:
         if self._path(step).exists():
@@ -148,3 +157,111 @@ def _deserialize(contents: dict[str, bytes], path: Path) -> dict[str, Any]:
     except (KeyError, RuntimeError, pickle.UnpicklingError) as cause:
         raise CheckpointError(f"could not read {path / _STATE}: it is no state of a trainer") from cause
     return state
+
+
+def _manifest_of(step: int, files: dict[str, bytes]) -> bytes:
+    """The manifest of these contents, as they are in memory, before a disk has touched them."""
+    digests = {name: digest_of(content) for name, content in files.items()}
+    return as_bytes(Manifest(step, "sha256", digests))
+
+
+def _read_verified(directory: Path) -> dict[str, bytes]:
+    """The contents of a checkpoint's files, each held against the manifest.
+
+    Raises CheckpointError for whatever is missing, unreadable or different.
+    """
+    try:
+        manifest = parse(_read_file(directory / NAME), directory / NAME)
+    except ManifestError as cause:
+        raise CheckpointError(str(cause)) from cause
+    contents: dict[str, bytes] = {}
+    for name, expected in manifest.files.items():
+        content = contents[name] = _read_file(directory / name)
+        if len(content) != expected.bytes:
+            problem = f"it has {len(content)} bytes, expected {expected.bytes}"
+            raise CheckpointError(f"could not verify {directory / name}: {problem}")
+        digest = digest_of(content, manifest.algorithm).digest
+        if digest != expected.digest:
+            problem = f"its SHA-256 is {digest[:12]}..., expected {expected.digest[:12]}..."
+            raise CheckpointError(f"could not verify {directory / name}: {problem}")
+    return contents
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise CheckpointError(f"could not read {path}: {cause.strerror}") from cause
+
+
+class Checkpointing:
+    """Saves and resumes as the configuration says; does nothing where it names no directory."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        world: World,
+        run: Run | DisabledRun,
+        write_file: Callable[[Path, bytes], None],
+    ) -> None:
+        self._config = config
+        self._world = world
+        self._run = run
+        self._store: CheckpointStore | None = None
+        self._last_step = -1  # of the last checkpoint asked for; the same on every rank
+        if config.checkpoint_dir is not None:
+            self._store = CheckpointStore(
+                config.checkpoint_dir, run, keep=config.keep_checkpoints, write_file=write_file
+            )
+
+    def resume(self, state: TrainingState) -> None:
+        """Puts the state back to the newest good checkpoint, where the configuration asks for it.
+
+        Raises UsageError where it does not and there are checkpoints: a new run would mix with them.
+        """
+        if self._store is None:
+            return
+        if self._config.resume == "never":
+            if self._store.steps():
+                raise UsageError(
+                    f"checkpoint_dir is {self._store.directory}, which holds checkpoints of an earlier run, "
+                    "expected an empty directory, or --resume auto"
+                )
+            return
+        step = self._agreed_step(self._store)
+        if step is not None:
+            state.restore(self._store.load(step), self._world)
+            self._run.resumed(step)
+            if self._world.rank == 0:
+                _log.info("resumed from the checkpoint of step %d", step)
+
+    def save_if_due(self, state: TrainingState) -> None:
+        """Saves every `checkpoint_every` steps and after the last."""
+        if state.step % self._config.checkpoint_every == 0 or state.step == self._config.steps:
+            self.save(state)
+
+    def save(self, state: TrainingState) -> None:
+        """Saves now, unless this step was. A failure is logged and training goes on with the older one."""
+        if self._store is None or self._last_step == state.step:
+            return
+        self._last_step = state.step
+        with self._run.phase("checkpoint"):
+            gathered = state.gather(self._world)
+        if gathered is None:
+            return
+        try:
+            self._store.save(state.step, gathered)
+        except CheckpointError as error:
+            _log.error("could not save the checkpoint of step %d, training goes on: %s", state.step, error)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            _log.error(
+                "could not save the checkpoint of step %d in %s, training goes on: %s",
+                *(state.step, self._store.directory, reason),
+            )
+
+    def _agreed_step(self, store: CheckpointStore) -> int | None:
+        """The step rank 0 finds best, so that no rank resumes from another one."""
+        choice = [store.newest_good() if self._world.rank == 0 else None]
+        dist.broadcast_object_list(choice, src=0)
+        return choice[0]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankwatch_trainer.faults.kinds import Conditions
-from rankwatch_trainer.pacing import EmulatedBlock, slow_layers_on_cpu, slow_layers_on_cuda
+from rankwatch_trainer.faults import Conditions
+from rankwatch_trainer.model import EmulatedBlock, slow_layers_on_cpu, slow_layers_on_cuda
 
 
 def test_slow_layers() -> None:

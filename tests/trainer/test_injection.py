@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankwatch_trainer.faults.file import FaultFile
-from rankwatch_trainer.faults.injection import Injection
-from rankwatch_trainer.faults.specification import parse_fault
+from rankwatch_trainer.faults import FaultFile, parse_fault
+from rankwatch_trainer.injection import Injection
 
 
 def injection(*texts: str, rank: int = 0, slept: list[float] | None = None) -> Injection:
