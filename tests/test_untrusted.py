@@ -113,7 +113,7 @@ ALLOWED = {
     "cli/rankwatch_cli/demo/scenario.py": DEMO,
     "cli/rankwatch_cli/demo/workspace.py": DEMO,
     "cli/rankwatch_cli/main.py": "/dev/null",
-    "cli/rankwatch_cli/prometheus_options.py": NAMED,
+    "cli/rankwatch_cli/options.py": NAMED,
 }
 """Modules outside the room that do something with paths, none of which a user of the node can influence."""
 

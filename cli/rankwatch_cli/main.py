@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,66 +28,44 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(NamedTuple):
-    """A subcommand: the module under `rankwatch_cli.commands` with its `main`, and one line of help.
+    """A subcommand, with its `main(arguments)` in the module of its name under `rankwatch_cli.commands`."""
 
-    Signals in `held` are blocked before that module is imported, and stay pending until it handles them.
-    `extra` is the extra that it is made for.
-    """
-
-    module: str
     help: str
-    held: tuple[signal.Signals, ...] = ()
-    extra: str = ""
+    """One line."""
+    extra: str
+    """The extra that it is made for; empty for none."""
 
 
+_LISTED = """
+agent      agent     watch the training runs and the hardware of this node, serve /metrics
+run        -         start a training, any command, and record it without a change of its code
+profile    diagnosis have the slowest next steps of a rank recorded by torch.profiler
+ls         -         list the runs of this node: state, step, age, verdict
+summary    -         print what a run did, in a few lines
+blackbox   -         print what a black box holds, of a live rank or a dead one
+checkpoint -         verify a checkpoint on disk, or find the newest one that can be used
+logs       -         print the newest lines that the ranks of a run have logged and printed
+diagnose   diagnosis name the rank and the cause of a slowdown, a hang or a bad loss
+compare    diagnosis say what became worse from one run to another, for CI
+goodput    diagnosis say what the time of a run went to, what it cost, what would be better
+report     diagnosis write a page or a post-incident review about a run
+runbook    -         print what to do about an alert, with the labels of a firing one
+table      diagnosis write the operations of a run as a table, for any window of steps
+trace      diagnosis write a run as a trace that Perfetto opens
+reference  -         print the reference of metrics, indicators, settings or rules
+generate   alerts    write rules, Alertmanager, dashboards and runbooks of your settings into a folder
+demo       -         slow a rank of a real run down and print the alert that names it
+"""
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "agent": Command(
-            "agent",
-            "watch the training runs and the hardware of this node, serve /metrics",
-            held=(signal.SIGUSR1, signal.SIGUSR2),  # they may come before the agent is up
-            extra="agent",
-        ),
-        "run": Command("run", "start a training, any command, and record it without a change of its code"),
-        "profile": Command(
-            "profile",
-            "have the slowest next steps of a rank recorded by torch.profiler",
-            extra="diagnosis",
-        ),
-        "ls": Command("ls", "list the runs of this node: state, step, age, verdict"),
-        "summary": Command("summary", "print what a run did, in a few lines"),
-        "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
-        "checkpoint": Command(
-            "checkpoint", "verify a checkpoint on disk, or find the newest one that can be used"
-        ),
-        "logs": Command("logs", "print the newest lines that the ranks of a run have logged and printed"),
-        "diagnose": Command(
-            "diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss", extra="diagnosis"
-        ),
-        "compare": Command(
-            "compare", "say what became worse from one run to another, for CI", extra="diagnosis"
-        ),
-        "goodput": Command(
-            "goodput",
-            "say what the time of a run went to, what it cost, what would be better",
-            extra="diagnosis",
-        ),
-        "report": Command("report", "write a page or a post-incident review about a run", extra="diagnosis"),
-        "runbook": Command("runbook", "print what to do about an alert, with the labels of a firing one"),
-        "table": Command(
-            "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
-        ),
-        "trace": Command("trace", "write a run as a trace that Perfetto opens", extra="diagnosis"),
-        "reference": Command("reference", "print the reference of metrics, indicators, settings or rules"),
-        "generate": Command(
-            "generate",
-            "write rules, Alertmanager, dashboards and runbooks of your settings into a folder",
-            extra="alerts",
-        ),
-        "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
+        name: Command(text, extra.strip("-"))
+        for name, extra, text in (line.split(maxsplit=2) for line in _LISTED.strip().splitlines())
     }
 )
 """Every subcommand, by the name it is called by. Its `main(arguments)` returns the exit status."""
+_HELD: Mapping[str, tuple[signal.Signals, ...]] = {"agent": (signal.SIGUSR1, signal.SIGUSR2)}
+"""Signals that are blocked before the module of a command is imported, and stay pending until it handles
+them: they may come before the agent is up."""
 
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -128,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE_STATUS
     try:
-        status = _entry(COMMANDS[chosen.command])(arguments[1:])
+        status: int = import_module(f"rankwatch_cli.commands.{chosen.command}").main(arguments[1:])
         if sys.stdout is not None:
             sys.stdout.flush()  # an error of writing shows here, not when the interpreter ends
         return status
@@ -152,9 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _hold_signals(arguments: Sequence[str]) -> None:
     """Block the signals that would end the process before the command can handle them."""
-    command = COMMANDS.get(arguments[0]) if arguments else None
-    if command is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, command.held)
+    if arguments and arguments[0] in _HELD:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD[arguments[0]])
 
 
 def _parser() -> SentenceParser:
@@ -170,12 +147,6 @@ def _parser() -> SentenceParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
     return parser
-
-
-def _entry(command: Command) -> Callable[[Sequence[str]], int]:
-    module = import_module(f"rankwatch_cli.commands.{command.module}")
-    entry: Callable[[Sequence[str]], int] = module.main
-    return entry
 
 
 def _drop_output() -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from rankwatch.untrusted.paths import create_output
 from rankwatch.untrusted.text import printable
@@ -62,13 +63,20 @@ def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     return stream is not None and stream.isatty() and not environ.get("NO_COLOR")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a text in UTF-8. Raises UserError where that fails."""
+@contextmanager
+def open_output(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write. Raises UserError where that fails, or what the block writes does."""
     try:
-        with os.fdopen(create_output(path), "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(create_output(path), "wb") as file:
+            yield file
     except OSError as error:
         raise UserError(f"could not write {path}: {error.strerror or error}") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text in UTF-8. Raises UserError where that fails."""
+    with open_output(path) as file:
+        file.write(text.encode())
 
 
 def _print(lines: Any, stream: TextIO | None, colour: str | None = None) -> None:

@@ -75,23 +75,25 @@ def find_runs(base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
     return _runs_in(_folders(base), base, seconds)
 
 
-def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
+def named_run(text: str | None, base: Path | None = None, *, announce: bool = False) -> Path:
     """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
     A full name comes before a short one. A short name means its newest run, also where it is the beginning of
     several names. But anybody can record a newer run, or one of any short name. So an ordinary user gets the
     own one, and root must say whose.
 
+    base: where the runs are, by default `runs_directory()`.
     announce: prints the name of the newest run to standard error if no text is given.
 
     Raises UserError where nothing fits, or several runs do, or runs of several users.
     """
+    base = base or runs_directory()
     if text is None:
         return _newest_run(base, announce)
     if os.sep in text or text in (".", "..", ""):
         return Path(text)
     folders = _folders(base)
-    named = {_run_name(each, base): each for each in folders}
+    named = {run_label(each.path, base, each.owner): each for each in folders}
     exact = [named[text]] if text in named else _folder_called(text, base)
     if not exact and Path(text).exists():
         return Path(text)
@@ -202,8 +204,11 @@ def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, 
     try:
         with Folder.open(base, follow=not of_tenant) as folder:
             for name in folder.names():
-                status = _status_of(name, folder)
-                if status is None or not stat.S_ISDIR(status.st_mode):
+                try:
+                    status = folder.status_of(name)
+                except OSError:
+                    continue  # gone meanwhile
+                if not stat.S_ISDIR(status.st_mode):
                     continue
                 if not of_tenant and is_tenant(name, status):
                     tenants.append(base / name)
@@ -215,13 +220,6 @@ def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, 
         yield from _directories(each, of_tenant=True)
 
 
-def _status_of(name: str, folder: Folder) -> os.stat_result | None:
-    try:
-        return folder.status_of(name)
-    except OSError:
-        return None  # gone meanwhile
-
-
 def _folder_called(name: str, base: Path) -> list[_RunFolder]:
     """The directory of this name, if there is one."""
     try:
@@ -230,11 +228,6 @@ def _folder_called(name: str, base: Path) -> list[_RunFolder]:
     except OSError:
         return []
     return [_RunFolder(base / name, status.st_uid)] if stat.S_ISDIR(status.st_mode) else []
-
-
-def _run_name(folder: _RunFolder, base: Path) -> str:
-    """The name of the run in a directory, as labels have it."""
-    return run_label(folder.path, base, folder.owner)
 
 
 def _runs_in(folders: Sequence[_RunFolder], base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
@@ -277,7 +270,7 @@ def _read(folder: _RunFolder, base: Path, ends: float) -> RunSeen | None:
     latest = max(ranks, key=lambda each: each.started)
     living = sum(each.state not in ENDED_STATES for each in ranks)
     return RunSeen(
-        run=_run_name(folder, base),
+        run=run_label(folder.path, base, folder.owner),
         short_name=latest.short_name,
         directory=folder.path,
         owner=folder.owner,
@@ -303,7 +296,6 @@ def _seconds_left(rank: _Rank) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rank:
-    run: str
     short_name: str
     world_size: int
     state: RankState
@@ -331,7 +323,6 @@ def _read_rank(path: Path, folder: Folder, ends: float) -> _Rank | None:
     started = min(header.started_wall, reader.changed_wall)  # the header only claims it
     last = max(header.started_monotonic, now.step_ended, now.step_began, *signs.values())
     return _Rank(
-        run=header.identity.run,
         short_name=header.identity.short_name,
         world_size=header.identity.world_size,
         state=rank_state(path, now.ended_by, alive=alive, stepped=now.steps_completed > 0),

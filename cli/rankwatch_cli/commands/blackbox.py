@@ -18,9 +18,10 @@ from rankwatch.untrusted.text import redacted
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
+from rankwatch_cli.options import add_run
 from rankwatch_cli.output import show
-from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.run.verdict import visible_lines
+from rankwatch_cli.runs import boxes_of, named_run
 
 _MOST_RECORDS = 1 << 24
 """More than any ring holds."""
@@ -32,13 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="rankwatch blackbox",
         description="Print who wrote a black box, what the rank did last, and its newest records.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), its directory, "
-        "or a file RANK.blackbox",
-    )
+    add_run(parser, "its directory, or a file RANK.blackbox")
     parser.add_argument(
         "--rank", type=int, metavar="N", help="whose box to print (default: the lowest rank here)"
     )
@@ -48,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.records < 0:
         raise UserError(f"--records is {given.records}, expected a whole number >= 0")
-    path = _box(named_run(given.run, runs_directory()).absolute(), given.rank)
+    path = _box(named_run(given.run).absolute(), given.rank)
     try:
         totals = RankTotals(lambda _: None, max_names=1000)
         rank = RankFollower(path, totals, in_its_place=False, keep_records=min(given.records, _MOST_RECORDS))
@@ -106,8 +101,7 @@ def _final_state(rank: RankFollower) -> Iterator[str]:
 
 def _newest(rank: RankFollower) -> Iterator[str]:
     yield f"newest {len(rank.newest)} of {rank.totals.records} records:"
-    for record in rank.newest:
-        yield "  " + _describe(rank, record)
+    yield from (f"  {_describe(rank, record)}" for record in rank.newest)
 
 
 def _describe(rank: RankFollower, record: RawRecord) -> str:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from rankwatch.settings import SentenceParser
 from rankwatch_cli.output import show, show_json
-from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.comparison import (
     Change,
     Comparison,
@@ -19,6 +18,7 @@ from rankwatch_diagnosis.comparison import (
     compare,
     read_figures,
 )
+from rankwatch_cli.runs import named_run
 
 REGRESSION_STATUS = 1
 """Exit status where a figure became worse by more than its limit."""
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the comparison; returns 0, or 1 for a regression. Raises UserError where a run cannot be read."""
     given = _parser().parse_args(arguments)
     limits = {each: limit for each in Limited if (limit := getattr(given, _flag(each, "_"))) is not None}
-    before, after = (read_figures(named_run(each, runs_directory())) for each in (given.before, given.after))
+    before, after = (read_figures(named_run(each)) for each in (given.before, given.after))
     found = compare(before, after, limits)
     uncertain = [each for each in found.changes if each.outcome is Outcome.UNCERTAIN]
     failed = found.regressions or (given.strict and (uncertain or found.missing))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.options import add_prometheus_options, add_run, prometheus_api
 from rankwatch_cli.output import show, show_json, write_file
-from rankwatch_cli.prometheus_options import add_prometheus_options, prometheus_api
-from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_cli.runs import named_run
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.goodput.report import as_json, lines
 
@@ -46,7 +46,7 @@ def _of_this_node(given: argparse.Namespace) -> RunGoodput:
     from rankwatch_diagnosis.goodput.from_boxes import read_folder
 
     account = given.account or Path(AgentConfig.state_directory) / ACCOUNT
-    return read_folder(named_run(given.run, runs_directory()), account)
+    return read_folder(named_run(given.run), account)
 
 
 def _parser() -> SentenceParser:
@@ -55,12 +55,8 @@ def _parser() -> SentenceParser:
         description="Say what the time of a run's ranks was spent on, over all of its attempts, what that "
         "cost, and what another checkpoint interval, no straggler or fewer restarts would be worth.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
-        "with its black boxes; with --prometheus the name, as its label `run` has it",
+    add_run(
+        parser, "or a directory with its black boxes; with --prometheus the name, as its label `run` has it"
     )
     parser.add_argument(
         "--account",

@@ -17,8 +17,9 @@ from rankwatch.members import members_text
 from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.folders import Folder, read_owned
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.options import add_run
 from rankwatch_cli.output import as_json, note, show
-from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_cli.runs import named_run
 
 LOGS_FOLDER = "logs"
 """Of an evidence bundle."""
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if not 1 <= given.lines <= SLOTS:
         raise UserError(f"--lines is {given.lines}, expected 1 to {SLOTS}")
-    directory = named_run(given.run, runs_directory(), announce=True)
+    directory = named_run(given.run, announce=True)
     files = _files(directory, PREVIOUS_SUFFIX if given.previous else SUFFIX)
     if given.rank is not None and given.rank not in files:
         raise UserError(f"{directory} holds no lines of rank {given.rank}, but of {members_text([*files])}")
@@ -64,13 +65,7 @@ def _parser() -> SentenceParser:
         description=f"Print the newest lines, up to {SLOTS}, that each rank of a run on this node has\n"
         "logged or printed. They survive the process.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), its directory, "
-        "or an evidence bundle",
-    )
+    add_run(parser, "its directory, or an evidence bundle")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all, by time)")
     parser.add_argument(
         "--lines", type=int, default=SLOTS, metavar="N", help=f"newest lines of each rank (default {SLOTS})"

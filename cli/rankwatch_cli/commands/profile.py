@@ -14,7 +14,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.output import note, show
-from rankwatch_cli.runs import boxes_of, named_run, runs_directory
+from rankwatch_cli.runs import boxes_of, named_run
 
 _MOST_RANKS = 4
 """Asked at once where the diagnosis names them. More would slow the run down."""
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.wait is not None and not 0 < given.wait < float("inf"):
         raise UserError(f"--wait is {given.wait}, expected seconds above 0")
-    folder = named_run(given.run, runs_directory(), announce=True)
+    folder = named_run(given.run, announce=True)
     boxes = _chosen(folder, given.rank)
     before = {rank: {*profiling.traces_beside(box)} for rank, box in boxes.items()}
     for rank, box in boxes.items():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.options import add_prometheus_options, add_run, prometheus_api, seconds_above_zero
 from rankwatch_cli.output import show_text, write_file
-from rankwatch_cli.prometheus_options import add_prometheus_options, prometheus_api, seconds_above_zero
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.review.markdown import markdown
 from rankwatch_diagnosis.review.model import RunReview
@@ -44,7 +44,7 @@ def _of_this_node(given: argparse.Namespace) -> RunReview:
     from rankwatch_agent.runtime.config import AgentConfig
     from rankwatch_diagnosis.review.from_boxes import review_folder
 
-    directory = named_run(given.run, runs_directory())
+    directory = named_run(given.run)
     here = directory.parent == runs_directory()  # else the agent of this node knows nothing of it
     state = given.state_directory or (Path(AgentConfig.state_directory) if here else None)
     evidence = given.evidence or (Path(AgentConfig.evidence_directory) if here else None)
@@ -58,12 +58,10 @@ def _parser() -> SentenceParser:
         "money, the verdicts with their evidence, and what could not be seen. Without an option it "
         "prints Markdown, in which the questions that only people can answer are left open.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), a directory with "
-        "its black boxes, or an evidence bundle; with --prometheus the name, as its label `run` has it",
+    add_run(
+        parser,
+        "a directory with its black boxes, or an evidence bundle; with --prometheus the name, as its label "
+        "`run` has it",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, one file without network")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the Markdown to a file")

@@ -21,8 +21,8 @@ from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.http_client import NoRedirects, within
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.options import seconds_above_zero
 from rankwatch_cli.output import show
-from rankwatch_cli.prometheus_options import seconds_above_zero
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "runbooks", _PACKAGE.parents[1] / "runbooks")

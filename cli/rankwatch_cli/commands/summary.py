@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.text import last_argument
+from rankwatch_cli.options import add_run
 from rankwatch_cli.output import show
 from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.run.summary import summary_lines
@@ -17,14 +18,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="rankwatch summary",
         description="Print what a run did: steps, time by phase, throughput, worst rank, stalls.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or its directory",
-    )
+    add_run(parser, "or its directory")
     given = parser.parse_args(arguments)
-    directory = named_run(given.run, runs_directory())
+    directory = named_run(given.run)
     name = directory.name if directory.parent == runs_directory() else str(directory)
     show(*summary_lines(directory), f"  {'next':<12} rankwatch diagnose run {last_argument(name)}")
     return 0

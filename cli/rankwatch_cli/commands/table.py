@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ import numpy as np
 from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.output import note
-from rankwatch_cli.runs import boxes_of, named_run, runs_directory
-from rankwatch_cli.step_window import HELP, parse_window
+from rankwatch_cli.options import FOLDER, add_run, add_steps, parse_window
+from rankwatch_cli.output import note, open_output
+from rankwatch_cli.runs import boxes_of, named_run
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
 from rankwatch_diagnosis.profiler_traces.reading import holds_traces, read_traces
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write one table; returns 0. Raises UserError where no step is there, or the file cannot be written."""
     given = _parser().parse_args(arguments)
     window, form = parse_window(given.steps), form_of(given.output, "--output")
-    directory = named_run(given.run, runs_directory(), announce=True)
+    directory = named_run(given.run, announce=True)
     from_traces = not boxes_of(directory) and holds_traces(directory)
     table = read_traces(directory).table if from_traces else table_of_run(directory)
     source = "traces" if from_traces else _BOXES
@@ -49,20 +48,8 @@ def _parser() -> SentenceParser:
         "profiler's traces: a row for each operation of each rank and step, as\n"
         "`rankwatch diagnose straggler` reads it.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
-        "with the black boxes of one run, live or dead, or an evidence bundle, or with the traces of "
-        "PyTorch's profiler",
-    )
-    parser.add_argument(
-        "--steps",
-        default=":",
-        metavar="A:B",
-        help=HELP,
-    )
+    add_run(parser, f"or {FOLDER}, or with the traces of PyTorch's profiler")
+    add_steps(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -89,11 +76,8 @@ def write(table: OperationTable, output: Path | None, form: str) -> None:
     if output is None:
         write_csv(table, sys.stdout.buffer)
         return
-    try:
-        with os.fdopen(create_output(output), "wb") as file:
-            write_table(table, file, form)
-    except OSError as error:
-        raise UserError(f"could not write {output}: {error.strerror or error}") from error
+    with open_output(output) as file:
+        write_table(table, file, form)
 
 
 def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str, source: str) -> str:

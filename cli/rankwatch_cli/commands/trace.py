@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,10 +12,10 @@ from typing import Any, TextIO
 from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.output import as_json, note
-from rankwatch_cli.runs import named_run, runs_directory
-from rankwatch_cli.step_window import HELP, parse_window
 from rankwatch_diagnosis.chrome_trace import ChromeTrace, Run
+from rankwatch_cli.options import FOLDER, add_run, add_steps, parse_window
+from rankwatch_cli.output import as_json, note, open_output
+from rankwatch_cli.runs import named_run
 
 _STDOUT = "-"
 
@@ -26,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write one trace; returns 0. Raises UserError where no step is there, or the file cannot be written."""
     given = _parser().parse_args(arguments)
     window = parse_window(given.steps)
-    directory = named_run(given.run, runs_directory(), announce=True)
+    directory = named_run(given.run, announce=True)
     run = Run(directory)
     steps = None
     if given.steps != ":":
@@ -49,20 +47,14 @@ def _parser() -> SentenceParser:
         description="Write a run as a trace in Chrome's Trace Event Format, straight from its black boxes:\n"
         "open it in https://ui.perfetto.dev or chrome://tracing.",
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
-        "with the black boxes of one run, live or dead, or an evidence bundle",
-    )
+    add_run(parser, f"or {FOLDER}")
     parser.add_argument(
         "--chrome",
         required=True,
         metavar="FILE",
         help="file to write, compressed if its name ends in .gz; - prints",
     )
-    parser.add_argument("--steps", default=":", metavar="A:B", help=HELP)
+    add_steps(parser)
     return parser
 
 
@@ -70,17 +62,10 @@ def _write(events: Iterable[dict[str, Any]], target: str) -> None:
     if target == _STDOUT:
         _write_to(sys.stdout, events)
         return
-    path = Path(target)
-    try:
-        with ExitStack() as stack:
-            output = stack.enter_context(os.fdopen(create_output(path), "wb"))
-            if path.name.endswith(".gz"):
-                file: TextIO = stack.enter_context(gzip.open(output, "wt", compresslevel=3))
-            else:
-                file = stack.enter_context(TextIOWrapper(output))
+    with open_output(Path(target)) as output:
+        packed = target.endswith(".gz")
+        with gzip.open(output, "wt", compresslevel=3) if packed else TextIOWrapper(output) as file:
             _write_to(file, events)
-    except OSError as error:
-        raise UserError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def _write_to(file: TextIO, events: Iterable[dict[str, Any]]) -> None:
