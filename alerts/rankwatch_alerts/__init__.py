@@ -2,7 +2,7 @@
 
 from rankwatch_alerts.alertmanager import alertmanager_config
 from rankwatch_alerts.config import RuleConfig, load_config
-from rankwatch_alerts.generation import prometheus_config, to_yaml, write_rules
+from rankwatch_alerts.generation import prometheus_config, to_yaml, write_rules, write_sharded
 from rankwatch_alerts.rule_files import alert_groups, alert_rules, recording_groups, recording_rules
 from rankwatch_alerts.rules import (
     AGENTS_UID,
@@ -16,7 +16,6 @@ from rankwatch_alerts.rules import (
     RUN_DEBUG_UID,
     Alert,
 )
-from rankwatch_alerts.sharding import write_sharded
 
 __all__ = [
     "RuleConfig",

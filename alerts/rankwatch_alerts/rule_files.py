@@ -24,7 +24,7 @@ import yaml
 from rankwatch.errors import SettingError
 from rankwatch_alerts.adjustments import adjusted, links, reasons_of, refuse_unknown
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_alerts.rules import (
     PRODUCT,
     RUN_DEBUG_UID,
@@ -43,7 +43,7 @@ RULE_FILES = (
 )
 """Files of rules, each behind those whose series it reads."""
 NO_RULES = ("slis", "inhibitions")
-"""Files beside them that `catalogue` and `alertmanager.inhibition` read."""
+"""Files beside them that `slis` and `alertmanager` read."""
 _NEEDED = {"record": ("expr", "labels", "help"), "alert": ("expr", "labels", "annotations")}
 
 Document = Mapping[str, Any]

@@ -23,7 +23,7 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-    from rankwatch_dashboards.board_files import BOARDS, build_board
+    from rankwatch_dashboards.board import BOARDS, build_board
 
     encoder = JSONEncoder(sort_keys=True)
     made = (json.loads(encoder.encode(build_board(each, config).build())) for each in BOARDS)

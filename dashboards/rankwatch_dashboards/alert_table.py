@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rankwatch_alerts import ALERT_NAMES, HARDWARE_ALERTS, Alert, RuleConfig, alert_rules
-from rankwatch_dashboards.firing import named, of_runs
-from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, TO_RUN, to_runbook
-from rankwatch_dashboards.panels import CLUSTER, GREEN, SEVERITIES, Column, Drawing, Panel, Query
-from rankwatch_dashboards.suspects import suspects
+from rankwatch_dashboards.firing import named, of_runs, suspects
+from rankwatch_dashboards.panels import (
+    CLUSTER,
+    GREEN,
+    SEVERITIES,
+    TO_GPU,
+    TO_NODE,
+    TO_RANK,
+    TO_RUN,
+    Column,
+    Drawing,
+    Panel,
+    Query,
+    to_runbook,
+)
 from rankwatch_dashboards.words import ALERTS, REASONS, SUSPICIONS, Words
 
 _LABELS = ("alertname", "severity", "reason", "run", "rank", "node", "gpu", "device")

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups, to_yaml
-from rankwatch_alerts.alertmanager import TEMPLATES, fragments
-from rankwatch_alerts.alertmanager.inhibition import MATCHER
+from rankwatch_alerts.alertmanager import MATCHER, TEMPLATES, fragments
 from rankwatch_alerts.generation import remove_generated, rule_file, write_yaml
 from rankwatch_alerts.label_names import in_template
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from rankwatch.conventions.metrics import METRICS
 from rankwatch.settings import field_names
-from rankwatch_alerts import RuleConfig, alert_rules, recording_rules
-from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts import RuleConfig, recording_rules
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_alerts.rule_files import RuleFileError, document
 from rankwatch_alerts.rules import Alert, duration
 from rankwatch_dashboards import all_panels, dashboards
@@ -42,18 +42,6 @@ def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
         for panel in all_panels(board):
             for series in {each for query in panel.get("targets", ()) for each in named_in(query["expr"])}:
                 found.setdefault(series, []).append(f"{name}: {panel['title']}")
-    return found
-
-
-def sources_by_alert(config: RuleConfig) -> Mapping[str, set[str]]:
-    """Alert, and `alert/reason` -> every series that its rules depend on, also through recording rules."""
-    sources: dict[str, set[str]] = {}
-    for rule in recording_rules(config):
-        sources.setdefault(rule.record, set()).update(named_in(rule.expression))
-    found: dict[str, set[str]] = {}
-    for alert in alert_rules(config):
-        for name in {alert.alert, *(f"{alert.alert}/{reason}" for reason in alert.reasons)}:
-            found.setdefault(name, set()).update(_closure(named_in(alert.expression), sources))
     return found
 
 
@@ -99,18 +87,6 @@ def _judged(sli: Sli, shown: Mapping[str, list[str]]) -> str:
 def named_in(expression: str) -> set[str]:
     """The declared series that an expression names."""
     return {_SERIES[each] for each in _NAME.findall(expression) if each in _SERIES}
-
-
-def _closure(found: Iterable[str], sources: Mapping[str, set[str]]) -> set[str]:
-    """These series, and all that they are recorded from."""
-    known: set[str] = set()
-    pending = list(found)
-    while pending:
-        name = pending.pop()
-        if name not in known:
-            known.add(name)
-            pending += sources.get(name, ())
-    return known
 
 
 ABSENT = (str(Alert.TELEMETRY_ABSENT),)

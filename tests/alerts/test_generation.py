@@ -13,8 +13,7 @@ import pytest
 import rankwatch_alerts
 from rankwatch.settings import toml_value
 from rankwatch_alerts import RuleConfig, load_config, prometheus_config, to_yaml, write_rules
-from rankwatch_alerts.generation import write_alertmanager
-from rankwatch_alerts.reference import rules_reference
+from rankwatch_alerts.generation import rules_reference, write_alertmanager
 from support.paths import ROOT
 from support.servers.prometheus import require
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from rankwatch_alerts import RuleConfig, alert_rules
-from rankwatch_alerts.alertmanager.inhibition import MATCHER, PRODUCT, Inhibition, inhibit_rules, inhibitions
+from rankwatch_alerts.alertmanager import MATCHER, PRODUCT, Inhibition, inhibit_rules, inhibitions
 from rankwatch_alerts.rules import REASONS
 from support.alerts.reasons import ALERTS
 from support.alerts.rule_test import CASES, cases_in

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.sharding import roles, write_sharded
+from rankwatch_alerts.generation import roles, write_sharded
 from support.servers.prometheus import require
 
 SHARDED = replace(RuleConfig(), prometheus_shards=("a:9090", "b:9090"), prometheus_fleet="c:9090")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules, write_sharded
-from rankwatch_alerts.sharding import AGENTS_FILE
+from rankwatch_alerts.generation import AGENTS_FILE
 
 from .process_usage import cpu_seconds, resident_bytes
 from .processes import background, free_ports, wait_until

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 
 from rankwatch.conventions.metrics import METRICS
-from rankwatch_alerts import RuleConfig, recording_rules
+from rankwatch_alerts import RuleConfig, alert_rules, recording_rules
 from rankwatch_alerts.checks import check_expression
-from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_alerts.promql import parse, result_labels
-from rankwatch_dashboards.slis import Sli, named_in, panels_by_series, slis, slis_reference, sources_by_alert
+from rankwatch_dashboards.slis import Sli, named_in, panels_by_series, slis, slis_reference
 
 DECLARED = {*(each.name for each in METRICS), *(each.record for each in recording_rules(RuleConfig()))}
 PANELS = panels_by_series(RuleConfig())
+
+
+def sources_by_alert(config: RuleConfig) -> Mapping[str, set[str]]:
+    """Alert, and `alert/reason` -> every series that its rules depend on, also through recording rules."""
+    sources: dict[str, set[str]] = {}
+    for rule in recording_rules(config):
+        sources.setdefault(rule.record, set()).update(named_in(rule.expression))
+    found: dict[str, set[str]] = {}
+    for alert in alert_rules(config):
+        for name in {alert.alert, *(f"{alert.alert}/{reason}" for reason in alert.reasons)}:
+            found.setdefault(name, set()).update(_closure(named_in(alert.expression), sources))
+    return found
+
+
+def _closure(found: Iterable[str], sources: Mapping[str, set[str]]) -> set[str]:
+    """These series, and all that they are recorded from."""
+    known: set[str] = set()
+    pending = list(found)
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            known.add(name)
+            pending += sources.get(name, ())
+    return known
+
+
 SOURCES = sources_by_alert(RuleConfig())
 RECORDED_FROM = {rule.record: named_in(rule.expression) for rule in recording_rules(RuleConfig())}
 ALL = [sli for listed in slis().values() for sli in listed]

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from rankwatch.conventions.metrics import METRICS
-from rankwatch.conventions.states import SlowPhase
+from rankwatch.conventions.states import Cause, GoodputState, SlowPhase
 from rankwatch_alerts import Alert, RuleConfig, alert_groups
 from rankwatch_dashboards import all_panels, dashboards
-from rankwatch_dashboards.words import REASONS, SUSPICIONS, in_words, words_of
+from rankwatch_dashboards.words import REASONS, STATES, SUSPICIONS, words_of
 
 
 def test_reasons_of_alerts() -> None:
@@ -32,9 +32,11 @@ def test_reasons_that_panels_name() -> None:
     assert named <= REASONS.keys()
 
 
-def test_phases_of_slow_ranks() -> None:
-    """Each phase is part of the cause that a board shows."""
+def test_causes() -> None:
+    """Each phase is part of the cause that a board shows. No word is for a state that does not exist."""
     assert {f"slow: {each}" for each in SlowPhase} <= SUSPICIONS.keys()
+    assert {Cause.SLOW_STAGE, Cause.SLOW_RANK, Cause.NETWORK, Cause.JITTER} <= SUSPICIONS.keys()
+    assert STATES.keys() <= set(GoodputState)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,3 @@ def test_phases_of_slow_ranks() -> None:
 def test_words_of_alerts(alert: Alert, words: str) -> None:
     """Names become words, and short forms keep their capitals."""
     assert words_of(alert) == words
-
-
-def test_words_in_a_query() -> None:
-    """For names that hold several labels, of which one is put into words."""
-    assert in_words("a", "state", {"x": "y z"}) == 'label_replace(a, "state", "y z", "state", "x")'

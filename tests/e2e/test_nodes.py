@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_cli.demo.parts import Alert as DeliveredAlert
 from support.e2e.hangs import LEARNT_STEP, SECONDS_TO_STEP
 from support.e2e.monitored_system import SECONDS_TO_ALERT, complete

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from rankwatch_alerts.sharding import AGENTS_FILE, write_sharded
+from rankwatch_alerts.generation import AGENTS_FILE, write_sharded
 from support.agent.process import agent_process
 from support.servers.prometheus import get_json, poll, prometheus_at, query, require, reserved_port
 from support.training.ranks import rank

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rankwatch.errors import SettingError
-from rankwatch_alerts.alertmanager import TEMPLATES_FILE, fragments
-from rankwatch_alerts.alertmanager.inhibition import PRODUCT, that_take_ours
+from rankwatch_alerts.alertmanager import PRODUCT, TEMPLATES_FILE, fragments, that_take_ours
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.delivery import BY_RECEIVER, PAGE, TICKET, in_alertmanager, lacks_slack_url
 from rankwatch_alerts.generation import yaml_text

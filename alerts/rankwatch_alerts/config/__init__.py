@@ -12,10 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rankwatch.settings import FieldError, build, expect, read_file, read_flags
-from rankwatch_alerts.config.thresholds import DTYPES, Thresholds
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS, DTYPES, Objectives, Thresholds
 from rankwatch_alerts.delivery import HOST_PORT, Delivery, is_url
 from rankwatch_alerts.label_names import wrong_names
-from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
 
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
@@ -251,73 +250,32 @@ MAX_TIME_SCALE = 1000.0
 """Largest divisor of times."""
 _LEAST_SCRAPE_SECONDS = 1.0
 
+_SCRAPES = """
+  1  goodput_interval ticket_interval group_wait
+  2  stall_for confirm checkpoint_for group_interval page_group_interval
+  4  node_silent missed cost_for run_failed_for slo_interval
+  8  behind_plan_for keep_firing
+ 10  step_window stall_floor watchdog_timeout data_skew_for absence_window
+ 12  straggler_for cause_for
+ 15  event_window loss_for gpu_idle_for absence_for agent_down_for collector_for
+ 20  ended_shown pace_window
+ 30  straggler_min_history network_min_baseline memory checkpoint_age_budget
+     checkpoint_overlap_window preemption_window startup_least startup_shown absence_lookback
+     rules_failing_window link_flap_window disk_history disk_page
+ 40  objective_window success_page_window
+ 60  stall_fallback goodput_window checkpoint_slow_window startup_budget goodput_fast_window
+     disk_ticket repeat_interval
+ 90  straggler_history network_baseline node_memory
+120  goodput_slow_window ticket_repeat_interval
+240  interval_advice_window startup_window slo_period
+"""
 _LEAST_SCRAPES = {
-    "step_window_seconds": 10,
-    "event_window_seconds": 15,
-    "straggler_for_seconds": 12,
-    "cause_for_seconds": 12,
-    "straggler_history_seconds": 90,
-    "straggler_min_history_seconds": 30,
-    "network_baseline_seconds": 90,
-    "network_min_baseline_seconds": 30,
-    "stall_floor_seconds": 10,
-    "stall_fallback_seconds": 60,
-    "stall_for_seconds": 2,
-    "node_silent_seconds": 4,
-    "node_memory_seconds": 90,
-    "watchdog_timeout_seconds": 10,
-    "missed_seconds": 4,
-    "memory_seconds": 30,
-    "confirm_seconds": 2,
-    "loss_for_seconds": 15,
-    "data_skew_for_seconds": 10,
-    "checkpoint_age_budget_seconds": 30,
-    "checkpoint_for_seconds": 2,
-    "goodput_window_seconds": 60,
-    "goodput_interval_seconds": 1,
-    "cost_for_seconds": 4,
-    "gpu_idle_for_seconds": 15,
-    "interval_advice_window_seconds": 240,
-    "checkpoint_overlap_window_seconds": 30,
-    "checkpoint_slow_window_seconds": 60,
-    "ended_shown_seconds": 20,
-    "run_failed_for_seconds": 4,
-    "preemption_window_seconds": 30,
-    "pace_window_seconds": 20,
-    "behind_plan_for_seconds": 8,
-    "startup_budget_seconds": 60,
-    "startup_least_seconds": 30,
-    "startup_window_seconds": 240,
-    "startup_shown_seconds": 30,
-    "objective_window_seconds": 40,
-    "slo_interval_seconds": 4,
-    "slo_period_seconds": 240,
-    "goodput_fast_window_seconds": 60,
-    "goodput_slow_window_seconds": 120,
-    "success_page_window_seconds": 40,
-    "absence_window_seconds": 10,
-    "absence_lookback_seconds": 30,
-    "absence_for_seconds": 15,
-    "ticket_interval_seconds": 1,
-    "agent_down_for_seconds": 15,
-    "rules_failing_window_seconds": 30,
-    "collector_for_seconds": 15,
-    "link_flap_window_seconds": 30,
-    "disk_history_seconds": 30,
-    "disk_ticket_seconds": 60,
-    "disk_page_seconds": 30,
-    "group_wait_seconds": 1,
-    "keep_firing_seconds": 8,
-    "group_interval_seconds": 2,
-    "page_group_interval_seconds": 2,
-    "repeat_interval_seconds": 60,
-    "ticket_repeat_interval_seconds": 120,
+    f"{name}_seconds": int(number)
+    for number, names in re.findall(r"(\d+)([a-z_\s]+)", _SCRAPES)
+    for name in names.split()
 }
 """Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that
 start in either order."""
-
-NOT_SCALED = frozenset({"clock_error_seconds", "checkpoint_write_skew_seconds", "checkpoint_slow_seconds"})
-"""Settings in seconds that are thresholds: a slow save is as long in a demo."""
 
 
 def scaled_times(settings: Mapping[str, Any], time_scale: float) -> dict[str, Any]:

@@ -32,13 +32,14 @@ from rankwatch_alerts.config import MAX_TIME_SCALE
 from rankwatch_alerts.delivery import lacks_slack_url
 from rankwatch_alerts.generation import (
     ALERTMANAGER_FILE,
+    alerts_reference,
+    settings_reference,
     write_alertmanager,
     write_text,
     write_texts,
     write_yaml,
 )
 from rankwatch_alerts.label_names import in_runbook
-from rankwatch_alerts.reference import alerts_reference, settings_reference
 from rankwatch_cli.commands.runbook import shipped_pages, text_of
 from rankwatch_cli.output import note, show, show_text
 

@@ -72,7 +72,7 @@ def _default(setting: Field[Any]) -> str:
 def _rules() -> Iterator[str]:
     # Only here: the agent is of use without the rules.
     from rankwatch_alerts import RuleConfig
-    from rankwatch_alerts.reference import rules_reference
+    from rankwatch_alerts.generation import rules_reference
 
     yield from ("# Rules", "", _GENERATED, "")
     yield from rules_reference(field_help(RuleConfig))
