@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alert_rules
+from rankwatch_alerts import RuleConfig, alert_rules, alertmanager_config
 from rankwatch_alerts.alertmanager import MATCHER, PRODUCT, Inhibition, inhibit_rules, inhibitions
 from rankwatch_alerts.rules import REASONS
 from support.alerts.reasons import ALERTS
 from support.alerts.rule_test import CASES, cases_in
 from support.alerts.scenarios import fired, key_of
+from support.servers.prometheus import alertmanager, get_json, poll, post_json
 
 _RANKING = {"critical": 2, "warning": 1, "info": 0}
 _VALUES = {"collector": ("gpu", "host"), "xid": ("48", "74", "79")}
@@ -179,3 +181,87 @@ def test_silent_agents() -> None:
         if target.get("reason") in ("run_vanished", "agent_down", "collector_state", "node_unseen"):
             assert _holds_back(missing, target), target
     assert _holds_back(missing, _alert("NodeLost", "network", "critical", run="r"))
+
+
+LOST, ABSENT, STALLED = "NodeLost", "TelemetryAbsent", "RunStalled"
+
+
+def _labelled(name: str, held_back: str = "", **labels: str) -> tuple[dict[str, str], bool]:
+    """Labels of an alert, and whether it must be held back."""
+    fixed = {"alertname": f"Rankwatch{name}", "product": "rankwatch", "cluster": "c", "severity": "critical"}
+    return {**fixed, **labels}, bool(held_back)
+
+
+def _inhibited(tmp_path: Path, *alerts: tuple[dict[str, str], bool]) -> None:
+    """Alertmanager holds back those alerts that it must, and no other."""
+    expected = {frozenset(labels.items()) for labels, held_back in alerts if held_back}
+    with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
+        post_json(f"{url}/api/v2/alerts", [{"labels": labels} for labels, _ in alerts])
+
+        def held_back() -> bool:
+            answer = get_json(f"{url}/api/v2/alerts")
+            found = {frozenset(each["labels"].items()) for each in answer if each["status"]["inhibitedBy"]}
+            processed = all(each["status"]["state"] != "unprocessed" for each in answer)
+            return len(answer) == len(alerts) and processed and found == expected
+
+        poll(held_back, 60, f"inhibition of {len(expected)} alerts")
+
+
+@pytest.mark.process
+def test_lost_node(tmp_path: Path) -> None:
+    """It holds back what its run raises and what its agent raises, and nothing of other runs and nodes."""
+    yes = "by the lost node"
+    _inhibited(
+        tmp_path,
+        _labelled(LOST, reason="node", run="r", node="n1"),
+        _labelled(LOST, reason="node", run="r", node="n2"),
+        _labelled(STALLED, yes, reason="rank_known", run="r", rank="7", node="n1"),
+        _labelled(STALLED, yes, reason="rank_unknown", run="r"),
+        _labelled(STALLED, yes, reason="mismatch_unknown", run="r"),
+        _labelled("RunFailed", yes, reason="waited", run="r", severity="warning"),
+        _labelled("CheckpointAtRisk", yes, reason="stale", run="r", severity="warning"),
+        _labelled(ABSENT, yes, reason="run_vanished", run="r"),
+        _labelled(ABSENT, yes, reason="agent_down", node="n1"),
+        _labelled("TelemetryIncomplete", yes, reason="collector", collector="ranks", node="n2"),
+        _labelled("LossDiverging", reason="non_finite", run="r"),
+        _labelled(ABSENT, reason="agent_down", node="n3"),
+        _labelled(STALLED, reason="rank_known", run="s", rank="0", node="n1"),
+    )
+
+
+@pytest.mark.process
+def test_most_nodes_lost(tmp_path: Path) -> None:
+    """The alert has no node, so it holds back the alerts on all agents that are down."""
+    yes = "by the lost nodes"
+    _inhibited(
+        tmp_path,
+        _labelled(LOST, reason="network", run="r"),
+        _labelled(STALLED, yes, reason="rank_unknown", run="r"),
+        _labelled(ABSENT, yes, reason="agent_down", node="n3", severity="warning"),
+        _labelled(ABSENT, yes, reason="agent_down", job="rankwatch", severity="warning"),
+        _labelled("TelemetryIncomplete", reason="collector", collector="host", node="n3"),
+    )
+
+
+@pytest.mark.process
+def test_small_run_loses_its_network(tmp_path: Path) -> None:
+    """Its ticket explains its own stall, and no agent of others."""
+    _inhibited(
+        tmp_path,
+        _labelled(LOST, reason="network", run="r", severity="warning"),
+        _labelled(STALLED, "by the lost nodes", reason="rank_unknown", run="r", severity="warning"),
+        _labelled(ABSENT, reason="agent_down", node="n3", severity="warning"),
+    )
+
+
+@pytest.mark.process
+def test_unseen_node(tmp_path: Path) -> None:
+    """One ticket for one agent; the run is judged as before."""
+    yes = "by the node that is not seen"
+    _inhibited(
+        tmp_path,
+        _labelled(ABSENT, reason="node_unseen", run="r", node="n1"),
+        _labelled(ABSENT, yes, reason="agent_down", node="n1"),
+        _labelled(ABSENT, reason="agent_down", node="n2"),
+        _labelled("RunSlow", cause="slow_rank", run="r", rank="3", node="n2"),
+    )

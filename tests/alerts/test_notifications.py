@@ -61,13 +61,7 @@ Since: 2026-11-23 09:30:00 UTC
 @pytest.mark.process
 def test_texts(tmp_path: Path) -> None:
     """Rank, node, cause, cost, runbook and dashboard stand on top, in all three forms, to the letter."""
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        mail_address, mails = stack.enter_context(mail_server())
-        config = _delivering_to(tmp_path, url, mail_address)
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", [STRAGGLER])
-        poll(lambda: {"/slack", "/pagerduty"} <= set(posted) and mails, 60, "three notifications")
+    posted, mails = _delivered(tmp_path, STRAGGLER)
     slack, (mail, *_) = posted["/slack"], mails
     (attachment,) = slack["attachments"]
     assert slack["channel"] == "#gpu-on-call"
@@ -105,13 +99,7 @@ def test_hostile_texts(annotated: bool, tmp_path: Path) -> None:
         "labels": {**STRAGGLER["labels"], **dict.fromkeys(names, EVIL)},  # type: ignore[dict-item]
         "annotations": {**dict.fromkeys(("summary", "description", *texts), EVIL), **urls},
     }
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        mail_address, mails = stack.enter_context(mail_server())
-        config = _delivering_to(tmp_path, url, mail_address)
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", [alert])
-        poll(lambda: {"/slack", "/pagerduty"} <= set(posted) and mails, 60, "three notifications")
+    posted, mails = _delivered(tmp_path, alert)
     (attachment,) = posted["/slack"]["attachments"]
     assert len(LINK.findall(attachment["text"])) == 2
     for name in ("title", "fallback", "text"):
@@ -121,6 +109,18 @@ def test_hostile_texts(annotated: bool, tmp_path: Path) -> None:
     html = _body(mails[0], "text/html")
     assert "<!channel>" not in html and "&lt;!channel&gt;" in html
     assert f"run {EVIL}" in posted["/pagerduty"]["payload"]["summary"]
+
+
+def _delivered(directory: Path, alert: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """What a real Alertmanager posts by path, and mails, of an alert."""
+    with ExitStack() as stack:
+        url, posted = stack.enter_context(web_server())
+        mail_address, mails = stack.enter_context(mail_server())
+        config = _delivering_to(directory, url, mail_address)
+        base = stack.enter_context(alertmanager(alertmanager_config(config), directory))
+        post_json(f"{base}/api/v2/alerts", [alert])
+        poll(lambda: {"/slack", "/pagerduty"} <= set(posted) and mails, 60, "three notifications")
+    return posted, mails
 
 
 def _check_pagerduty(event: dict[str, Any]) -> None:

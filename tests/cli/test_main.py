@@ -147,19 +147,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "module", "extra"),
     [
         (["agent"], "prometheus_client", "agent"),
+        (["agent"], "msgspec", "agent"),
+        (["diagnose", "run"], "msgspec", "diagnosis"),
+        (["diagnose", "straggler"], "numpy", "diagnosis"),
+        (["diagnose", "straggler", "x.parquet"], "pyarrow", "diagnosis"),
         (["generate", "--output", "/dev/null/x"], "yaml", "alerts"),
         (["generate", "--output", "/dev/null/x"], "promql_parser", "alerts"),
         (["generate", "--output", "/dev/null/x"], "grafana_foundation_sdk", "dashboards"),
     ],
 )
-def test_missing_extra(arguments: list[str], module: str, extra: str) -> None:
-    """The error says what to install, before anything is written."""
+def test_missing_extra(arguments: list[str], module: str, extra: str, tmp_path: Path) -> None:
+    """The error names the extra that the command is made for, before anything is written."""
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         f"from rankwatch_cli.main import main; sys.exit(main({arguments!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"rankwatch {arguments[0]}: could not import {module}: "
         f"in a clone of rankwatch, pip install '.[{extra}]' brings it\n"

@@ -152,33 +152,6 @@ def test_missing_rank(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "absent", "extra"),
-    [
-        (["diagnose", "run"], "msgspec", "diagnosis"),
-        (["diagnose", "straggler"], "numpy", "diagnosis"),
-        (["diagnose", "straggler", "x.parquet"], "pyarrow", "diagnosis"),
-        (["agent"], "msgspec", "agent"),
-    ],
-)
-def test_extra(node: Path, arguments: list[str], absent: str, extra: str) -> None:
-    """The hint names the extra that the command is made for."""
-    (node / "x.parquet").write_bytes(b"PAR1")
-    code = (
-        f"import sys; sys.modules[{absent!r}] = None\n"
-        f"from rankwatch_cli.main import main; sys.exit(main({arguments!r}))"
-    )
-    env = {**os.environ, "RANKWATCH_DIR": str(node)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=node, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(
-        f"could not import {absent}: in a clone of rankwatch, pip install '.[{extra}]' brings it\n"
-    )
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["ls"], ["blackbox"]])
 def test_without_extras(node: Path, arguments: list[str]) -> None:
     """What needs no extra works where none is installed, as in a training image."""

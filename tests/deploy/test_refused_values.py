@@ -17,22 +17,9 @@ pytestmark = pytest.mark.process
 
 SETTINGS = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
 FOLLOWING = {
-    "listen",
-    "address_file",
-    "directory",
-    "node",
-    "cluster",
-    "checkpoint_paths",
-    "procfs",
-    "sysfs",
-    "rootfs",
-    "probe_listen",
-    "tls_certificate",
-    "tls_key",
-    "tls_client_ca",
-    "bearer_token_file",
-    "kernel_log",
-    "kubelet_socket",
+    *("listen", "probe_listen", "address_file", "directory", "node", "cluster", "checkpoint_paths"),
+    *("procfs", "sysfs", "rootfs", "kernel_log", "kubelet_socket"),
+    *("tls_certificate", "tls_key", "tls_client_ca", "bearer_token_file"),
 }
 """Settings that follow from mounts, probes and other values; set apart they would break these."""
 DIGEST = "sha256:" + "0" * 64

@@ -25,13 +25,7 @@ from support.servers.prometheus import alertmanager, poll, post_json, reserved_p
 
 NODE = "gpu-17; touch $(pwned) 'x'"
 ALERT: dict[str, Any] = {
-    "labels": {
-        "alertname": "RankwatchRunSlow",
-        "cluster": "eu1",
-        "run": "llama",
-        "rank": "5",
-        "node": NODE,
-    },
+    "labels": {"alertname": "RankwatchRunSlow", "cluster": "eu1", "run": "llama", "rank": "5", "node": NODE},
     "annotations": {"description": "Rank 5 is\x1b[2J slow.", "dashboard_url": "https://grafana.test/d/x"},
     "startsAt": "2026-11-23T09:30:00Z",
     "generatorURL": "http://prometheus.test:9090/prom/graph?g0.expr=x&g0.tab=1",
@@ -227,19 +221,8 @@ def _server(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
         (b"", "closed connection without response"),
     ],
     ids=[
-        "html",
-        "empty",
-        "null",
-        "object",
-        "labels",
-        "encoding",
-        "deep",
-        "huge",
-        "status",
-        "redirects",
-        "garbage",
-        "chunk",
-        "closed",
+        *("html", "empty", "null", "object", "labels", "encoding", "deep"),
+        *("huge", "status", "redirects", "garbage", "chunk", "closed"),
     ],
 )
 def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 
 import rankwatch
-from bench.simulation.black_boxes import write_job_boxes
-from bench.simulation.job import Job, simulate
-from bench.simulation.program import JobShape
-from bench.simulation.workload import Fault
-from rankwatch.conventions.states import Cause
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.chrome_trace import MOST_LANES, Run, Slice, in_lanes
 from support.training.ranks import rank
 
-SHAPE = JobShape(data_parallel=4, pipeline_parallel=2)
 EVENT_KEYS = {
     "M": {"name", "ph", "pid", "args"},
     "X": {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"},
@@ -29,16 +23,6 @@ EVENT_KEYS = {
     "C": {"name", "ph", "pid", "ts", "args"},
 }
 """What each kind of event must have. Metadata of threads has `tid` as well."""
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Boxes of a run of 40 steps in which rank 5 is slow from step 20 on."""
-    fault = Fault(cause=Cause.SLOW_RANK, ranks=(5,), factor=1.4, first_step=20)
-    job = simulate(Job(shape=SHAPE, fault=fault, steps=40, seed=3))
-    directory = tmp_path_factory.mktemp("runs")
-    write_job_boxes(job.table, SHAPE, directory, run="job", seed=3)
-    return directory / "job"
 
 
 def events_of(run: Path, output: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -91,9 +75,9 @@ def slices(events: list[dict[str, Any]], category: str) -> list[dict[str, Any]]:
     return [each for each in events if each.get("cat") == category]
 
 
-def test_ranks_and_tracks(slow: Path, tmp_path: Path) -> None:
+def test_ranks_and_tracks(slow_run: Path, tmp_path: Path) -> None:
     """Each rank is a process, with its steps, phases and collectives as tracks."""
-    events = events_of(slow, tmp_path / "out.json")
+    events = events_of(slow_run, tmp_path / "out.json")
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert {pid for pid in names if pid < 8} == set(range(8))
     assert names[5].startswith("rank 5")
@@ -102,9 +86,9 @@ def test_ranks_and_tracks(slow: Path, tmp_path: Path) -> None:
     assert all(each["args"]["group"] for each in slices(events, "collective"))
 
 
-def test_critical_rank(slow: Path, tmp_path: Path) -> None:
-    """While rank 5 is slow, its steps are marked, and the row above the ranks names it for each step."""
-    events = events_of(slow, tmp_path / "out.json")
+def test_critical_rank(slow_run: Path, tmp_path: Path) -> None:
+    """While rank 5 is slow_run, its steps are marked, and the row above the ranks names it for each step."""
+    events = events_of(slow_run, tmp_path / "out.json")
     named = {each["args"]["step"]: each["name"] for each in slices(events, "critical")}
     late = [step for step in named if step >= 20]
     assert len(late) == 20
@@ -116,9 +100,9 @@ def test_critical_rank(slow: Path, tmp_path: Path) -> None:
     assert len(marked) == len(named)
 
 
-def test_window(slow: Path, tmp_path: Path) -> None:
+def test_window(slow_run: Path, tmp_path: Path) -> None:
     """Only the steps asked for, with what belongs to them; compressed where the name says so."""
-    events = events_of(slow, tmp_path / "out.json.gz", "--steps=-3:")
+    events = events_of(slow_run, tmp_path / "out.json.gz", "--steps=-3:")
     steps = slices(events, "step")
     assert {each["args"]["step"] for each in steps} == {37, 38, 39}
     ends = {rank: max(each["ts"] + each["dur"] for each in steps if each["pid"] == rank) for rank in range(8)}
@@ -126,24 +110,24 @@ def test_window(slow: Path, tmp_path: Path) -> None:
         assert each["ts"] <= ends[each["pid"]]
 
 
-def test_bundle(slow: Path, tmp_path: Path) -> None:
+def test_bundle(slow_run: Path, tmp_path: Path) -> None:
     """The boxes of an evidence bundle have the same trace."""
-    shutil.copytree(slow, tmp_path / "bundle" / "blackboxes" / "job")
+    shutil.copytree(slow_run, tmp_path / "bundle" / "blackboxes" / "job")
     copied = events_of(tmp_path / "bundle", tmp_path / "copied.json", "--steps=-3:")
-    assert slices(copied, "step") == slices(events_of(slow, tmp_path / "out.json", "--steps=-3:"), "step")
+    assert slices(copied, "step") == slices(events_of(slow_run, tmp_path / "out.json", "--steps=-3:"), "step")
 
 
-def test_stdout(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`-` prints the trace, and nothing else, to standard output."""
-    assert main(["trace", str(slow), "--chrome", "-", "--steps", "5"]) == 0
+    assert main(["trace", str(slow_run), "--chrome", "-", "--steps", "5"]) == 0
     printed = capsys.readouterr()
     check(json.loads(printed.out)["traceEvents"])
     assert printed.err.startswith("steps 5 to 5 of 8 ranks: ")
 
 
-def test_bounded(slow: Path) -> None:
+def test_bounded(slow_run: Path) -> None:
     """Beyond the limit the oldest events are left out, and the trace stays whole."""
-    trace = Run(slow).trace(None, most_events=500)
+    trace = Run(slow_run).trace(None, most_events=500)
     check(trace.events)
     assert trace.left_out > 0
     assert sum(each["ph"] != "M" for each in trace.events) == 500
@@ -191,11 +175,11 @@ def test_overlapping_slices() -> None:
     ],
 )
 def test_wrong_use(
-    slow: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    slow_run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence and exit status 2."""
     try:
-        status = main(["trace", str(slow), *arguments])
+        status = main(["trace", str(slow_run), *arguments])
     except SystemExit as exit_:
         status = int(exit_.code or 0)
     assert status == 2

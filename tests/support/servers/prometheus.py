@@ -34,6 +34,14 @@ def require(*programs: str) -> None:
         pytest.skip(f"{', '.join(missing)} not installed: apt install prometheus prometheus-alertmanager")
 
 
+def accepted(*command: str | Path) -> str:
+    """Return what a program such as promtool prints. Skip the test without it; fail it for what it finds."""
+    require(str(command[0]))
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def poll(question: Callable[[], Answer | None], seconds: float, what: str | Callable[[], str]) -> Answer:
     """Ask until an answer is truthy, and return it, ever less often. Fail the test after `seconds`.
 
