@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -182,20 +180,3 @@ def test_runbooks_find_the_pods() -> None:
     assert selector in page and f"${{NAMESPACE:={NAMESPACE}}}" in page
     assert labels["app.kubernetes.io/name"] == NAME
     assert commands("helm")[0][1] == NAME
-
-
-def test_systemd_takes_the_drop_ins_of_its_page(tmp_path: Path) -> None:
-    """Together with the unit."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / "rankwatch-agent.service"
-    program = "/opt/rankwatch/bin/rankwatch"
-    unit.write_text((DEPLOY / unit.name).read_text().replace(program, "/bin/true"))
-    drop_ins = re.findall(r"```ini\n(.*?)```", SYSTEMD, flags=re.DOTALL)
-    assert len(drop_ins) == 2
-    (tmp_path / f"{unit.name}.d").mkdir()
-    for number, text in enumerate(drop_ins):
-        (tmp_path / f"{unit.name}.d" / f"{number}.conf").write_text(text)
-    command = ["systemd-analyze", "verify", str(unit)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from rankwatch_agent.runtime.config import load_config
 from rankwatch_agent.training.discovery import MAX_BOXES
-from support.deploy.chart import DEPLOY
+from support.deploy.chart import DEPLOY, ROOT
 from support.deploy.unit import DROP_INS, UNIT, directives
 
 pytestmark = pytest.mark.process
@@ -70,6 +71,18 @@ def test_drop_in(drop_in: Path, unit: Path) -> None:
     folder = unit.with_name(f"{unit.name}.d")
     folder.mkdir()
     shutil.copy(drop_in, folder)
+    done = analyze("verify", str(unit))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_drop_ins_of_the_page(unit: Path) -> None:
+    """systemd takes those that docs/systemd.md prints, together with the unit."""
+    drop_ins = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "systemd.md").read_text(), flags=re.DOTALL)
+    assert len(drop_ins) == 2
+    folder = unit.with_name(f"{unit.name}.d")
+    folder.mkdir()
+    for number, text in enumerate(drop_ins):
+        (folder / f"{number}.conf").write_text(text)
     done = analyze("verify", str(unit))
     assert (done.returncode, done.stderr) == (0, "")
 
