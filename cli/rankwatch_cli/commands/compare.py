@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from rankwatch.settings import SentenceParser
 from rankwatch_cli.output import show, show_json
+from rankwatch_cli.runs import named_run
 from rankwatch_diagnosis.comparison import (
     Change,
     Comparison,
@@ -18,7 +19,6 @@ from rankwatch_diagnosis.comparison import (
     compare,
     read_figures,
 )
-from rankwatch_cli.runs import named_run
 
 REGRESSION_STATUS = 1
 """Exit status where a figure became worse by more than its limit."""

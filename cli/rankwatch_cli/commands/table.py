@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.options import FOLDER, add_run, add_steps, parse_window
 from rankwatch_cli.output import note, open_output

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.paths import create_output
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.chrome_trace import ChromeTrace, Run
 from rankwatch_cli.options import FOLDER, add_run, add_steps, parse_window
 from rankwatch_cli.output import as_json, note, open_output
 from rankwatch_cli.runs import named_run
+from rankwatch_diagnosis.chrome_trace import ChromeTrace, Run
 
 _STDOUT = "-"
 

@@ -134,7 +134,7 @@ def test_hooks_of_gradients(recorded: Recorded) -> None:
     assert recorded.steps() == [PLAIN] * 3
 
 
-HOME = Path(rankwatch.automatic.__file__).parent
+HOME = Path(next(iter(rankwatch.automatic.__path__)))
 PARTS = ("loop", "forward", "iterations", "waits", "evaluation", "threads")
 """Modules of the state machine."""
 
