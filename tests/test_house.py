@@ -230,8 +230,8 @@ def test_length_of_files() -> None:
 
 
 def test_small_modules_have_several_users() -> None:
-    """A module under 70 lines that one other imports belongs in it. One that is imported by its name in a text,
-    as patches are, counts as one with several users."""
+    """A module under 70 lines that one other imports belongs in it. One that is imported by its name in a
+    text, as patches are, counts as one with several users."""
     paths = {name: path for package in FOLDERS for name, path in _by_name(package)}
     users: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():

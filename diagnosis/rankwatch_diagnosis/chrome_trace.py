@@ -17,7 +17,7 @@ import numpy as np
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import RawRecord
-from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch.untrusted.text import printable
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run

@@ -16,7 +16,7 @@ from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.box_records import scalars_of, steps_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import CHECKPOINT_OPERATIONS
+from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS
 from rankwatch.failures import LONGEST_ERROR
 from rankwatch.untrusted.folders import Folder
 from rankwatch.untrusted.text import json_entries, redacted, redacted_place

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeVar
 
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.identity import Identity
 from rankwatch.spans import Batches, NullSpan
 

@@ -15,7 +15,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import is_compiling
-from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch.errors import UsageError, warn
 from rankwatch.processes import umask
 from rankwatch.untrusted.text import message_of

@@ -16,7 +16,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
-from rankwatch.conventions import Capability, Unseen, environment
+from rankwatch.conventions import environment
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.errors import warn
 from rankwatch.identity import Identity
 from rankwatch.lifecycle import announce, print_at_exit

@@ -16,7 +16,14 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
+from rankwatch.conventions.vocabulary import (
+    CHECKPOINT_OPERATIONS,
+    DATA_WAIT,
+    LOSS,
+    Capability,
+    Lifecycle,
+    Unseen,
+)
 from rankwatch.disabled import DisabledOperation, DisabledRun
 from rankwatch.errors import shown
 from rankwatch.failures import Ending, Failures, ending_by, guarded

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch.errors import UsageError, shown
 
 _MAX_PENDING = 1024

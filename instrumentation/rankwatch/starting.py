@@ -16,8 +16,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.earlier_attempts import next_attempt
 from rankwatch.blackbox.place import REMEDY, Room, distrust, open_directory, own_run, room_in
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES, environment
-from rankwatch.conventions.vocabulary import BASELINE, FLOPS_PER_TOKEN
+from rankwatch.conventions import environment
+from rankwatch.conventions.vocabulary import BASELINE, FLOPS_PER_TOKEN, PHASES
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError, shown, warn
 from rankwatch.failures import error_text

@@ -26,7 +26,7 @@ from prometheus_client import Histogram as PrometheusHistogram
 import rankwatch
 from rankwatch import Run
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.identity import Identity
 
 from .processes import temporary_directory

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, NotedCheckpoint, parse_checkpoints
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage
+from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS, CheckpointStage
 from rankwatch.untrusted.folders import read_owned
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Series, sample

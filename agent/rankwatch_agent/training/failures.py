@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import Lifecycle
 from rankwatch.conventions.states import FailureKind, RankState
+from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.untrusted.chosen_paths import Answer, Wanted, read
 from rankwatch.untrusted.folders import look, open_regular, read_owned

@@ -15,8 +15,8 @@ from rankwatch.blackbox import earlier_attempts, layout, tenants
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Columns, GroupNow, Header, NowBlock, RawRecord
-from rankwatch.conventions import Lifecycle
 from rankwatch.conventions.states import ENDED_STATES, BoxFault, FailureKind, RankState
+from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.chosen_paths import Wanted
 from rankwatch.untrusted.folders import Folder

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rankwatch.conventions import LOSS
 from rankwatch.conventions.vocabulary import (
     DATASET,
     GRADIENT_NORM,
     LEARNING_RATE,
+    LOSS,
     LOSS_SCALE,
     UPDATE_NORM,
     UPDATE_SKIPPED,

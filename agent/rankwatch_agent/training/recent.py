@@ -13,9 +13,9 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import TOKENS
 from rankwatch.conventions.metrics import TOGETHER
 from rankwatch.conventions.states import STEP_PHASES, SlowPhase
+from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.selection import halves
 from rankwatch_agent.training.steps import StepAssembler

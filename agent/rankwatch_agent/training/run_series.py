@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from rankwatch.conventions import TOKENS, Capability, Unseen
 from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES
+from rankwatch.conventions.vocabulary import TOKENS, Capability, Unseen
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
 from rankwatch_agent.training.figures import Wall

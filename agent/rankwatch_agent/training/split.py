@@ -22,7 +22,7 @@ from itertools import accumulate
 from math import inf
 from operator import gt, itemgetter, sub
 
-from rankwatch.conventions import COMMUNICATION, OTHER
+from rankwatch.conventions.vocabulary import COMMUNICATION, OTHER
 
 Interval = tuple[float, float, str]
 """A phase: its start, end and name; seconds on the monotonic clock. A plain tuple, as the next ones, because

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from rankwatch.conventions import COMMUNICATION, OTHER, TOKENS
 from rankwatch.conventions.states import NOT_COMPUTE
+from rankwatch.conventions.vocabulary import COMMUNICATION, OTHER, TOKENS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import END_OF_TIME, Columns, Header
-from rankwatch.conventions import EVALUATION, LOSS, Lifecycle
 from rankwatch.conventions.states import FailureKind
 from rankwatch.conventions.traces import SCALARS
-from rankwatch.conventions.vocabulary import GRADIENT_NORM
+from rankwatch.conventions.vocabulary import EVALUATION, GRADIENT_NORM, LOSS, Lifecycle
 from rankwatch.untrusted.text import printable, redacted
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives

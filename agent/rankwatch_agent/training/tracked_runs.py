@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch.conventions import COMMUNICATION, DATA_WAIT
+from rankwatch.conventions.vocabulary import COMMUNICATION, DATA_WAIT
 from rankwatch.trackers.finding import MOST_BYTES, SUFFIX, Tracker, parse_note
 from rankwatch.untrusted.folders import look, read_owned
 from rankwatch.untrusted.text import is_hidden

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rankwatch.conventions import COMMUNICATION, OTHER
 from rankwatch.conventions.states import NOT_COMPUTE
+from rankwatch.conventions.vocabulary import COMMUNICATION, OTHER
 from rankwatch_agent.training.split import Interval
 
 _MAX_OPEN_STEPS = 64

@@ -10,7 +10,7 @@ from pathlib import Path
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, RawRecord
-from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch.errors import BlackBoxError
 from rankwatch.members import members_text
 from rankwatch.settings import SentenceParser

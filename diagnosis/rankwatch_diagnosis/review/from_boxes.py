@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
-from rankwatch.conventions import LOSS
 from rankwatch.conventions.states import Cause, RankState
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder

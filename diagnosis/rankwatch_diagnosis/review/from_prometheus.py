@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import LOSS
 from rankwatch_diagnosis.goodput.from_prometheus import read_prometheus
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import RawRecord
-from rankwatch.conventions import OTHER
+from rankwatch.conventions.vocabulary import OTHER
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.run.boxes import Box
 from rankwatch_diagnosis.run.snapshots import parse_members

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import Capability
 from rankwatch.conventions.states import RankState
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run

@@ -14,8 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox import earlier_attempts
-from rankwatch.conventions import LOSS, TOKENS
-from rankwatch.conventions.vocabulary import DATASET
+from rankwatch.conventions.vocabulary import DATASET, LOSS, TOKENS
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.reading import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.box_records import scalars_of, work_of

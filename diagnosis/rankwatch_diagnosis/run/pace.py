@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.conventions import TOKENS
+from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch_agent.training.verifications import VerificationRecord, newest_of_paths
 from rankwatch_diagnosis.run.box_records import CheckpointOperation, checkpoint_operations, steps_of, work_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Unseen
-from rankwatch.conventions.vocabulary import GRADIENT_NORM
+from rankwatch.conventions.vocabulary import GRADIENT_NORM, Unseen
 from rankwatch_diagnosis.run.box_records import scalars_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.words import counted, listed

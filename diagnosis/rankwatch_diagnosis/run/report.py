@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankwatch.conventions import Capability
 from rankwatch.conventions.states import Cause
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State

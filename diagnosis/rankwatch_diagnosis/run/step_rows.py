@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, PHASES, TOKENS
+from rankwatch.conventions.vocabulary import COMMUNICATION, DATA_WAIT, OTHER, PHASES, TOKENS
 from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
 from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.outliers import outlying

@@ -13,8 +13,8 @@ from typing import Any
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import COMMUNICATION, TOKENS, Capability
 from rankwatch.conventions.states import ENDED_STATES, Cause, RankState
+from rankwatch.conventions.vocabulary import COMMUNICATION, TOKENS, Capability
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.training.failures import worst_state
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes

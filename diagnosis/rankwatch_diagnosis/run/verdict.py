@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rankwatch.conventions import Capability, Unseen
 from rankwatch.conventions.states import Cause, RankState
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch_agent.training.failures import KILLED
 from rankwatch_agent.training.run_series import of_run
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from rankwatch.checkpoint_paths import common_place, moved, place_of
-from rankwatch.conventions import CHECKPOINT
+from rankwatch.conventions.vocabulary import CHECKPOINT
 from rankwatch.failures import error_text
 from rankwatch.run import Run
 

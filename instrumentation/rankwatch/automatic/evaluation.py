@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import EVALUATION, Capability
+from rankwatch.conventions.vocabulary import EVALUATION, Capability
 from rankwatch.run import Run
 
 _MOST_EARLY = 16

@@ -27,7 +27,7 @@ from rankwatch.automatic.iterations import (
 from rankwatch.automatic.phases import Forward, Phases
 from rankwatch.automatic.values import amounts_of, values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 

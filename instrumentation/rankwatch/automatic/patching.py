@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rankwatch.automatic.visibility import visibility
 from rankwatch.compiling import keep_from_compiler
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 MOST_FAILURES = 3
 """Failures of rankwatch's own code at one place after which it is not called there any more."""

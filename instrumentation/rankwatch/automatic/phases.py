@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rankwatch.automatic.visibility import visibility
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
-from rankwatch.conventions import DATA_WAIT, Capability
+from rankwatch.conventions.vocabulary import DATA_WAIT, Capability
 from rankwatch.run import Run
 
 _pack = layout.HEAD.pack_into

@@ -22,7 +22,8 @@ from typing import Any
 from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.patching import note_displaced, watch
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, environment
+from rankwatch.conventions import environment
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.disabled import DisabledRun
 from rankwatch.failures import Ending, ending_by
 from rankwatch.launchers import RANK_VARIABLES

@@ -12,7 +12,7 @@ from typing import Any
 from rankwatch.automatic import recording
 from rankwatch.automatic.values import values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import DATA_WAIT, EVALUATION, LOSS, Capability
+from rankwatch.conventions.vocabulary import DATA_WAIT, EVALUATION, LOSS, Capability
 from rankwatch.run import Run
 
 

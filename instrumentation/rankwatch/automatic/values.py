@@ -19,8 +19,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import LOSS, TOKENS, Capability, Unseen
-from rankwatch.conventions.vocabulary import GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE, UPDATE_SKIPPED
+from rankwatch.conventions.vocabulary import (
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    LOSS,
+    LOSS_SCALE,
+    TOKENS,
+    UPDATE_SKIPPED,
+    Capability,
+    Unseen,
+)
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 

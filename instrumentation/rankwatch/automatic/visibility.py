@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 

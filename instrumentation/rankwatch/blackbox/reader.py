@@ -29,7 +29,7 @@ from rankwatch.blackbox.records import (
     parse_header,
     sequence_numbers,
 )
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder, NotRegularError, look, open_regular
 from rankwatch.untrusted.peers import lock_holder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.errors import BlackBoxError, IdentityError
 from rankwatch.identity import MOST_ATTEMPTS, Identity, as_contact, as_traceparent
 

@@ -16,7 +16,7 @@ from rankwatch.blackbox import capturing, layout
 from rankwatch.blackbox.copied import CopiedFile
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.place import create_hidden, is_shared_by_tenants, open_directory, own_run, take
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.errors import BlackBoxError, warn
 from rankwatch.identity import Identity
 from rankwatch.processes import own_start

@@ -22,7 +22,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_from_compiler
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 

@@ -20,7 +20,7 @@ from rankwatch.automatic import installing, loop, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE
 from rankwatch.automatic.patches import data_loading
 from rankwatch.automatic.patching import guarded, watch
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.integrations.frameworks import class_when_used, require, watch_checkpoint
 from rankwatch.starting import run_of_script
 

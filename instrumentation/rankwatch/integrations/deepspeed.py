@@ -16,7 +16,7 @@ from rankwatch.automatic.checkpoints import LOAD, SAVE
 from rankwatch.automatic.patches import optimization
 from rankwatch.automatic.patching import watch
 from rankwatch.automatic.values import values
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.integrations.frameworks import watch_checkpoint
 
 

@@ -11,7 +11,7 @@ from rankwatch.automatic import loop, recording, reporting
 from rankwatch.automatic.checkpoints import Part, checkpoints
 from rankwatch.automatic.patching import watch
 from rankwatch.automatic.reporting import ReportedTraining
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 

@@ -30,7 +30,7 @@ from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.checkpoints import CheckpointOperation
-from rankwatch.conventions import Capability, CheckpointStage
+from rankwatch.conventions.vocabulary import Capability, CheckpointStage
 from rankwatch.errors import UsageError
 from rankwatch.integrations.frameworks import StepsByStart, require
 from rankwatch.launchers import run_id

@@ -21,7 +21,7 @@ from typing import Any
 import rankwatch
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import DATA_WAIT, LOSS, Capability, Unseen
+from rankwatch.conventions.vocabulary import DATA_WAIT, LOSS, Capability, Unseen
 from rankwatch.integrations.frameworks import StepsByStart, require
 from rankwatch.starting import run_of_script
 

@@ -29,7 +29,7 @@ from rankwatch.automatic.patches.saving import bytes_of
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.reporting import ReportedTraining
 from rankwatch.automatic.values import amounts_of, values
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.integrations.frameworks import (
     begin_reporting,
     class_when_used,

@@ -19,7 +19,8 @@ from rankwatch.automatic import installing, reporting
 from rankwatch.automatic.patching import guarded
 from rankwatch.automatic.reporting import ReportedTraining
 from rankwatch.automatic.values import values
-from rankwatch.conventions import TOKENS, environment
+from rankwatch.conventions import environment
+from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch.integrations.frameworks import begin_reporting, evaluation_began, evaluation_ended
 
 _FACTORY = "rankwatch.integrations.torchtitan.register"

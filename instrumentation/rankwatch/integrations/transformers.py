@@ -23,7 +23,7 @@ from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import Function, guarded, replace, watch
 from rankwatch.automatic.reporting import ReportedTraining
 from rankwatch.automatic.values import amounts_of
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch.integrations.frameworks import (
     begin_reporting,
     checkpoint_ended,

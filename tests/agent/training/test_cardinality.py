@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import LOSS, Capability, Unseen
 from rankwatch.conventions.metrics import METRICS, TOGETHER, Label, section
 from rankwatch.conventions.states import SlowPhase
+from rankwatch.conventions.vocabulary import LOSS, Capability, Unseen
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.learning import NORMS, REASONS

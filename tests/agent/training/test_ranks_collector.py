@@ -339,7 +339,7 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
 def test_what_is_visible(tmp_path: Path) -> None:
     """One series for each capability that is known. If one rank of the node does not see it, it is not
     visible, for the reason of most such ranks."""
-    said = "from rankwatch.conventions import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
+    said = "from rankwatch.conventions.vocabulary import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
     why = said + "run.cannot_see(Capability.LOSS, Unseen.{})\nready()"
     with (
         rank(tmp_path, said + "run.sees(Capability.LOSS); ready()", number=0, world=4),

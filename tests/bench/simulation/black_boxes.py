@@ -16,7 +16,7 @@ from bench.simulation.program import RANKS_PER_NODE, JobShape
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import DATA_WAIT, LOSS, PHASES, TOKENS, Lifecycle
+from rankwatch.conventions.vocabulary import DATA_WAIT, LOSS, PHASES, TOKENS, Lifecycle
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.operations.table import Kind, OperationTable

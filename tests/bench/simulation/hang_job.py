@@ -36,7 +36,7 @@ from bench.simulation.hang import (
     work_before,
 )
 from bench.simulation.program import JobShape, Program, plan
-from rankwatch.conventions import DATA_WAIT, PHASES
+from rankwatch.conventions.vocabulary import DATA_WAIT, PHASES
 
 
 @dataclass(frozen=True, kw_only=True)

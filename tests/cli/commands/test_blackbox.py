@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Unseen
+from rankwatch.conventions.vocabulary import Unseen
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.blackbox import main
 from support.training.ranks import go_on, rank
@@ -50,7 +50,7 @@ def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.process
 def test_crashed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is visible of its loop, and the signal that ended it."""
-    said = "from rankwatch.conventions import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
+    said = "from rankwatch.conventions.vocabulary import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
     said += "run.cannot_see(Capability.LOSS, Unseen.DEVICE)\nready()\nos.abort()"
     with rank(tmp_path, said) as process:
         go_on(process)

@@ -12,8 +12,8 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
 from rankwatch.conventions.states import Cause
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.identity import Identity
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.operations.reading import read_operations

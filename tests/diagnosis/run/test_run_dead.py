@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.verdict import RunState
 from support.diagnosis.run_boxes import RankBox, stalled_for

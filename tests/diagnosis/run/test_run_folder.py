@@ -17,7 +17,7 @@ from bench.simulation.hang_job import HangJob, SimulatedHang, simulate_hang, wri
 from bench.simulation.program import JobShape
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.identity import Identity
 from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import UserError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import LOSS
-from rankwatch.conventions.vocabulary import DATASET
+from rankwatch.conventions.vocabulary import DATASET, LOSS
 from rankwatch_diagnosis.loss.anomaly import Kind, Severity
 from rankwatch_diagnosis.run.engine import diagnose_run
 from support.diagnosis.run_boxes import RankBox

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import LOSS, TOKENS
+from rankwatch.conventions.vocabulary import LOSS, TOKENS
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.losses import RankLosses
 from rankwatch_diagnosis.run.report import lines

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import Lifecycle
 from rankwatch.conventions.states import RankState
+from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankwatch
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.report import as_json, colour_of, lines

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Capability, Unseen
 from rankwatch.conventions.states import Cause
-from rankwatch.conventions.vocabulary import TrackerKind
+from rankwatch.conventions.vocabulary import Capability, TrackerKind, Unseen
 from rankwatch.trackers.finding import Tracker, write_note
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError

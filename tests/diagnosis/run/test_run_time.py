@@ -15,8 +15,8 @@ from bench.simulation.workload import Fault
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
 from rankwatch.conventions.states import Cause
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.identity import Identity
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.run.engine import diagnose_run

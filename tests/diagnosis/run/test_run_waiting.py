@@ -11,8 +11,8 @@ from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes
 from bench.simulation.program import JobShape
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State

@@ -12,7 +12,7 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES, TOKENS
+from rankwatch.conventions.vocabulary import PHASES, TOKENS
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Box, read_box

@@ -12,7 +12,7 @@ import pytest
 from rankwatch.automatic import installing
 from rankwatch.automatic.imports import when_imported
 from rankwatch.automatic.visibility import Visibility
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 
 PATCHES = [pytest.param(name, patch, id=name) for name, patch in installing.patches().items()]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.jobs.forked_ranks import shared_ranks
 from support.training.blackbox import box
 

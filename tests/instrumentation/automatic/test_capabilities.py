@@ -11,7 +11,7 @@ from rankwatch.automatic.visibility import Visibility
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.training.blackbox import box
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankwatch.automatic import loop, phases
 from rankwatch.automatic.visibility import Visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.training.recorded import Recorded
 
 FORWARD, BACKWARD, OPTIMIZER, WAIT = "forward", "backward", "optimizer", "data_wait"

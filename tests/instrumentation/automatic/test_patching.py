@@ -13,7 +13,7 @@ import pytest
 from rankwatch.automatic import patching, visibility
 from rankwatch.automatic.patching import MOST_FAILURES, guarded, note_displaced, replace, watch
 from rankwatch.automatic.visibility import Visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 
 class Library:

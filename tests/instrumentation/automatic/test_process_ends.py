@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.summary import summary_lines
 from support.training.blackbox import box

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch.automatic.values import Values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.run import Run
 from support.automatic.programs import run_program
 from support.jobs.gloo import gloo

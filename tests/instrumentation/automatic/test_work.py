@@ -8,7 +8,7 @@ import pytest
 
 from rankwatch.automatic.values import amounts_of
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 torch = pytest.importorskip("torch")
 

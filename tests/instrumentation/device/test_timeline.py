@@ -15,7 +15,7 @@ from rankwatch.automatic.phases import TimedPhase
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.device.cuda import Captures
 from rankwatch.device.parts import MOST_EVERY, WaitKey
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS

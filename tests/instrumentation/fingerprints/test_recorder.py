@@ -11,7 +11,7 @@ import torch
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.automatic.programs import errors, run_program
 from support.training.blackbox import Read, box, of_kind
 

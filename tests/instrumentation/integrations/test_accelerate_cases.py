@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.conventions import Capability, Lifecycle, Unseen
+from rankwatch.conventions.vocabulary import Capability, Lifecycle, Unseen
 from support.frameworks.jobs import RANKS, Job, run_cases
 
 pytest.importorskip("accelerate")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from support.frameworks.jobs import PLAIN, RANKS, ZERO, Job, run
 from support.paths import TESTS
 

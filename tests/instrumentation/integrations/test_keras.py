@@ -15,7 +15,7 @@ import pytest
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.training.blackbox import Read, box, read
 
 if find_spec("keras") is None:  # its import would need the backend

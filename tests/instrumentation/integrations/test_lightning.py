@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
 torch = pytest.importorskip("torch")

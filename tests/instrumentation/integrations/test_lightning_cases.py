@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Capability, Lifecycle
+from rankwatch.conventions.vocabulary import Capability, Lifecycle
 from support.frameworks.jobs import Job, run_cases
 
 pytest.importorskip("lightning")

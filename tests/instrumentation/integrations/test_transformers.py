@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
 pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import Lifecycle
+from rankwatch.conventions.vocabulary import Lifecycle
 from support.frameworks.jobs import Job, run_cases
 
 pytest.importorskip("transformers")

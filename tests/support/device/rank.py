@@ -17,7 +17,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.device_waits import DeviceWaits
 from rankwatch.collectives.groups import Group, Groups
 from rankwatch.collectives.host_waits import WorkWaits
-from rankwatch.conventions import PHASES
+from rankwatch.conventions.vocabulary import PHASES
 from rankwatch.device.parts import WaitKey
 from rankwatch.hooks import _watch_gpu
 from rankwatch.identity import Identity

@@ -11,8 +11,8 @@ from pathlib import Path
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES, Lifecycle
 from rankwatch.conventions.states import RankState
+from rankwatch.conventions.vocabulary import PHASES, Lifecycle
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes

@@ -11,7 +11,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import RawRecord
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 
 class Recorded(NamedTuple):

@@ -15,8 +15,8 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
 from rankwatch.conventions.states import GoodputState
+from rankwatch.conventions.vocabulary import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
 from rankwatch_agent.training.goodput.shared import MOST_ATTEMPTS, AttemptHistory, Transfers
 from rankwatch_agent.training.timeouts import is_too_long
 

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from rankwatch import identity
-from rankwatch.conventions import COMMUNICATION
 from rankwatch.conventions.traces import (
     ALIASES,
     ATTEMPT_ALIASES,
@@ -29,6 +28,7 @@ from rankwatch.conventions.traces import (
     Sampled,
     SpanName,
 )
+from rankwatch.conventions.vocabulary import COMMUNICATION
 from rankwatch_agent.runtime.exposition import fit_label_value
 from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
 from rankwatch_agent.training.spans.records import Process, StepDone

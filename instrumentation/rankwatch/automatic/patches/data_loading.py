@@ -10,7 +10,7 @@ from typing import Any
 
 from rankwatch.automatic import loop
 from rankwatch.automatic.patching import watch
-from rankwatch.conventions import Capability
+from rankwatch.conventions.vocabulary import Capability
 
 _FUNCTIONS = 8
 """Functions that are looked at to find where a loop asks for a batch."""

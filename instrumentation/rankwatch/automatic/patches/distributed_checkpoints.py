@@ -20,7 +20,7 @@ from typing import Any
 from rankwatch.automatic.checkpoints import LOAD, SAVE, ObservedOperation, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, CheckpointStage
+from rankwatch.conventions.vocabulary import Capability, CheckpointStage
 
 _LOGGER = "c10d-NullHandler-dcp_logger"
 _OPERATIONS = {"save": SAVE, "async_save": SAVE, "load": LOAD}

@@ -23,7 +23,7 @@ from rankwatch.automatic import loop
 from rankwatch.automatic.patching import guarded, replace
 from rankwatch.automatic.visibility import visibility
 from rankwatch.compiling import keep_from_compiler
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 _MOST_CLASSES = 32
 """Classes of root modules that are learned."""

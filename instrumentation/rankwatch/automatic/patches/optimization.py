@@ -20,7 +20,7 @@ from rankwatch.automatic.patches import modules
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.values import values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.vocabulary import Capability, Unseen
 
 _PRE, _POST = "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"
 _STEPS = (

@@ -23,7 +23,7 @@ from rankwatch.automatic.patches.distributed_checkpoints import distributed_chec
 from rankwatch.automatic.patching import watch
 from rankwatch.automatic.values import is_tensor
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import Capability, CheckpointStage
+from rankwatch.conventions.vocabulary import Capability, CheckpointStage
 
 _MOST_ITEMS = 256
 _MOST_DEPTH = 3

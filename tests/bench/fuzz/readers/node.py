@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from rankwatch.checkpoint_paths import parse_checkpoints
-from rankwatch.conventions import CHECKPOINT_OPERATIONS
+from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS
 from rankwatch.trackers.finding import parse_note
 from rankwatch.untrusted.text import last_argument, message_of, redacted, redacted_place, spreadsheet_cell
 from rankwatch_agent.runtime.collector import Schedule

@@ -20,8 +20,8 @@ from bench.simulation.program import JobShape
 from bench.simulation.workload import Fault
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader as BoxReader
-from rankwatch.conventions import CHECKPOINT_OPERATIONS
 from rankwatch.conventions.states import Cause
+from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS
 from rankwatch.errors import BlackBoxError
 from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.sweep import sweep
