@@ -13,8 +13,7 @@ from rankwatch_agent.training.goodput.run_ledgers import RunLedger
 from rankwatch_agent.training.split import split_step
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from support.agent.process import agent_process, until
-from support.goodput_series import exported
-from support.interrupted_run import KILLED_AFTER, RUN, WORLDS, run_job
+from support.interrupted_run import KILLED_AFTER, RUN, WORLDS, exported, run_job
 
 from .result import Result, Row, limited
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from support.agent.process import agent_process, rankwatch, until
-from support.goodput_series import exported
-from support.interrupted_run import RUN, STEPS, Stopwatch, run_job
+from support.interrupted_run import RUN, STEPS, Stopwatch, exported, run_job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

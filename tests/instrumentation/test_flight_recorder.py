@@ -15,7 +15,7 @@ from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
 from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import until
 from support.jobs.forked_ranks import shared_ranks
-from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
+from support.jobs.torchrun import NO_GLOO_RECORDER, serves_gloo_recorder
 
 torch = pytest.importorskip("torch")
 

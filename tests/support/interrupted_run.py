@@ -1,4 +1,4 @@
-"""Runs a job that is killed and resumed, and reads the stopwatch that it keeps itself."""
+"""Runs a job that is killed and resumed; reads its own stopwatch, and the account of time of an agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.agent.process import until
+from rankwatch.conventions.states import GoodputState
+from support.agent.process import AgentProcess, fetch, until
 from support.jobs import interrupted
 from support.jobs.forked_ranks import shared_ranks
 
@@ -140,3 +141,18 @@ def _lines(directory: Path, rank: int) -> list[list[Any]]:
     path = directory / f"stopwatch-{rank}.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
+
+
+def exported(agent: AgentProcess) -> tuple[dict[str, float], float, int]:
+    """Seconds by state, highest step and replayed steps."""
+    seconds = dict.fromkeys(GoodputState, 0.0)
+    highest, replayed = -1.0, 0
+    for line in fetch(agent.address, "/metrics").body.decode().splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("rankwatch_goodput_seconds_total{"):
+            seconds[GoodputState(name.partition('state="')[2].partition('"')[0])] = float(value)
+        elif name.startswith("rankwatch_run_highest_step{"):
+            highest = float(value)
+        elif name.startswith("rankwatch_replayed_steps_total{"):
+            replayed = int(float(value))
+    return {str(state): value for state, value in seconds.items()}, highest, replayed

@@ -29,7 +29,7 @@ from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.series import RankSeries
 from support.agent.process import ManualClock, until
 from support.paths import TESTS
-from support.processes.dead_server import run_beside_dead_server
+from support.processes.mounts import run_beside_dead_server
 from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
 from support.training.ranks import faults, rank, state, values
 from support.training.recorder import completed, reply, worker_server

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories
-from support.processes.dead_server import run_beside_dead_server
+from support.processes.mounts import run_beside_dead_server
 from support.processes.users import ALICE, BOB, as_user, node_directory, run_as
 
 __all__ = ["node_directory"]

@@ -20,8 +20,7 @@ from rankwatch_agent.training.verifications import (
     memory_bytes,
 )
 from support.agent.process import until
-from support.processes.dead_server import run_beside_dead_server
-from support.processes.mounts import run_with_read_only_root
+from support.processes.mounts import run_beside_dead_server, run_with_read_only_root
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
 from support.training.checkpoint import checkpoint
 

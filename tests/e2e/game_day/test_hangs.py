@@ -27,7 +27,7 @@ from support.e2e.hangs import (
     stop_rank,
 )
 from support.e2e.monitored_system import MonitoredSystem
-from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
+from support.jobs.torchrun import NO_GLOO_RECORDER, serves_gloo_recorder
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

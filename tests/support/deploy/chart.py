@@ -1,4 +1,4 @@
-"""The objects that `helm template` renders from the chart, and the values that it refuses."""
+"""The objects that `helm template` renders from the chart, and the values that it refuses, and the unit."""
 
 from __future__ import annotations
 
@@ -108,3 +108,17 @@ def merged(*parts: Mapping[str, Any]) -> Fields:
 def _rendered(values: str) -> tuple[Fields, ...]:
     objects = yaml.load_all(template(json.loads(values)), yaml.CSafeLoader)
     return tuple(each for each in objects if each is not None)
+
+
+UNIT = DEPLOY / "rankwatch-agent.service"
+DROP_INS = sorted((DEPLOY / "drop-ins").glob("*.conf"))
+
+
+def directives(path: Path) -> dict[str, list[str]]:
+    """Name -> values, in order."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line and line[0] not in "#[":
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found

@@ -1,10 +1,11 @@
-"""Running a distributed job in tests."""
+"""Running a distributed job in tests, and what the installed release of PyTorch lacks."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 CRASH_OF_GLOO = "terminate called without an active exception"
@@ -34,3 +35,20 @@ def torchrun(
     return subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=timeout_seconds, check=False
     )
+
+
+NO_GLOO_RECORDER = "torch before 2.10 serves no flight recorder of gloo"
+"""Reason for skipping a test if `serves_gloo_recorder` is false."""
+
+
+def serves_gloo_recorder() -> bool:
+    """True if the worker server has the handler `fr_trace_json`, according to the version of torch.
+
+    The server itself is not queried, because a release that lost the handler must fail the tests, not skip
+    them.
+    """
+    try:
+        major, minor = version("torch").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (2, 10)
