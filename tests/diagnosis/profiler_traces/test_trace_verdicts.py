@@ -17,8 +17,14 @@ from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.profiler_traces.reading import TraceTable, read_traces
 from rankwatch_diagnosis.straggler.engine import diagnose
 from support.diagnosis.kineto import GpuJob, Step, TraceForm, compute_job, write_traces
-from support.diagnosis.kineto_pipeline import PipelineJob, pipeline_steps, write_pipeline_traces
-from support.diagnosis.kineto_sharded import ShardedJob, sharded_steps, write_sharded_traces
+from support.diagnosis.kineto_jobs import (
+    PipelineJob,
+    ShardedJob,
+    pipeline_steps,
+    sharded_steps,
+    write_pipeline_traces,
+    write_sharded_traces,
+)
 
 
 def traces_of(directory: Path, job: GpuJob, form: TraceForm | None = None) -> TraceTable:
