@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
-
-from .messages import is_message
-from .program import Floats
-from .replay import Replay, Seconds
+from support.retimer.program import Floats
+from support.retimer.replay import Replay, Seconds
+from support.retimer.waiting import is_message
 
 
 class Fault(Protocol):

@@ -10,8 +10,7 @@ from typing import Any
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
-
-from .cases import LEAST_COST, Case
+from support.retimer.cases import LEAST_COST, Case
 
 
 @dataclass(frozen=True, kw_only=True)

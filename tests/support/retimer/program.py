@@ -57,9 +57,6 @@ class Program:
     stage_of: dict[int, int]
     replica_of: dict[int, int]
 
-    def computes(self, node: Node) -> bool:
-        return node.kind is Kind.COMPUTE
-
 
 def programs_of(table: OperationTable) -> list[Program]:
     """One program for each distinct order of operations; most tables have one."""

@@ -1,21 +1,27 @@
-"""The operation tables of real jobs, and what they would have recorded without the fault that is known."""
+"""The operation tables of real jobs, and what they would have recorded without the fault that is known.
+
+Beside them simulated jobs of other shapes, for machines without these and against fitting. The simulator
+writes a healthy table with what production tables have. All else is the re-timer's.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
 import numpy as np
 
+from bench.simulation.job import Job, Level, at_level, simulate
+from bench.simulation.program import JobShape
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.reading import read_operations
 from support.paths import RECORDED
-
-from .faults import AsRecorded
-from .job import Base, base_of
-from .replay import Replay, Seconds
+from support.retimer.faults import AsRecorded
+from support.retimer.job import Base, base_of
+from support.retimer.replay import Replay, Seconds
 
 TABLES = RECORDED / "operation_tables"
 ABSENT = f"no operation tables of real jobs in {TABLES}"
@@ -100,3 +106,21 @@ def _make_usual(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], nodes
     chosen = values[nodes]
     usual = np.median(chosen)
     values[nodes] = np.where(chosen > max(1.5 * usual, usual + _LONG_SECONDS), usual, chosen)
+
+
+SHAPES = MappingProxyType(
+    {
+        "wide": JobShape(data_parallel=32, pipeline_parallel=2, microbatches=8),
+        "flat": JobShape(data_parallel=16, microbatches=6),
+    }
+)
+_SIMULATED_STEPS = 24
+
+
+@cache
+def simulated(name: str) -> Base:
+    """A healthy job: its stages are equal, its chips hardly differ, and no operation is delayed."""
+    job = at_level(Job(shape=SHAPES[name], steps=_SIMULATED_STEPS, seed=8), Level.REAL)
+    quiet = replace(job.noise, sigma=0.01, rank_sigma=0.003, outlier_probability=0.0)
+    equal = replace(job.workload, first_stage_extra=0.0, last_stage_extra=0.0)
+    return base_of(simulate(replace(job, noise=quiet, workload=equal)).table)

@@ -17,10 +17,15 @@ from graphlib import TopologicalSorter
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind
-
-from .messages import FUZZ_SECONDS, is_message, messages_of, senders_leave_early
-from .program import Floats, Program
-from .waits import hidden_barriers, hidden_waits
+from support.retimer.program import Floats, Program
+from support.retimer.waiting import (
+    FUZZ_SECONDS,
+    hidden_barriers,
+    hidden_waits,
+    is_message,
+    messages_of,
+    senders_leave_early,
+)
 
 _OWN = ()
 
@@ -62,8 +67,8 @@ class Replay:
         self._match_collectives()
         for nodes in hidden_waits(program):
             self._let_meet(nodes)
-        for barrier in hidden_barriers(program):
-            self._insert(barrier.nodes)
+        for nodes in hidden_barriers(program):
+            self._insert(nodes)
         self._order = self._in_order()
 
     def recorded(self) -> Seconds:
