@@ -74,35 +74,39 @@ def trainer(**options: Any) -> Any:
     )  # fmt: skip
 
 
+def fit(module: Any, batch_size: int = 2, **options: Any) -> Any:
+    """Train, and return the Trainer."""
+    made = trainer(**options)
+    made.fit(module, DataLoader(Rows(), batch_size=batch_size))
+    return made
+
+
 def ahead() -> Any:
-    made = trainer()
-    made.fit(Module(), DataLoader(Rows(), batch_size=2))
-    return made.global_step
+    return fit(Module()).global_step
 
 
 def raw() -> Any:
-    trainer().fit(Raw(), DataLoader(Rows(), batch_size=1))
+    fit(Raw(), 1)
     return ROWS // 2
 
 
 def failing() -> Any:
     """A training that an exception ends, which the script catches, and another one after it."""
     with contextlib.suppress(ValueError):
-        trainer().fit(Broken(), DataLoader(Rows(), batch_size=1))
+        fit(Broken(), 1)
     return ahead()
 
 
 def interrupted() -> Any:
     Broken.interrupted = True
     with contextlib.suppress(SystemExit):
-        trainer().fit(Broken(), DataLoader(Rows(), batch_size=1))
+        fit(Broken(), 1)
 
 
 def background() -> Any:
     """Checkpoints that a thread writes."""
     saving = lightning.callbacks.ModelCheckpoint(save_top_k=-1, every_n_train_steps=1)
-    made = trainer(enable_checkpointing=True, plugins=[AsyncCheckpointIO()], callbacks=[saving])
-    made.fit(Module(), DataLoader(Rows(), batch_size=2))
+    made = fit(Module(), enable_checkpointing=True, plugins=[AsyncCheckpointIO()], callbacks=[saving])
     return made.global_step
 
 
@@ -110,9 +114,7 @@ def spawn() -> Any:
     """Ranks that Lightning starts itself, with a callback of the script that it pickles for them."""
     from rankwatch.integrations.lightning import RankwatchCallback
 
-    trainer(strategy="ddp_spawn", devices=2, callbacks=[RankwatchCallback()]).fit(
-        Module(), DataLoader(Rows(), batch_size=2)
-    )
+    fit(Module(), strategy="ddp_spawn", devices=2, callbacks=[RankwatchCallback()])
     return ROWS // 2
 
 
@@ -128,8 +130,7 @@ def twice() -> Any:
 
 def resumed() -> Any:
     """`fit` from a checkpoint, by another Trainer."""
-    first = trainer(enable_checkpointing=True)
-    first.fit(Module(), DataLoader(Rows(), batch_size=2))
+    first = fit(Module(), enable_checkpointing=True)
     again = trainer(max_epochs=2)
     again.fit(Module(), DataLoader(Rows(), batch_size=2), ckpt_path=first.checkpoint_callback.best_model_path)
     return again.global_step
@@ -195,12 +196,12 @@ class Adversaries(Module):
 
 
 def adversaries() -> Any:
-    trainer().fit(Adversaries(), DataLoader(Rows(), batch_size=1))
+    fit(Adversaries(), 1)
     return ROWS
 
 
 def uncaught() -> Any:
-    trainer().fit(Broken(), DataLoader(Rows(), batch_size=1))
+    fit(Broken(), 1)
 
 
 def own_run() -> Any:
@@ -209,8 +210,7 @@ def own_run() -> Any:
     from rankwatch.integrations.lightning import RankwatchCallback
 
     with rankwatch.start(run="job") as run:
-        made = trainer(callbacks=[RankwatchCallback()])
-        made.fit(Module(), DataLoader(Rows(), batch_size=2))
+        made = fit(Module(), callbacks=[RankwatchCallback()])
         run.scalar("mine", 1.0)
     return made.global_step
 

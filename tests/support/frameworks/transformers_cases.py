@@ -48,6 +48,13 @@ def arguments(kind: type[TrainingArguments] = TrainingArguments, **options: Any)
     )
 
 
+def train(kind: type[Trainer] = Trainer, *, callbacks: Any = None, rows: Any = None, **options: Any) -> Any:
+    """Train, and return the Trainer. rows: those of an evaluation."""
+    made = kind(Model(), arguments(**options), train_dataset=Rows(), eval_dataset=rows, callbacks=callbacks)
+    made.train()
+    return made
+
+
 def out_of_memory() -> Any:
     """A batch size that does not fit, on which `auto_find_batch_size` tries again."""
 
@@ -57,11 +64,7 @@ def out_of_memory() -> Any:
                 raise RuntimeError("CUDA out of memory.")
             return super().training_step(model, inputs, *rest)
 
-    trainer = Small(
-        Model(), arguments(auto_find_batch_size=True, per_device_train_batch_size=8), train_dataset=Rows()
-    )
-    trainer.train()
-    return trainer.state.global_step
+    return train(Small, auto_find_batch_size=True, per_device_train_batch_size=8).state.global_step
 
 
 def seq2seq() -> Any:
@@ -88,9 +91,7 @@ def own_fetch() -> Any:
             loss.backward()
             return loss.detach()
 
-    trainer = Own(Model(), arguments(), train_dataset=Rows())
-    trainer.train()
-    return trainer.state.global_step
+    return train(Own).state.global_step
 
 
 def failing() -> Any:
@@ -101,10 +102,8 @@ def failing() -> Any:
             raise ValueError("broken")
 
     with contextlib.suppress(ValueError):
-        Trainer(Model(), arguments(), train_dataset=Rows(), callbacks=[Broken()]).train()
-    trainer = Trainer(Model(), arguments(max_steps=2), train_dataset=Rows())
-    trainer.train()
-    return trainer.state.global_step
+        train(callbacks=[Broken()])
+    return train(max_steps=2).state.global_step
 
 
 def inside() -> Any:
@@ -129,17 +128,14 @@ def inside() -> Any:
                 enable_progress_bar=False, enable_model_summary=False,
             ).fit(Module(), torch.utils.data.DataLoader(Rows()))  # fmt: skip
 
-    trainer = Trainer(Model(), arguments(), train_dataset=Rows(), callbacks=[Nested()])
-    trainer.train()
-    return trainer.state.global_step
+    return train(callbacks=[Nested()]).state.global_step
 
 
 def by_hand() -> Any:
     """The callback of a script that `rankwatch run` starts: it is not attached a second time."""
     from rankwatch.integrations.transformers import RankwatchCallback
 
-    trainer = Trainer(Model(), arguments(), train_dataset=Rows(), callbacks=[RankwatchCallback()])
-    trainer.train()
+    trainer = train(callbacks=[RankwatchCallback()])
     found = [each for each in trainer.callback_handler.callbacks if isinstance(each, RankwatchCallback)]
     return len(found)
 
@@ -157,9 +153,7 @@ def own_train() -> Any:
                 self.optimizer.zero_grad()
                 self.state.global_step = step + 1
 
-    trainer = Own(Model(), arguments(), train_dataset=Rows())
-    trainer.train()
-    return trainer.state.global_step
+    return train(Own).state.global_step
 
 
 def own_loop() -> Any:
@@ -177,9 +171,7 @@ def own_loop() -> Any:
                 self.state.global_step = step + 1
                 self.callback_handler.on_step_end(self.args, self.state, self.control)
 
-    trainer = Own(Model(), arguments(), train_dataset=Rows())
-    trainer.train()
-    return trainer.state.global_step
+    return train(Own).state.global_step
 
 
 def own_run() -> Any:
@@ -189,8 +181,7 @@ def own_run() -> Any:
 
     with rankwatch.start(run="job") as run:
         for _ in range(2):
-            trainer = Trainer(Model(), arguments(), train_dataset=Rows(), callbacks=[RankwatchCallback()])
-            trainer.train()
+            trainer = train(callbacks=[RankwatchCallback()])
         run.scalar("mine", 1.0)
     return trainer.state.global_step
 
@@ -200,7 +191,7 @@ def own_run_first() -> Any:
     import rankwatch
 
     with rankwatch.start(run="job") as run:
-        Trainer(Model(), arguments(), train_dataset=Rows()).train()
+        train()
         with run.step():
             pass
     return 1
@@ -229,27 +220,18 @@ def resumed() -> Any:
 
 def incomplete() -> Any:
     """Two epochs of four batches, three to a step: the last step of an epoch has one."""
-    chosen = arguments(
-        gradient_accumulation_steps=3, num_train_epochs=2, max_steps=-1, logging_strategy="steps",
-        logging_steps=1000, bf16=True,
-    )  # fmt: skip
-    trainer = Trainer(Model(), chosen, train_dataset=Rows())
-    trainer.train()
+    logged = {"logging_strategy": "steps", "logging_steps": 1000}
+    trainer = train(gradient_accumulation_steps=3, num_train_epochs=2, max_steps=-1, bf16=True, **logged)
     return trainer.state.global_step
 
 
 def compiled() -> Any:
-    chosen = arguments(torch_compile=True, torch_compile_backend="aot_eager")
-    trainer = Trainer(Model(), chosen, train_dataset=Rows())
-    trainer.train()
-    return trainer.state.global_step
+    return train(torch_compile=True, torch_compile_backend="aot_eager").state.global_step
 
 
 def workers() -> Any:
     """Batches of two workers, with an evaluation and a prediction of their own."""
-    chosen = arguments(dataloader_num_workers=2, eval_strategy="steps", eval_steps=2)
-    trainer = Trainer(Model(), chosen, train_dataset=Rows(), eval_dataset=Rows())
-    trainer.train()
+    trainer = train(rows=Rows(), dataloader_num_workers=2, eval_strategy="steps", eval_steps=2)
     trainer.predict(Rows())
     return trainer.state.global_step
 
