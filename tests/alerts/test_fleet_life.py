@@ -17,8 +17,7 @@ from rankwatch_alerts import ALERT_NAMES, RuleConfig, alertmanager_config
 from support.alerts.fleet.day import REQUIRED, Day, Fault, FaultKind, Place
 from support.alerts.fleet.firing import Labels, delayed, shipped
 from support.alerts.fleet.machines import write_machines
-from support.alerts.fleet.notation import ABSENT, Target, notation, received, reset
-from support.alerts.fleet.page import Pages
+from support.alerts.fleet.page import ABSENT, Pages, Target, notation, received, reset
 from support.alerts.fleet.paging import Notification, Pager, inhibited, read_inhibitions, read_route, route_of
 from support.alerts.fleet.ranks import write_runs
 from support.alerts.fleet.schedule import LARGE_RUN, day, shifts

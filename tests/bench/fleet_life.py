@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from support.alerts.fleet.day import Day
-from support.alerts.fleet.firing import Late
 from support.alerts.fleet.paging import Notification
 from support.alerts.fleet.schedule import LARGE_RUN, shifts
 from support.alerts.fleet.verdict import BUDGET, LIMIT_SECONDS, Answer, Verdict, live, together
@@ -132,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
         days, verdicts, began = shifts(seed), list[Verdict](), time.monotonic()
         for each in days:
             with temporary_directory() as name:
-                late = Late(LATE_SECONDS) if given.late else None
+                late = LATE_SECONDS if given.late else 0
                 verdicts.append(live(each, given.interval, Path(name), late))
         lives.append(Life(seed, days, together(verdicts), time.monotonic() - began))
         print(as_markdown(result(lives[-1:])), flush=True)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
-from support.agent.process import AgentProcess, agent_process, fetch, until
+from support.agent.process import agent_process, until
 from support.deploy.chart import DROP_INS, container, directives
 from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node
@@ -221,8 +221,8 @@ def watch(node: Node, folder: Path, user: int, capabilities: Iterable[str] | Non
     environ = {"PATH": PROGRAMS, **node.driver.environ}
     prefix = () if capabilities is None else as_user(user, capabilities)
     with agent_process(folder, *_flags(node, evidence), environ=environ, prefix=prefix) as agent:
-        until(lambda: _settled(_page(agent), evidence), "the agent has tried everything")
-        page = _page(agent)
+        until(lambda: _settled(agent.page(), evidence), "the agent has tried everything")
+        page = agent.page()
         _, log = agent.stop()
     return Seen(page, evidence, log, not (node.boxes / "ended").exists())
 
@@ -233,10 +233,6 @@ def _flags(node: Node, evidence: Path) -> Iterator[str]:
     yield from ("--checkpoint-paths", str(node.closed), "--checkpoint-bytes-per-second", "1e9")
     yield from ("--intervals-seconds", ",".join(f"{each}=0.3" for each in DEFAULT_SCHEDULES))
     yield from ("--retention-seconds", str(time.monotonic() - _ENDED_AT - 5.0))
-
-
-def _page(agent: AgentProcess) -> str:
-    return fetch(agent.address, "/metrics").body.decode()
 
 
 def _settled(page: str, evidence: Path) -> bool:

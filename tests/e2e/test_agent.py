@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from rankwatch.blackbox.reader import Reader
 from support.agent.process import AgentProcess, agent_process, fetch
 from support.jobs.forked_ranks import shared_ranks
 from support.servers.prometheus import poll
+from support.training.blackbox import now
 
 pytestmark = pytest.mark.process
 
@@ -42,13 +43,7 @@ class Job:
     def steps(self, rank: str) -> int:
         """Completed steps of a rank, from its black box; 0 if there is none yet."""
         path = self._boxes / RUN / f"{rank}.blackbox"
-        if not path.exists():
-            return 0
-        reader = Reader(path)
-        try:
-            return reader.now().steps_completed
-        finally:
-            reader.close()
+        return now(path).steps_completed if path.exists() else 0
 
     def wait_for_steps(self, count: int) -> None:
         """Wait until both ranks have completed this many more steps."""
@@ -62,12 +57,9 @@ class Job:
     @contextmanager
     def stopped(self, rank: str) -> Iterator[None]:
         """Its process stands still, and goes on afterwards."""
-        reader = Reader(self._boxes / RUN / f"{rank}.blackbox")
-        try:
+        with closing(Reader(self._boxes / RUN / f"{rank}.blackbox")) as reader:
             assert reader.writer_alive()
             pid = reader.writer_pid
-        finally:
-            reader.close()
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -91,21 +83,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     job.kill()
 
 
-@contextmanager
-def _agent(job: Job, *flags: str) -> Iterator[AgentProcess]:
-    """An agent on the directory of the job. The address of an earlier one is removed."""
-    (job.directory / "address").unlink(missing_ok=True)
-    with agent_process(job.directory, *flags) as agent:
-        yield agent
-
-
 def _scrape(agent: AgentProcess, name: str) -> dict[tuple[str, ...], float]:
     """Values of a metric by rank and, where it has them, by state, phase, group and source."""
-    return _of(_page(agent), name)
-
-
-def _page(agent: AgentProcess) -> str:
-    return fetch(agent.address, "/metrics").body.decode()
+    return _of(agent.page(), name)
 
 
 def _of(page: str, name: str) -> dict[tuple[str, ...], float]:
@@ -127,7 +107,7 @@ BOTH_RUN = {(rank, "running") for rank in RANKS}
 
 def test_metrics_of_a_running_job(job: Job) -> None:
     """The states of the ranks are exported, and steps, phases and collectives grow between scrapes."""
-    with _agent(job) as agent:
+    with agent_process(job.directory) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         before = _scrape(agent, "rankwatch_steps_total")
         poll(
@@ -142,7 +122,7 @@ def test_metrics_of_a_running_job(job: Job) -> None:
 
 def test_flight_recorders(job: Job) -> None:
     """Where ranks stand is shown of those that wait for one that is stopped, and of none that goes on."""
-    with _agent(job, "--intervals-seconds", "collectives=0.5") as agent:
+    with agent_process(job.directory, "--intervals-seconds", "collectives=0.5") as agent:
 
         def placed() -> set[str]:
             return {key[0] for key in _scrape(agent, "rankwatch_collective_last_completed")}
@@ -151,7 +131,7 @@ def test_flight_recorders(job: Job) -> None:
         poll(lambda: not placed(), SECONDS_TO_START, "the usual duration of a step to be learnt")
         with job.stopped("1"):
             poll(lambda: "0" in placed(), SECONDS_TO_START, "the place of the rank that waits")
-            page = _page(agent)
+            page = agent.page()
             enqueued = _of(page, "rankwatch_collective_last_enqueued")
             completed = _of(page, "rankwatch_collective_last_completed")
             assert all(enqueued[key] >= number > 0 for key, number in completed.items())
@@ -160,12 +140,12 @@ def test_flight_recorders(job: Job) -> None:
 
 def test_agent_is_killed(job: Job) -> None:
     """The job continues, and the next agent exports its present step."""
-    with _agent(job) as agent:
+    with agent_process(job.directory) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         agent.stop(signal.SIGKILL)
     job.wait_for_steps(20)
     reached = min(job.steps(rank) for rank in RANKS)
-    with _agent(job) as agent:
+    with agent_process(job.directory) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         poll(
             lambda: min(_scrape(agent, "rankwatch_step").values()) >= reached,
@@ -177,7 +157,7 @@ def test_agent_is_killed(job: Job) -> None:
 def test_job_is_killed(tmp_path: Path) -> None:
     """The agent exports both ranks as lost, with their last step, and stays ready."""
     job = Job(tmp_path)
-    with _agent(job) as agent:
+    with agent_process(job.directory) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         job.kill()
         lost = {(rank, "lost") for rank in RANKS}

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from support.agent.process import AgentProcess, agent_process, fetch, until
+from support.agent.process import AgentProcess, agent_process, until
 from support.checkpoints import flip
 from support.e2e.monitored_system import complete, monitored_system
-from support.jobs.forked_ranks import shared_ranks
 from support.jobs.trainer import TINY, started_ranks
 
 pytestmark = pytest.mark.process
@@ -30,7 +29,7 @@ def trained(directory: Path) -> Path:
         "RANKWATCH_DIR": str(directory / "blackboxes"),
         "RANKWATCH_RUN": "job",
     }
-    with started_ranks(shared_ranks(), directory, (*TINY, "--steps", "30", *saved), environment) as ranks:
+    with started_ranks(directory, (*TINY, "--steps", "30", *saved), environment) as ranks:
         for each in ranks:
             assert each.wait() == 0, each.printed
     assert len(list(folder.iterdir())) == len(STEPS)
@@ -53,24 +52,16 @@ def test_flipped_bit_is_named(tmp_path: Path) -> None:
     state = folder / "step-00000030" / "state.pt"
     flip(state, 8 * (state.stat().st_size // 2))
     flags = ("--collectors", "ranks,checkpoints", "--checkpoint-bytes-per-second", "1e9")
-    flags += (
-        "--state-directory",
-        str(tmp_path / "state"),
-        "--intervals-seconds",
-        "checkpoints=0.2",
-    )
+    flags += ("--state-directory", str(tmp_path / "state"), "--intervals-seconds", "checkpoints=0.2")
     damaged = re.compile(r"^rankwatch_checkpoint_damaged_step\{(.*)\} 30.0$", re.MULTILINE)
     for done in (1, 0):
         with agent_process(tmp_path, *flags) as agent:
 
-            def page() -> str:
-                return fetch(agent.address, "/metrics").body.decode()
-
             def holds(line: str) -> bool:
-                return re.search(line, page(), re.MULTILINE) is not None
+                return re.search(line, agent.page(), re.MULTILINE) is not None
 
             until(lambda: holds(r"^rankwatch_checkpoint_verified_step\{.*\} 20.0$"), "step 20 is verified")
-            found = damaged.search(page())
+            found = damaged.search(agent.page())
             assert found is not None
             assert f'path="{folder}/step-00000030"' in found[1]
             assert 'file="state.pt"' in found[1]
@@ -79,7 +70,6 @@ def test_flipped_bit_is_named(tmp_path: Path) -> None:
             assert holds(rf'^rankwatch_checkpoint_verifications_total\{{.*outcome="damaged".*\}} {done}.0$')
             if not done:
                 _raises_alert(tmp_path, agent, f"{folder}/step-00000030")
-        (tmp_path / "address").unlink()
 
 
 def _raises_alert(directory: Path, agent: AgentProcess, path: str) -> None:

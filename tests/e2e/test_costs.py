@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.agent.process import AgentProcess, agent_process, fetch, until
+from support.agent.process import AgentProcess, agent_process, until
 from support.training.ranks import go_on, rank
 
 pytestmark = pytest.mark.process
@@ -30,7 +30,7 @@ FLAGS = ("--collectors", "ranks,cost", "--intervals-seconds", "cost=0.2,ranks=0.
 
 def value(agent: AgentProcess, name: str, *labels: str) -> float | None:
     """Of the series of a run with these labels, as the agent exports it; None without one."""
-    for line in fetch(agent.address, "/metrics").body.decode().splitlines():
+    for line in agent.page().splitlines():
         if line.startswith(f"{name}{{") and all(each in line for each in labels):
             return float(line.rpartition(" ")[2])
     return None
@@ -66,7 +66,6 @@ def test_spent(tmp_path: Path) -> None:
             )
             assert spent() == pytest.approx(before, abs=0.1)
             assert agent.stop()[0] == 0
-        (tmp_path / "address").unlink()
         table.write_text(PRICE.format(model="cpu", price=0.001))
         with agent_process(tmp_path, *flags) as agent:
             until(lambda: value(agent, "rankwatch_run_spent") is not None, "the next agent knows the run")

@@ -27,7 +27,6 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         def between(attempt: int) -> None:
             if attempt == 2:
                 agents[0].stop()
-                (tmp_path / "address").unlink()
                 agents.append(stack.enter_context(agent_process(tmp_path, *flags)))
 
         stopwatch = run_job(tmp_path, between)

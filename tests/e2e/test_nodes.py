@@ -218,7 +218,6 @@ class NodeCluster(MonitoredSystem):
     def start_agent(self, node: str) -> None:
         """Start the agent of a node, at the same address each time."""
         stack = self._agents[node] = ExitStack()
-        (self.directory / node / "address").unlink(missing_ok=True)
         listen = self.agent_address(node)
         flags = ("--node", node, "--step-window-seconds", f"{self.config.step_window_seconds:g}")
         prefix = (*self._inside(node), *_OWN_NETWORK)

@@ -22,6 +22,7 @@ from support.alerts.replay import (
     HEALTHY,
     SECONDS_A_STEP,
     Replay,
+    active,
     agents_file,
     healthy,
     replayable,
@@ -29,8 +30,8 @@ from support.alerts.replay import (
     sample_head,
     served,
 )
-from support.alerts.scenarios import Key, key_of
-from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
+from support.alerts.scenarios import Key
+from support.servers.prometheus import alertmanager, poll, prometheus, require
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -90,13 +91,6 @@ def _crash_loop(step: int, began: float) -> str:
     return "".join(lines)
 
 
-def _active(url: str) -> Active:
-    """Alerts that Alertmanager takes for firing, with their clusters; not the one that always fires."""
-    found: list[dict[str, Any]] = get_json(f"{url}/api/v2/alerts")
-    labels = [each["labels"] for each in found if each["labels"]["alertname"] != Alert.WATCHDOG]
-    return frozenset((key_of(each["alertname"], each), each.get("cluster", "")) for each in labels)
-
-
 class Watch:
     """Looks at Alertmanager all the time: which of these alerts were not there, and which others were."""
 
@@ -119,9 +113,9 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._over.wait(0.5):
-            active = _active(self._url)
-            self.resolved |= self._before - active
-            self.surplus |= active - self._before
+            firing = active(self._url)
+            self.resolved |= self._before - firing
+            self.surplus |= firing - self._before
 
 
 def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
@@ -148,13 +142,13 @@ def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
             raised: set[tuple[Key, str]] = set()
 
             def all_fire() -> bool:
-                active = _active(am)
-                raised.update(active)
-                return expected <= active
+                firing = active(am)
+                raised.update(firing)
+                return expected <= firing
 
             poll(all_fire, SECONDS_TO_FIRE, lambda: f"{sorted(expected - raised)}, nor the others at once")
             time.sleep(SECONDS_TO_SETTLE)  # further alerts of the same faults
-            before = _active(am)
+            before = active(am)
             watch = Watch(am, before)
             stack.enter_context(watch.watching())
             _miss(replay, seconds=2.4)

@@ -6,7 +6,7 @@ Agents are one scrape target that replays cases of the rule tests, in less time 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from support.alerts.replay import (
     HEALTHY,
     SPEED,
     Replay,
+    active,
     agents_file,
     healthy,
     replayable,
     replayed_rules,
     served,
 )
-from support.alerts.scenarios import Key, key_of
-from support.servers.prometheus import alertmanager, get_json, poll
+from support.alerts.scenarios import Key
+from support.servers.prometheus import alertmanager, poll
 from support.servers.stacks import EVALUATORS, Evaluation, evaluating, for_each, installed, use
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -78,12 +79,5 @@ def _evaluation(config: RuleConfig, speed: float, directory: Path, target: str, 
 
 def _seen(url: str, seen: set[tuple[Key, str]]) -> set[tuple[Key, str]]:
     """Every alert with its cluster that Alertmanager has had by now."""
-    seen.update(_active(url))
+    seen.update(active(url))
     return seen
-
-
-def _active(url: str) -> Iterator[tuple[Key, str]]:
-    for each in get_json(f"{url}/api/v2/alerts"):
-        labels: dict[str, str] = each["labels"]
-        if labels["alertname"] != Alert.WATCHDOG:
-            yield key_of(labels["alertname"], labels), labels.get("cluster", "")

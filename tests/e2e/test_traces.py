@@ -63,7 +63,6 @@ def test_two_nodes_and_three_attempts(tmp_path: Path) -> None:
 
         def agent(node: str) -> AbstractContextManager[AgentProcess]:
             (tmp_path / node).mkdir(exist_ok=True)
-            (tmp_path / node / "address").unlink(missing_ok=True)
             return agent_process(
                 tmp_path / node, "--node", node, "--cluster", "test",
                 "--collectors", "ranks,incidents,traces", "--traces-endpoint", receiver.url,

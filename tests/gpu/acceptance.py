@@ -138,9 +138,7 @@ def only(part: Part, context: Context) -> None:
 def table(results: Iterable[Result]) -> str:
     """The results for a person: a paragraph of each part."""
     rows = list(results)
-    counts = {
-        each: sum(row.outcome == each for row in rows) for each in ("passed", "failed", "skipped", "not run")
-    }
+    counts = {each: sum(row.outcome == each for row in rows) for each in OUTCOMES}
     lines = [", ".join(f"{number} {name}" for name, number in counts.items()), ""]
     for row in rows:
         lines.append(f"{row.part:<12} {row.outcome:<8} {row.seconds:6.1f} s")

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -214,18 +215,6 @@ def _launches(context: Context) -> list[int | None]:
     except AgentError as error:
         context.note(f"RAS: {error}")
         return []
-
-
-def fsdp(context: Context) -> Outcome:
-    return slow_job(context, "fsdp")
-
-
-def tensor(context: Context) -> Outcome:
-    return slow_job(context, "tensor")
-
-
-def pipeline(context: Context) -> Outcome:
-    return slow_job(context, "pipeline")
 
 
 def host(context: Context) -> Outcome:
@@ -516,9 +505,9 @@ PARTS: tuple[Part, ...] = (
         "ranks", 70, "_sleep of a rank alone equal on all within 3 %, agent below 1.5 % of a core", four_ranks
     ),
     Part("ddp", 70, f"{NAMED}; recorder live, launches of RAS above 0", ddp),
-    Part("fsdp", 70, NAMED, fsdp),
-    Part("tensor", 70, NAMED, tensor),
-    Part("pipeline", 70, NAMED, pipeline),
+    Part("fsdp", 70, NAMED, partial(slow_job, mode="fsdp")),
+    Part("tensor", 70, NAMED, partial(slow_job, mode="tensor")),
+    Part("pipeline", 70, NAMED, partial(slow_job, mode="pipeline")),
     Part("hang", 80, f"rank {SLOW_RANK} alone, live and from dumps of each form", hang),
     Part("desync", 60, "rank 1 alone, in both kinds", desync, group="hung"),
     Part("hardware", 40, "fabric state and recovery action as nvidia-smi says", hardware, True, "hung"),

@@ -82,14 +82,8 @@ def _read(path: Path) -> bytes:
 @pytest.mark.process
 def test_rehearsal(tmp_path: Path) -> None:
     """Without a GPU, the parts that can run do, and the others say why not."""
-    script = [
-        str(ROOT / "tests/gpu/acceptance.sh"),
-        str(tmp_path),
-        "--rehearse",
-        "versions",
-        "memory",
-        "profile",
-    ]
+    parts = ("versions", "memory", "profile")
+    script = [str(ROOT / "tests/gpu/acceptance.sh"), str(tmp_path), "--rehearse", *parts]
     ended = subprocess.run(
         script, env={**os.environ, "PYTHON": sys.executable}, capture_output=True,
         text=True, timeout=280, check=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankwatch.conventions.states import GoodputState
-from support.agent.process import AgentProcess, fetch, until
+from support.agent.process import AgentProcess, until
 from support.jobs import interrupted
 from support.jobs.forked_ranks import shared_ranks
 
@@ -147,7 +147,7 @@ def exported(agent: AgentProcess) -> tuple[dict[str, float], float, int]:
     """Seconds by state, highest step and replayed steps."""
     seconds = dict.fromkeys(GoodputState, 0.0)
     highest, replayed = -1.0, 0
-    for line in fetch(agent.address, "/metrics").body.decode().splitlines():
+    for line in agent.page().splitlines():
         name, _, value = line.rpartition(" ")
         if name.startswith("rankwatch_goodput_seconds_total{"):
             seconds[GoodputState(name.partition('state="')[2].partition('"')[0])] = float(value)

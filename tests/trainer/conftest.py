@@ -8,13 +8,6 @@ import pytest
 import torch.distributed as dist
 
 from rankwatch_trainer.cli import main
-from support.jobs.forked_ranks import ForkedRanks, shared_ranks
-
-
-@pytest.fixture
-def forked() -> ForkedRanks:
-    """Forks the ranks of all jobs."""
-    return shared_ranks()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import EMULATED, flip_a_byte, started_ranks
 from support.training.ranks import values
 
@@ -19,17 +18,17 @@ EACH_RANK = (("job", "0"), ("job", "1"))
 RANK_0 = ("job", "0")
 
 
-def test_crash_and_resume(forked: ForkedRanks, tmp_path: Path) -> None:
+def test_crash_and_resume(tmp_path: Path) -> None:
     """Rank 1 is killed after step 12. The checkpoint of step 10 is damaged, so the next attempt resumes from
     step 5, and seven steps are lost on both ranks. Only rank 0 saves."""
     collector = RanksCollector(directory=tmp_path / "boxes")
-    _run(forked, tmp_path, "--fault", "kill:rank=1,from=13")
+    _run(tmp_path, "--fault", "kill:rank=1,from=13")
     found = collector.collect()
     assert values(found, "rankwatch_checkpoint_last_verified_step") == {RANK_0: 10.0}
     assert _outcomes(found, "save") == {"success": 2}
 
     flip_a_byte(tmp_path / "checkpoints" / "step-00000010" / "state.pt")
-    _run(forked, tmp_path, "--resume", "auto")
+    _run(tmp_path, "--resume", "auto")
     found = collector.collect()
     assert values(found, "rankwatch_rank_restored_step") == dict.fromkeys(EACH_RANK, 5.0)
     assert values(found, "rankwatch_rank_steps_lost_total") == dict.fromkeys(EACH_RANK, 7.0)
@@ -47,10 +46,10 @@ def test_crash_and_resume(forked: ForkedRanks, tmp_path: Path) -> None:
     assert {Path(each.path).parent for each in noted} == {tmp_path / "checkpoints"}
 
 
-def _run(forked: ForkedRanks, folder: Path, *arguments: str) -> None:
+def _run(folder: Path, *arguments: str) -> None:
     flags = ("--steps", "15", "--checkpoint-every", "5", "--checkpoint-dir", str(folder / "checkpoints"))
     recorded = {"RANKWATCH_DISABLE": "", "RANKWATCH_DIR": str(folder / "boxes"), "RANKWATCH_RUN": "job"}
-    with started_ranks(forked, folder, (*EMULATED, *flags, *arguments), recorded) as ranks:
+    with started_ranks(folder, (*EMULATED, *flags, *arguments), recorded) as ranks:
         for each in ranks:
             each.wait()
 

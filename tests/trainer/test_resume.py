@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.trainer import TINY, end_record, plain_store, read_history, started_ranks
 
 pytestmark = pytest.mark.process
@@ -29,29 +28,29 @@ def assert_equal(one: object, other: object) -> None:
         assert one == other
 
 
-def run_to_the_end(forked: ForkedRanks, directory: Path, *arguments: str) -> None:
+def run_to_the_end(directory: Path, *arguments: str) -> None:
     """Run two ranks, both of which must exit with status 0."""
-    with started_ranks(forked, directory, arguments) as ranks:
+    with started_ranks(directory, arguments) as ranks:
         for each in ranks:
             assert each.wait() == 0, each.printed
 
 
-def test_resume_after_kill(forked: ForkedRanks, tmp_path: Path) -> None:
+def test_resume_after_kill(tmp_path: Path) -> None:
     """Losses and all saved state of both ranks are the same as those of a run that was not interrupted."""
     common = (*TINY, "--steps", "20", "--accumulation", "2", "--checkpoint-every", "10")
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     history = str(tmp_path / "straight.json")
-    run_to_the_end(forked, tmp_path, *common, "--checkpoint-dir", str(straight), "--history", history)
+    run_to_the_end(tmp_path, *common, "--checkpoint-dir", str(straight), "--history", history)
 
     flags = (*common, "--checkpoint-dir", str(broken))
-    with started_ranks(forked, tmp_path, (*flags, "--fault", "kill:rank=1,from=11")) as ranks:
+    with started_ranks(tmp_path, (*flags, "--fault", "kill:rank=1,from=11")) as ranks:
         assert [each.wait() for each in ranks] == [1, -9]
     record = end_record(ranks[0].printed)
     assert (record["outcome"], record["last_step"], record["exception"]) == ("failed", 10, "RuntimeError")
     assert plain_store(broken).steps() == [10]
 
     history = str(tmp_path / "resumed.json")
-    run_to_the_end(forked, tmp_path, *flags, "--resume", "auto", "--history", history)
+    run_to_the_end(tmp_path, *flags, "--resume", "auto", "--history", history)
     assert read_history(tmp_path / "resumed.json")["step"] == list(range(11, 21))
     assert (
         read_history(tmp_path / "straight.json")["loss"][10:]

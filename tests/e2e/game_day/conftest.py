@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,13 @@ def game_day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield day
     finally:
         day.end()
+
+
+@pytest.fixture(scope="module")
+def shown(request: pytest.FixtureRequest, game_day: GameDay) -> Iterator[Any]:
+    """What the play of this file has returned."""
+    with game_day.shown(request.module.play) as found:
+        yield found
 
 
 def _longest_first(module: ModuleType) -> tuple[bool, str]:

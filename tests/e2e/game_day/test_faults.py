@@ -6,7 +6,6 @@ Each job has its own run id. Stragglers need larger jobs: see the demo and `test
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -169,18 +168,12 @@ def _recorded_as_running(system: MonitoredSystem, run: str) -> bool:
     return bool(query(system.prometheus_url, f'run:rankwatch_ranks_running:sum{{run="{run}"}} > 0'))
 
 
-@pytest.fixture(scope="module")
-def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
-    with game_day.shown(play) as system:
-        yield system
-
-
 @pytest.mark.parametrize(
     ("run", "name", "labels"), EXPECTED, ids=["-".join((run, *more.values())) for run, _, more in EXPECTED]
 )
-def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
+def test_alert(run: str, name: Alert, labels: dict[str, str], shown: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
-    alert = system.alert(run, name, **labels)
+    alert = shown.alert(run, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert run in alert.annotations["description"]
     assert f"var-run={run}" in alert.annotations["dashboard_url"]
@@ -188,34 +181,34 @@ def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredS
         assert label not in labels or labels[label] in alert.annotations["description"]
 
 
-def test_agent_down(system: MonitoredSystem) -> None:
+def test_agent_down(shown: MonitoredSystem) -> None:
     """An agent that cannot be scraped raises an alert of its own; that of a lost node is held back."""
-    alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down", node=IDLE_NODE)
+    alert = shown.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down", node=IDLE_NODE)
     assert complete(alert, CONFIG), str(alert)
-    assert system.agents[IDLE_NODE].address in alert.annotations["description"]
+    assert shown.agents[IDLE_NODE].address in alert.annotations["description"]
     assert not [
         each
-        for each in system.delivered()
+        for each in shown.delivered()
         if each.labels.get("node") == LOST_NODE and "run" not in each.labels
     ]
 
 
-def test_disk(system: MonitoredSystem) -> None:
+def test_disk(shown: MonitoredSystem) -> None:
     """One ticket for all nodes with the path of checkpoints, full for all that it takes."""
-    alert = system.alert("", Alert.CHECKPOINT_AT_RISK, reason="disk_filling", severity="warning")
+    alert = shown.alert("", Alert.CHECKPOINT_AT_RISK, reason="disk_filling", severity="warning")
     assert complete(alert, CONFIG), str(alert)
     assert f"Path {alert.labels['path']} on " in alert.annotations["description"]
 
 
-def test_no_other_alert(system: MonitoredSystem) -> None:
+def test_no_other_alert(shown: MonitoredSystem) -> None:
     """The healthy run raises none, and no fault raises a second one."""
     expected = {(run, str(name), more["reason"]) for run, name, more in (*EXPECTED, *OF_NO_RUN)}
-    delivered = {told(each) for each in system.delivered()}
+    delivered = {told(each) for each in shown.delivered()}
     also = {("blown-up-loss", str(Alert.LOSS_DIVERGING), "norm")}
     assert delivered - also == expected, "its norm explodes, too"
     (lost,) = {
         each.annotations["description"]
-        for each in system.delivered()
+        for each in shown.delivered()
         if told(each) == ("killed-rank", Alert.RUN_FAILED, "ranks_lost")
     }
     assert f"Rank 1 (node {NODE})." in lost, "the other rank ended by an error; it is not lost"

@@ -5,7 +5,6 @@ A cluster of the game day. `python -m tests.bench.live_hang` measures how long e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -72,33 +71,27 @@ def play(day: GameDay) -> HungJobs:
     return HungJobs(system, faulty, named)
 
 
-@pytest.fixture(scope="module")
-def jobs(game_day: GameDay) -> Iterator[HungJobs]:
-    with game_day.shown(play) as jobs:
-        yield jobs
-
-
 @pytest.mark.parametrize("run", HANG_FAULTS)
-def test_rank_at_fault_is_named(run: str, jobs: HungJobs) -> None:
+def test_rank_at_fault_is_named(run: str, shown: HungJobs) -> None:
     """The alert for this kind of hang names the rank and its node."""
-    jobs.check(run, HANG_FAULTS[run])
-    text = jobs.named[run].annotations["description"]
-    assert f"rank {jobs.faulty[run]} " in text.lower()
+    shown.check(run, HANG_FAULTS[run])
+    text = shown.named[run].annotations["description"]
+    assert f"rank {shown.faulty[run]} " in text.lower()
     assert "not known" not in text
 
 
-def test_stopped_rank(jobs: HungJobs) -> None:
+def test_stopped_rank(shown: HungJobs) -> None:
     """A rank that is stopped while it waits is named.
 
     All ranks wait in the same collective, so only its missing answers show which one it is.
     """
-    jobs.check(STOPPED, HangFault("", Alert.RUN_STALLED, "rank_known"))
+    shown.check(STOPPED, HangFault("", Alert.RUN_STALLED, "rank_known"))
 
 
-def test_no_other_rank_is_named(jobs: HungJobs) -> None:
+def test_no_other_rank_is_named(shown: HungJobs) -> None:
     """No waiting rank is named, and no second alert comes for the same hang."""
-    for run in jobs.named.keys() & HANG_FAULTS.keys():
-        found = hang_alerts(jobs.system, run)
+    for run in shown.named.keys() & HANG_FAULTS.keys():
+        found = hang_alerts(shown.system, run)
         named = {(each.name, each.labels["reason"], named_rank(each)) for each in found}
-        fault, rank = HANG_FAULTS[run], str(jobs.faulty[run])
+        fault, rank = HANG_FAULTS[run], str(shown.faulty[run])
         assert named == {(fault.alert, fault.reason, (rank, NODE))}

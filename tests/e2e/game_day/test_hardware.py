@@ -6,7 +6,7 @@ for each fault, on `hung` a driver that does not return, on `short` a GPU that n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -243,17 +243,11 @@ def _write_errors(node: GpuNode, errors: int) -> None:
     path.write_text("\n".join([*others, "  eth1: " + " ".join(map(str, counters))]) + "\n")
 
 
-@pytest.fixture(scope="module")
-def seen(game_day: GameDay) -> Iterator[Seen]:
-    with game_day.shown(play) as seen:
-        yield seen
-
-
 @pytest.mark.parametrize("expected", EXPECTED, ids=[each.name for each in EXPECTED])
-def test_alert(expected: Expected, seen: Seen) -> None:
+def test_alert(expected: Expected, shown: Seen) -> None:
     """It fires as a page or a ticket, and its text names node, part, run and rank."""
-    alert = seen.find(expected)
-    assert alert, [each["labels"] for each in seen.alerts if each["labels"]["alertname"] == expected.alert]
+    alert = shown.find(expected)
+    assert alert, [each["labels"] for each in shown.alerts if each["labels"]["alertname"] == expected.alert]
     text = alert["annotations"]["description"]
     assert not any(each in text for each in ("no value", "  ", "not known", "unknown")), text
     labels = alert["labels"]
@@ -263,7 +257,7 @@ def test_alert(expected: Expected, seen: Seen) -> None:
     assert alert["annotations"]["runbook_url"].endswith(f"/{expected.alert}")
 
 
-def test_no_other_alert(seen: Seen) -> None:
+def test_no_other_alert(shown: Seen) -> None:
     """No fault is taken for another one, nor an error of an application for one of its GPU."""
-    expected = [{**seen.part(each), "severity": each.severity} for each in (*EXPECTED, *CONSEQUENCES)]
-    assert not [each for each in map(identity, seen.alerts) if each not in expected]
+    expected = [{**shown.part(each), "severity": each.severity} for each in (*EXPECTED, *CONSEQUENCES)]
+    assert not [each for each in map(identity, shown.alerts) if each not in expected]

@@ -4,7 +4,6 @@ game day. Replicas that are equal raise no alert."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,32 +67,26 @@ def _judged(run: Path) -> Replicas:
     return judge_replicas(read_boxes(find_run(run).boxes, copied=None), {})
 
 
-@pytest.fixture(scope="module")
-def flipped(game_day: GameDay) -> Iterator[Flipped]:
-    with game_day.shown(play) as flipped:
-        yield flipped
-
-
-def test_boxes(flipped: Flipped) -> None:
+def test_boxes(shown: Flipped) -> None:
     """They name the rank at the next aligned step, and no step before the flip."""
-    (found,) = _judged(flipped.boxes).differing
+    (found,) = _judged(shown.boxes).differing
     assert (found.newest_equal_step, found.differing_step) == (NEXT_STEP - EVERY, NEXT_STEP)
     assert (found.odd_ranks, found.ranks) == ((ODD,), tuple(range(RANKS)))
     assert len(found.parameters) == 1
     line = f"replicas:    rank {ODD} differs from the majority of ranks 0-3 at step {NEXT_STEP}, equal at"
-    assert any(each.startswith(line) for each in lines(diagnose_run(flipped.boxes)))
+    assert any(each.startswith(line) for each in lines(diagnose_run(shown.boxes)))
 
 
-def test_alert(flipped: Flipped) -> None:
+def test_alert(shown: Flipped) -> None:
     """It names the rank, too, and there is no other.
 
     A flipped parameter changes the gradient of one rank, but not their sum: the norms stay equal.
     """
-    alert, *others = flipped.system.delivered()
+    alert, *others = shown.system.delivered()
     assert not others
     assert complete(alert, CONFIG), str(alert)
     named = {each: alert.labels.get(each) for each in ("alertname", "run", "rank", "node", "name")}
     of_rank = {"run": "flipped", "rank": str(ODD), "node": NODE, "name": None}
     assert named == {"alertname": str(Alert.REPLICAS_DISAGREE), **of_rank}
-    assert not flipped.answers[TOO_LATE] and not flipped.answers[TOO_EARLY]
-    assert [each["value"][1] for each in flipped.answers[DEVIATION]] == ["0"]
+    assert not shown.answers[TOO_LATE] and not shown.answers[TOO_EARLY]
+    assert [each["value"][1] for each in shown.answers[DEVIATION]] == ["0"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -115,33 +115,27 @@ def _poll_all(system: MonitoredSystem, runs: Sequence[str], condition: str) -> N
     poll(lambda: query(system.prometheus_url, found), SECONDS_TO_ALERT, found)
 
 
-@pytest.fixture(scope="module")
-def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
-    with game_day.shown(play) as system:
-        yield system
-
-
 @pytest.mark.parametrize(
     ("run", "name", "labels"),
     EXPECTED,
     ids=["-".join((name, labels.get("reason") or labels["cause"])) for _, name, labels in EXPECTED],
 )
-def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
+def test_alert(run: str, name: Alert, labels: dict[str, str], shown: MonitoredSystem) -> None:
     """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
-    alert = system.alert(run, name, **labels)
+    alert = shown.alert(run, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert run in alert.annotations["description"]
 
 
-def test_message_of_the_failure(system: MonitoredSystem) -> None:
+def test_message_of_the_failure(shown: MonitoredSystem) -> None:
     """The text says what the trainer said last."""
-    alert = system.alert("fails-once", Alert.RUN_FAILED, reason="failed")
+    alert = shown.alert("fails-once", Alert.RUN_FAILED, reason="failed")
     assert "(IndexError): shard 7 holds 0 sequences" in alert.annotations["description"]
 
 
-def test_no_other_alert(system: MonitoredSystem) -> None:
+def test_no_other_alert(shown: MonitoredSystem) -> None:
     """A run that only starts also stands still, and the first failures of a loop are not yet known as one."""
-    delivered = {told(each) for each in system.delivered()}
+    delivered = {told(each) for each in shown.delivered()}
     expected = {(run, str(name), more.get("reason") or more["cause"]) for run, name, more in EXPECTED}
     stalls = {("slow-start", str(Alert.RUN_STALLED), each) for each in ("rank_known", "rank_unknown")}
     assert delivered <= expected | stalls | {("loops", str(Alert.RUN_FAILED), "failed")}

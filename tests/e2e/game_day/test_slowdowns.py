@@ -6,7 +6,6 @@ tests the straggler itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -100,22 +99,16 @@ def _slow_the_network(day: GameDay, system: MonitoredSystem) -> None:
     inside.limit_loopback(SLOW_BITS_PER_SECOND)
 
 
-@pytest.fixture(scope="module")
-def slowdowns(game_day: GameDay) -> Iterator[Slowdowns]:
-    with game_day.shown(play) as slowdowns:
-        yield slowdowns
-
-
 @pytest.mark.parametrize("run", EXPECTED)
-def test_alert(run: str, slowdowns: Slowdowns) -> None:
+def test_alert(run: str, shown: Slowdowns) -> None:
     """The alert has its labels and no others, and complete annotations.
 
     A network that becomes slow is real, too: the kernel limits the rate of the loopback interface.
     """
-    if run == SLOW_NETWORK and slowdowns.no_limit:
-        pytest.skip(slowdowns.no_limit)
+    if run == SLOW_NETWORK and shown.no_limit:
+        pytest.skip(shown.no_limit)
     name, labels = EXPECTED[run]
-    alert = slowdowns.system.alert(run, name, **labels)
+    alert = shown.system.alert(run, name, **labels)
     of_all = {"alertname": str(name), "severity": "warning", "cluster": CLUSTER, "product": PRODUCT}
     assert alert.labels == {"run": run, **of_all, **labels}
     assert complete(alert, CONFIG), str(alert)
@@ -126,9 +119,9 @@ def test_alert(run: str, slowdowns: Slowdowns) -> None:
         assert f"0-{NETWORK_RANKS - 1} (medium, " in alert.annotations["description"]
 
 
-def test_no_other_alert(slowdowns: Slowdowns) -> None:
+def test_no_other_alert(shown: Slowdowns) -> None:
     """No run raises a second alert or names a rank, and the healthy run raises none."""
     expected = {(run, str(name), labels["cause"]) for run, (name, labels) in EXPECTED.items()}
-    delivered = slowdowns.system.delivered()
+    delivered = shown.system.delivered()
     assert not [each for each in delivered if told(each) not in expected]
     assert not [each for each in delivered if "rank" in each.labels]

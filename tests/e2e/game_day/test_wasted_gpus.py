@@ -6,8 +6,6 @@ A cluster of the game day. The driver is the tests' own, because the machine has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rankwatch_alerts import Alert
@@ -78,27 +76,21 @@ def _use(driver: FakeDriver, percent: int) -> None:
         driver.set(index, "utilization.gpu", percent)
 
 
-@pytest.fixture(scope="module")
-def system(game_day: GameDay) -> Iterator[MonitoredSystem]:
-    with game_day.shown(play) as system:
-        yield system
-
-
 @pytest.mark.parametrize(("name", "labels", "text"), BEFORE, ids=["utilisation", "mfu", "budget"])
-def test_waste(name: Alert, labels: dict[str, str], text: str, system: MonitoredSystem) -> None:
+def test_waste(name: Alert, labels: dict[str, str], text: str, shown: MonitoredSystem) -> None:
     """Each measure has a ticket of its own."""
-    alert = system.alert(RUN, name, **labels)
+    alert = shown.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert text in alert.annotations["description"]
 
 
-def test_idle(system: MonitoredSystem) -> None:
+def test_idle(shown: MonitoredSystem) -> None:
     """GPUs that do nothing have another reason; a flat loss, and GPUs without a price, have no alert."""
     name, labels = IDLE
-    alert = system.alert(RUN, name, **labels)
+    alert = shown.alert(RUN, name, **labels)
     assert complete(alert, CONFIG), str(alert)
     assert f"its {RANKS} GPUs by 1%" in alert.annotations["description"]
     expected = {
         (RUN, str(name), more.get("reason", "")) for name, more in (*(each[:2] for each in BEFORE), IDLE)
     }
-    assert {told(each) for each in system.delivered()} == expected
+    assert {told(each) for each in shown.delivered()} == expected

@@ -108,6 +108,10 @@ class AgentProcess(NamedTuple):
     process: subprocess.Popen[str]
     address: str
 
+    def page(self) -> str:
+        """Its /metrics."""
+        return fetch(self.address, "/metrics").body.decode()
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send the signal. Returns exit status and log."""
         self.process.send_signal(how)
@@ -124,8 +128,9 @@ def agent_process(
     listen: str = "127.0.0.1:0",
 ) -> Iterator[AgentProcess]:
     """The real agent as a process on a free loopback port, killed at the end. `prefix`: a command that runs
-    another command."""
+    another command. A later one may have the same directory."""
     address_file = directory / "address"
+    address_file.unlink(missing_ok=True)
     command = [*prefix, sys.executable, "-m", "rankwatch_cli", "agent", "--listen", listen]
     command += ["--address-file", str(address_file), "--directory", str(directory / "blackboxes"), *flags]
     own = {"RANKWATCH_AGENT_STATE_DIRECTORY": str(directory / "state"), **(environ or {})}

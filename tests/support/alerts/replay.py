@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import Alert, RuleConfig
 from support.alerts.agent_means import agent_group
 from support.alerts.rule_test import CASES, cases_in
-from support.alerts.scenarios import STEP_SECONDS, Key, TimeSeries, continued, scenarios
-from support.servers.loopback import serving
+from support.alerts.scenarios import STEP_SECONDS, Key, TimeSeries, continued, key_of, scenarios
+from support.servers.loopback import Handler, serving_http
+from support.servers.prometheus import get_json
 
 SECONDS_A_STEP = 2.0
 """A step of 15 s takes so long."""
@@ -123,21 +123,20 @@ def sample_head(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{inner}}}"
 
 
+def active(url: str) -> frozenset[tuple[Key, str]]:
+    """Alerts that an Alertmanager takes for firing, with their clusters; not the one that always fires."""
+    labels = [each["labels"] for each in get_json(f"{url}/api/v2/alerts")]
+    firing = (each for each in labels if each["alertname"] != Alert.WATCHDOG)
+    return frozenset((key_of(each["alertname"], each), each.get("cluster", "")) for each in firing)
+
+
 @contextmanager
 def served(replay: Replay) -> Iterator[str]:
     """The target on loopback; yields `host:port`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = replay.page().encode()
-            self.send_response(503 if replay.down else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Target(Handler):
+        def answer(self) -> None:
+            self.reply(replay.page().encode(), 503 if replay.down else 200)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving_http(Target) as address:
         yield address

@@ -35,6 +35,7 @@ _COLLECT_SELDOM = {"GOGC": "1000", "GOMAXPROCS": "1"}
 _FROM_NOTHING = frozenset({"absent", "absent_over_time", "vector"})
 """Functions that have a result without any series. Alerts that fire are series of Prometheus itself."""
 _ALERTS = "ALERTS"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Sample(NamedTuple):
@@ -156,13 +157,20 @@ def write_cases(
     return paths
 
 
-def run_promtool(paths: Iterable[Path]) -> subprocess.CompletedProcess[str]:
+def seconds_in(text: str) -> float:
+    """A duration as Prometheus writes it."""
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)(ms|[smhd])", text))
+
+
+def run_promtool(
+    paths: Iterable[Path], environ: Mapping[str, str] = _COLLECT_SELDOM
+) -> subprocess.CompletedProcess[str]:
     """`promtool test rules` on files of cases. Standard error is part of the output."""
     require("promtool")
     return subprocess.run(
         # Live jobs of other tests go first.
         ["nice", "-n", "5", "promtool", "test", "rules", *map(str, paths)],
-        env={**os.environ, **_COLLECT_SELDOM},
+        env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rankwatch.conventions.metrics import METRICS, Kind
 from rankwatch_alerts import Alert
 from rankwatch_alerts.rules import reason_of
-from support.alerts.rule_test import CASES, cases_in
+from support.alerts.rule_test import CASES, cases_in, seconds_in
 
 STEP_SECONDS = 15
 """Between two samples of most cases; those of windows of days have their own."""
@@ -85,7 +85,7 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
                     series = tuple(continued(each, at, at + steps) for each in case["input_series"])
                     if key[0] in _WHILE_SEEN:
                         series = _with_states(series)
-                    found[key] = Scenario(key, labels, _seconds(case["interval"]), at, series)
+                    found[key] = Scenario(key, labels, int(seconds_in(case["interval"])), at, series)
     return found
 
 
@@ -111,16 +111,11 @@ def fired(case: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, str], int
     (0 if it does not look), and the step at which it looks."""
     silent: dict[str, int] = {}
     for each in case.get("alert_rule_test", ()):
-        name, at = each["alertname"], _seconds(each["eval_time"]) // _seconds(case["interval"])
+        name, at = each["alertname"], int(seconds_in(each["eval_time"]) // seconds_in(case["interval"]))
         if not each["exp_alerts"]:
             silent[name] = at
         for alert in each["exp_alerts"]:
             yield key_of(name, alert["exp_labels"]), alert["exp_labels"], silent.get(name, 0), at
-
-
-def _seconds(text: str) -> int:
-    units = {"h": 3600, "m": 60, "s": 1}
-    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
 
 
 def continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from support.jobs.forked_ranks import shared_ranks
+from support.training.blackbox import now
 
 _PRELUDE = """
 import os, sys, time, warnings
@@ -68,22 +70,15 @@ def run_program(
 
 def saved(box: Path) -> list[Saved]:
     """The checkpoint operations of a black box, each after its stages."""
-    reader = Reader(box)
-    try:
-        found = []
+    found = []
+    with closing(Reader(box)) as reader:
         for each in reader.poll().records():
             if each.kind == RecordKind.CHECKPOINT:
                 size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(each.payload)
-                name = reader.name(int(stage)) if stage else ""
-                found.append(
-                    Saved(
-                        reader.name(each.name), name, int(step), int(size), bool(failed),
-                        each.start, each.end, blocked,
-                    )
-                )  # fmt: skip
-        return found
-    finally:
-        reader.close()
+                names = reader.name(each.name), reader.name(int(stage)) if stage else ""
+                span = each.start, each.end
+                found.append(Saved(*names, int(step), int(size), bool(failed), *span, blocked))
+    return found
 
 
 def operations(box: Path) -> list[Saved]:
@@ -93,8 +88,4 @@ def operations(box: Path) -> list[Saved]:
 
 def errors(box: Path) -> int:
     """Failures inside rankwatch that a black box counts."""
-    reader = Reader(box)
-    try:
-        return reader.now().errors
-    finally:
-        reader.close()
+    return now(box).errors

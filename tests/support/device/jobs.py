@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -174,12 +175,9 @@ class Result:
 
 def totals(rank: Rank) -> StepAssembler:
     """The steps of a rank as the agent adds them up from its box."""
-    reader = Reader(rank.writer.path)
-    try:
-        found = RankTotals(lambda _: None, max_names=64)
+    found = RankTotals(lambda _: None, max_names=64)
+    with closing(Reader(rank.writer.path)) as reader:
         found.add(reader.poll(), reader.name)
-    finally:
-        reader.close()
     end = time.monotonic() + _FUTURE_SECONDS
     found.steps.settle(end, end)
     return found.steps

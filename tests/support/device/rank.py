@@ -105,7 +105,6 @@ class Rank:
         *,
         began: float,
         seed: int = 0,
-        hooked: bool = True,
     ) -> None:
         self.number = number
         self.network = network
@@ -127,7 +126,7 @@ class Rank:
         writer = Writer(directory, identity, phases=PHASES)
         self.writer = writer
         self.groups = NamedGroups(writer)
-        self.run = Run(identity, writer, PHASES, on_gpu=hooked, clock=self.host.clock)
+        self.run = Run(identity, writer, PHASES, on_gpu=True, clock=self.host.clock)
         self.distributed = SimpleNamespace(
             _broadcast_coalesced=self._broadcast_coalesced, ProcessGroup=_group_class()
         )

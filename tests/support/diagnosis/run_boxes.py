@@ -20,6 +20,7 @@ from rankwatch_diagnosis.run.folder import find_run
 
 _CLOCKS = (14, 15)
 """Places of the start in the header: monotonic and wall."""
+_AGE_SECONDS = 1_000.0
 UPTIME_SECONDS = 100_000.0
 """How much longer the made-up host has run than this machine, which may have booted a minute ago."""
 
@@ -27,24 +28,24 @@ UPTIME_SECONDS = 100_000.0
 class RankBox:
     """The box of one rank of run `job`, and its words about the group of all ranks.
 
-    Moments are seconds before now; the rank has begun 1,000 seconds ago.
+    Moments are seconds before now; the rank has begun `_AGE_SECONDS` ago.
     """
 
-    def __init__(self, directory: Path, rank: int, *, world: int = 3, began: float = 1000.0) -> None:
+    def __init__(self, directory: Path, rank: int, *, world: int = 3) -> None:
         identity = Identity(run="job", rank=rank, world_size=world, local_rank=rank, host="node")
         self.now = time.monotonic() + UPTIME_SECONDS
         self.writer = Writer(directory, identity, phases=PHASES, capacity=256)
-        self._shift_start(began)
+        self._shift_start()
         integers = self.writer.integers
         self._group = integers[Now.GROUP_NAME] = self.writer.new_name("default_pg")
         integers[Now.GROUP_MEMBERS] = self.writer.new_name(members_text(range(world)))
         integers[Now.GROUP_SIZE] = world
         integers[Now.GROUPS] = 1
-        self.says(Lifecycle.STARTED, began)
+        self.says(Lifecycle.STARTED, _AGE_SECONDS)
 
-    def _shift_start(self, began: float) -> None:
+    def _shift_start(self) -> None:
         fields = list(layout.FIXED.unpack_from(self.writer.target))
-        for clock, moved in zip(_CLOCKS, (UPTIME_SECONDS - began, -began), strict=True):
+        for clock, moved in zip(_CLOCKS, (UPTIME_SECONDS - _AGE_SECONDS, -_AGE_SECONDS), strict=True):
             fields[clock] += moved
         layout.FIXED.pack_into(self.writer.target, 0, *fields)
 

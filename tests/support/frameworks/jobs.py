@@ -12,11 +12,10 @@ from typing import Any
 
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.jobs.torchrun import CRASH_OF_GLOO, torchrun
-from support.training.blackbox import Read, read
+from support.training.blackbox import Read, now, read
 
 RANKS = 2
 PLAIN, HAND, ZERO = "plain", "hand", "zero"
@@ -46,11 +45,7 @@ class Job:
 
     def now(self, rank: int) -> NowBlock:
         """The final state of a rank."""
-        reader = Reader(self.box(rank))
-        try:
-            return reader.now()
-        finally:
-            reader.close()
+        return now(self.box(rank))
 
     def steps(self, rank: int) -> list[int]:
         """Numbers of the recorded steps that no exception has ended."""

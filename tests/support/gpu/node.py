@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from support.agent.process import AgentProcess, agent_process, fetch
+from support.agent.process import AgentProcess, agent_process
 from support.gpu.nvml import FakeDriver
 from support.sources.node_tree import NodeTree, build_node
 
@@ -25,7 +25,7 @@ class GpuNode(NamedTuple):
 
     def metrics(self) -> dict[str, float]:
         """Sample (name and labels, as exported) -> value."""
-        lines = fetch(self.agent.address, "/metrics").body.decode().splitlines()
+        lines = self.agent.page().splitlines()
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {sample: float(value) for sample, _, value in pairs}
 

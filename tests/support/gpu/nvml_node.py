@@ -72,10 +72,10 @@ def running(node: Node) -> Node:
     return node
 
 
-def split_into_instances(gpu: Node, instances: int = 2) -> Node:
-    """Change a GPU into one with MIG instances of the profile 3g.40gb; returns the GPU."""
+def split_into_instances(gpu: Node) -> Node:
+    """Change a GPU into one with two MIG instances of the profile 3g.40gb; returns the GPU."""
     gpu["utilization"] = None
-    gpu["mig"] |= {"mode": 1, "devices": [_instance(gpu, each) for each in range(instances)]}
+    gpu["mig"] |= {"mode": 1, "devices": [_instance(gpu, each) for each in range(2)]}
     gpu["processes"]["compute"] = []
     return gpu
 

@@ -25,7 +25,7 @@ def command(act: Path) -> list[str]:
     return [sys.executable, __file__, str(act)]
 
 
-def reading(*, up: bool = True, unsupported: tuple[str, ...] = (), xids: tuple[int, ...] = ()) -> Reading:
+def reading(*, up: bool = True, xids: tuple[int, ...] = ()) -> Reading:
     """One GPU that draws 300 W."""
     power = Sample("rankwatch_gpu_power_watts", (UUID,), 300.0)
     is_up = Sample("rankwatch_gpu_up", (UUID,), float(up))
@@ -39,7 +39,7 @@ def reading(*, up: bool = True, unsupported: tuple[str, ...] = (), xids: tuple[i
         lost_reason="" if up else "GPU is lost",
         samples=(is_up, power) if up else (is_up,),
         supported=("power",),
-        unsupported=unsupported,
+        unsupported=(),
     )
     events = (XidEvent(uuid=UUID, xid=xid, timestamp_seconds=1.0) for xid in xids)
     return Reading(gpus=(gpu,), xids=tuple(events))
@@ -57,32 +57,29 @@ def _do(what: str) -> None:
         time.sleep(3600)
     elif what == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
-    elif what == "leave":
-        _send(msgspec.msgpack.encode(Answer(reading=reading())))
-        sys.exit(0)
-    elif what == "garbage":
-        _send(b"\xc1garbage")
-    elif what == "huge":
-        sys.stdout.buffer.write(LENGTH.pack(0xFFFFFFFF))
+    elif what in _BROKEN:
+        sys.stdout.buffer.write(_BROKEN[what])
         sys.stdout.buffer.flush()
-    elif what == "half":
-        sys.stdout.buffer.write(LENGTH.pack(100) + b"x")
-        sys.stdout.buffer.flush()
-    elif what == "fail":
-        _send(msgspec.msgpack.encode(Answer(failure=Failure(message="the driver fails"))))
-    elif what == "lost":
-        _send(msgspec.msgpack.encode(Answer(reading=reading(up=False))))
-    elif what == "all lost":
-        failure = Failure(message="the driver answers but shows no GPU", gpus=reading(up=False).gpus)
-        _send(msgspec.msgpack.encode(Answer(failure=failure)))
-    elif what == "absent":
-        _send(msgspec.msgpack.encode(Answer(failure=Failure(message="no driver", absent=True))))
-    elif what.startswith("xid"):
-        _send(msgspec.msgpack.encode(Answer(reading=reading(xids=(int(what.split()[1]),)))))
-    elif what == "empty":
-        _send(msgspec.msgpack.encode(Answer(reading=Reading(gpus=()))))
     else:
-        _send(msgspec.msgpack.encode(Answer(reading=reading())))
+        xids = (int(what.split()[1]),) if what.startswith("xid") else ()
+        _send(msgspec.msgpack.encode(_ANSWERS.get(what) or Answer(reading=reading(xids=xids))))
+        if what == "leave":
+            sys.exit(0)
+
+
+_BROKEN = {
+    "garbage": LENGTH.pack(8) + b"\xc1garbage",
+    "huge": LENGTH.pack(0xFFFFFFFF),
+    "half": LENGTH.pack(100) + b"x",
+}
+_NO_GPU = "the driver answers but shows no GPU"
+_ANSWERS = {
+    "fail": Answer(failure=Failure(message="the driver fails")),
+    "lost": Answer(reading=reading(up=False)),
+    "all lost": Answer(failure=Failure(message=_NO_GPU, gpus=reading(up=False).gpus)),
+    "absent": Answer(failure=Failure(message="no driver", absent=True)),
+    "empty": Answer(reading=Reading(gpus=())),
+}
 
 
 def _send(message: bytes) -> None:

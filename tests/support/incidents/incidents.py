@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,13 +60,10 @@ def incident(
 
 def boxed(path: Path, **how: object) -> RankCondition:
     """Returns the condition of a rank with a real black box."""
-    reader = Reader(path)
-    try:
+    with closing(Reader(path)) as reader:
         header = reader.header
         made = condition(header.identity.rank, path=path, pid=header.pid)
         return made._replace(**{"last_progress": header.started_monotonic, **how})
-    finally:
-        reader.close()
 
 
 def writer(**how: object) -> BundleWriter:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankwatch.automatic.launching import recording_environment
+from support.agent.process import clean_environment
 from support.servers.prometheus import poll, reserved_port
 
 SECONDS_TO_END = 300.0
@@ -122,8 +123,7 @@ def shared_ranks(*, recorded: bool = False) -> ForkedRanks:
 
     It has none of the variables by which a test sets rankwatch, because all ranks would inherit them.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
-    environ = recording_environment(environ) if recorded else environ
+    environ = recording_environment(clean_environment()) if recorded else clean_environment()
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(forked_ranks(environ, modules=_SHARDED))

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.blackbox.writer import Writer
 from rankwatch.failures import Failures
 from rankwatch.identity import Identity
+from support.training.blackbox import now
 
 
 class Recording:
@@ -24,19 +24,12 @@ class Recording:
     @property
     def errors(self) -> int:
         """Number of failures inside rankwatch so far."""
-        return self._reader(lambda reader: reader.now().errors)  # type: ignore[no-any-return]
+        return now(self.writer.path).errors
 
     @property
     def groups(self) -> tuple[GroupNow, ...]:
         """The tables of the black box."""
-        return self._reader(lambda reader: reader.now().groups)  # type: ignore[no-any-return]
-
-    def _reader(self, read: Any) -> Any:
-        reader = Reader(self.writer.path)
-        try:
-            return read(reader)
-        finally:
-            reader.close()
+        return now(self.writer.path).groups
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,10 +79,7 @@ def ranks(directory: Path) -> list[Rank]:
 
 
 def _rank(path: Path) -> Rank:
-    reader = Reader(path)
-    try:
+    with closing(Reader(path)) as reader:
         found = reader.header.identity
-    finally:
-        reader.close()
     steps = len(of_kind(path, RecordKind.STEP))
     return Rank(found.run, found.rank, found.world_size, found.local_rank, steps, found.attempt)

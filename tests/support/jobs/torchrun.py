@@ -24,14 +24,8 @@ def torchrun(
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **variables,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", *arguments]
     return subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=timeout_seconds, check=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import rankwatch
 from rankwatch_trainer.checkpoints import CheckpointStore
-from support.jobs.forked_ranks import ForkedRanks
+from support.jobs.forked_ranks import shared_ranks
 from support.servers.prometheus import poll, reserved_port
 
 TINY = ("--layers", "2", "--width", "32", "--context", "32", "--corpus-bytes", "200000")
@@ -33,7 +32,6 @@ class StartedRank:
 
     pid: int
     _log: Path
-    _server: ForkedRanks
 
     @property
     def printed(self) -> str:
@@ -42,23 +40,15 @@ class StartedRank:
 
     def wait(self) -> int:
         """Wait for its end; returns the exit status."""
-        poll(lambda: self._status() is not None, DEADLINE_SECONDS, "end of a rank")
-        status = self._status()
+        poll(lambda: shared_ranks().status(self.pid) is not None, DEADLINE_SECONDS, "end of a rank")
+        status = shared_ranks().status(self.pid)
         assert status is not None
         return status
-
-    def end(self) -> None:
-        """Kill it if it still runs."""
-        if self._status() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def _status(self) -> int | None:
-        return self._server.status(self.pid)
 
 
 @contextmanager
 def started_ranks(
-    server: ForkedRanks, directory: Path, arguments: Sequence[str], environment: Mapping[str, str] = {}
+    directory: Path, arguments: Sequence[str], environment: Mapping[str, str] = {}
 ) -> Iterator[list[StartedRank]]:
     """Start the two ranks of a job as torchrun does, but without their start-up time. Their logs go to the
     directory. A warning of Python ends them. At the end of the block those that still run are killed."""
@@ -70,13 +60,13 @@ def started_ranks(
             own = {**os.environ, "RANKWATCH_DISABLE": "1", "PYTHONWARNINGS": "error"}
             environ = {**own, **place, **rendezvous, **environment}
             log = directory / f"{port}-{rank}.log"
-            pid = server.fork(("-m", "rankwatch_trainer", *arguments), environ, log=log)
-            ranks.append(StartedRank(pid, log, server))
+            log.touch()
+            pid = shared_ranks().fork(("-m", "rankwatch_trainer", *arguments), environ, log=log)
+            ranks.append(StartedRank(pid, log))
         try:
             yield ranks
         finally:
-            for each in ranks:
-                each.end()
+            shared_ranks().kill(each.pid for each in ranks)
 
 
 def end_record(output: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +37,11 @@ class Recorded(NamedTuple):
 
 def recorded(path: Path) -> Recorded:
     """Read a black box whose ring has not been overwritten."""
-    reader = Reader(path)
-    try:
-        records = [each for columns in reader.read_to_end() for each in columns.records()]
+    with closing(Reader(path)) as reader:
         by_kind: dict[int, list[RawRecord]] = defaultdict(list)
-        for each in records:
-            by_kind[each.kind].append(each)
+        for columns in reader.read_to_end():
+            for each in columns.records():
+                by_kind[each.kind].append(each)
         now = reader.now()
         scalars: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for each in by_kind[RecordKind.SCALAR]:
@@ -62,23 +62,19 @@ def recorded(path: Path) -> Recorded:
             dict(losses),
             dict(scalars),
             dict(work),
-            [each for each in map(_save(reader), by_kind[RecordKind.CHECKPOINT]) if each is not None],
+            list(_saves(reader, by_kind[RecordKind.CHECKPOINT])),
             now.capabilities,
             now.errors,
             now.steps_completed,
             now.ended_by,
         )
-    finally:
-        reader.close()
 
 
-def _save(reader: Reader):  # type: ignore[no-untyped-def]
-    def read(each: RawRecord) -> tuple[int, float, float] | None:
+def _saves(reader: Reader, records: Iterable[RawRecord]) -> Iterator[tuple[int, float, float]]:
+    for each in records:
         _, step, stage, failed = layout.CHECKPOINT.unpack_from(each.payload)[:4]
-        whole = stage == 0 and not failed and reader.name(each.name) == "save"
-        return (step, each.start, each.end) if whole else None
-
-    return read
+        if stage == 0 and not failed and reader.name(each.name) == "save":
+            yield step, each.start, each.end
 
 
 def self_seconds(intervals: Iterable[Sequence[object]]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from support.agent.process import clean_environment
 from support.jobs.forked_ranks import ForkedRanks
 from support.jobs.torchrun import CRASH_OF_GLOO
 
@@ -150,15 +150,10 @@ def run_command(
     command: Sequence[str], variables: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run it without settings of rankwatch but these, each rank with one thread."""
-    env = {**without_settings(), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **(variables or {})}
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **(variables or {})}
     return subprocess.run(
         command, env=env, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
-
-
-def without_settings() -> dict[str, str]:
-    """The environment without settings of rankwatch."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
 
 
 def _witnessed(document: dict[str, object]) -> Witnessed:

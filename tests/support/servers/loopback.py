@@ -1,11 +1,12 @@
-"""A server of the standard library that answers for the length of a block."""
+"""Servers of the standard library that answer for the length of a block."""
 
 from __future__ import annotations
 
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
@@ -19,3 +20,41 @@ def serving(server: socketserver.TCPServer) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One that logs nothing. `answer` answers GET and POST."""
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_POST(self) -> None:
+        self.answer()
+
+    def received(self) -> bytes:
+        """The body of the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def head(self, length: int, status: int = 200, **fields: str) -> None:
+        """Send all but the body of an answer; it is text."""
+        self.send_response(status)
+        fields = {"Content-Type": "text/plain; version=0.0.4", "Content-Length": str(length), **fields}
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def reply(self, body: bytes = b"", status: int = 200) -> None:
+        """Send an answer of text."""
+        self.head(len(body), status)
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def serving_http(handler: type[Handler]) -> AbstractContextManager[str]:
+    """Likewise, on a free port."""
+    return serving(ThreadingHTTPServer(("127.0.0.1", 0), handler))

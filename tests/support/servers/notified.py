@@ -8,10 +8,9 @@ import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.policy import default as email_policy
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from support.servers.loopback import serving
+from support.servers.loopback import Handler, serving, serving_http
 
 
 @contextmanager
@@ -19,19 +18,13 @@ def web_server() -> Iterator[tuple[str, dict[str, Any]]]:
     """Takes what is posted; yields its URL, and the newest body of each path, and below `all PATH` all."""
     posted: dict[str, Any] = {}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            posted[self.path] = body
+    class Taking(Handler):
+        def answer(self) -> None:
+            posted[self.path] = body = json.loads(self.received())
             posted.setdefault(f"all {self.path}", []).append(body)
-            self.send_response(202 if self.path == "/pagerduty" else 200)
-            self.end_headers()
-            self.wfile.write(b"ok")
+            self.reply(b"ok", 202 if self.path == "/pagerduty" else 200)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving_http(Taking) as address:
         yield f"http://{address}", posted
 
 
@@ -40,7 +33,7 @@ def mail_server() -> Iterator[tuple[str, list[Any]]]:
     """A mail server that takes all mails; yields its address and what it has got."""
     mails: list[Any] = []
 
-    class Handler(socketserver.StreamRequestHandler):
+    class Mail(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.wfile.write(b"220 test\r\n")
             for line in self.rfile:
@@ -56,5 +49,5 @@ def mail_server() -> Iterator[tuple[str, list[Any]]]:
             lines = iter(self.rfile.readline, b".\r\n")
             return b"".join(each.removeprefix(b".") if each.startswith(b"..") else each for each in lines)
 
-    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mail)) as address:
         yield address, mails

@@ -100,17 +100,9 @@ def prometheus(config: Mapping[str, object], directory: Path, flags: Sequence[st
 
     In the same directory as one before, it goes on with the data of that.
     """
-    require("prometheus")
     path = directory / "prometheus.yml"
     path.write_text(to_yaml(config))
-    command = [
-        "prometheus",
-        f"--config.file={path}",
-        f"--storage.tsdb.path={directory / 'prometheus-data'}",
-        "--log.level=warn",
-        *flags,
-    ]
-    with _server(command, directory / "prometheus.log") as url:
+    with reserved_port() as port, prometheus_at(port, path, flags) as url:
         yield url
 
 
@@ -137,29 +129,20 @@ def alertmanager(config: Mapping[str, object], directory: Path) -> Iterator[str]
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _server(command, directory / "alertmanager.log") as url:
-        yield url
+    with reserved_port() as port:
+        command.append(f"--web.listen-address=127.0.0.1:{port}")
+        with server(command, port, directory / "alertmanager.log") as url:
+            yield url
 
 
 @contextmanager
-def prometheus_at(port: int, file: Path) -> Iterator[str]:
+def prometheus_at(port: int, file: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     """A Prometheus with this file of configuration on a reserved port; yields its URL once it is ready."""
     require("prometheus")
     data = file.with_name(f"{file.stem}-data")
     command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={data}", "--log.level=warn"]
-    with _listening(command, port, file.with_suffix(".log")) as url:
-        yield url
-
-
-@contextmanager
-def _server(command: list[str], log: Path) -> Iterator[str]:
-    with reserved_port() as port, _listening(command, port, log) as url:
-        yield url
-
-
-@contextmanager
-def _listening(command: list[str], port: int, log: Path) -> Iterator[str]:
-    with server([*command, f"--web.listen-address=127.0.0.1:{port}"], port, log) as url:
+    command += [f"--web.listen-address=127.0.0.1:{port}", *flags]
+    with server(command, port, file.with_suffix(".log")) as url:
         yield url
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from support.servers.loopback import serving
+from support.servers.loopback import Handler, serving_http
 
 UUIDS = ("GPU-aaaaaaaa-0000-1111-2222-333344445555", "GPU-bbbbbbbb-0000-1111-2222-333344445555")
 BUS_IDS = ("00000000:3B:00.0", "00000000:5C:00.0")
@@ -77,77 +76,41 @@ def dcgm_exporter() -> Iterator[DcgmExporter]:
     """A dcgm-exporter on a free loopback port until the end of the block."""
     exporter = DcgmExporter()
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Answer(Handler):
+        def answer(self) -> None:
             exporter.paths.append(self.path)
             with suppress(OSError):  # the client has given up, which is what is being tested
-                _MODES[exporter.mode](self, exporter)
+                self._answer(exporter.mode, exporter.body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-            return
+        def _answer(self, mode: str, body: bytes) -> None:
+            match mode:
+                case "normal":
+                    self.reply(body)
+                case "hang":
+                    exporter.released.wait()
+                case "drip":
+                    while not exporter.released.wait(0.02):
+                        self.wfile.write(b"H")
+                case "error":
+                    self.reply(status=500)
+                case "redirect":
+                    self.head(0, 302, Location="/elsewhere")
+                case "garbage":
+                    self.wfile.write(b"\x00\xff garbage\r\n\r\n" + body)
+                case "huge":
+                    block = b"# filler\n" * 100_000
+                    self.head(40 * len(block))
+                    for _ in range(40):
+                        self.wfile.write(block)
+                case "cut":
+                    self.head(len(body) + 1)
+                    self.wfile.write(body)
+                case _:
+                    raise KeyError(mode)
 
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answer)) as address:
+    with serving_http(Answer) as address:
         exporter.url = f"http://{address}/metrics"
         try:
             yield exporter
         finally:
             exporter.released.set()
-
-
-def _head(answer: BaseHTTPRequestHandler, status: int, length: int, **fields: str) -> None:
-    answer.send_response(status)
-    answer.send_header("Content-Type", "text/plain; version=0.0.4")
-    answer.send_header("Content-Length", str(length))
-    for name, value in fields.items():
-        answer.send_header(name, value)
-    answer.end_headers()
-
-
-def _normal(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    _head(answer, 200, len(exporter.body))
-    answer.wfile.write(exporter.body)
-
-
-def _hang(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    exporter.released.wait()
-
-
-def _drip(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    while not exporter.released.wait(0.02):
-        answer.wfile.write(b"H")
-
-
-def _error(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    _head(answer, 500, 0)
-
-
-def _redirect(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    _head(answer, 302, 0, Location="/elsewhere")
-
-
-def _garbage(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    answer.wfile.write(b"\x00\xff garbage\r\n\r\n" + exporter.body)
-
-
-def _huge(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    block = b"# filler\n" * 100_000
-    _head(answer, 200, 40 * len(block))
-    for _ in range(40):
-        answer.wfile.write(block)
-
-
-def _cut(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
-    _head(answer, 200, len(exporter.body) + 1)
-    answer.wfile.write(exporter.body)
-
-
-_MODES = {
-    "normal": _normal,
-    "hang": _hang,
-    "drip": _drip,
-    "error": _error,
-    "redirect": _redirect,
-    "garbage": _garbage,
-    "huge": _huge,
-    "cut": _cut,
-}

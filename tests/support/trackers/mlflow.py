@@ -9,7 +9,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from support.agent.process import until
 from support.paths import ROOT
-from support.servers.loopback import serving
+from support.servers.loopback import Handler, serving_http
 
 VARIABLE = "RANKWATCH_TEST_MLFLOW"
 """The program mlflow; by default that of .tools/mlflow."""
@@ -69,12 +69,8 @@ def mlflow_server(directory: Path) -> Iterator[Mlflow]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{directory}/mlflow.db",
-        "--artifacts-destination",
-        str(directory),
-    ]
+    store = ["--backend-store-uri", f"sqlite:///{directory}/mlflow.db"]
+    store += ["--artifacts-destination", str(directory)]
     command = [find_mlflow(), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
     with (directory / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, start_new_session=True)
@@ -100,12 +96,10 @@ def mlflow_server(directory: Path) -> Iterator[Mlflow]:
 def stand_in(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
     """A server that answers each POST as told; its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    class StandIn(Handler):
+        def answer(self) -> None:
+            self.body = self.received()
             answer(self)
 
-        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as in the base class
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving_http(StandIn) as address:
         yield f"http://{address}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import RawRecord
+from rankwatch.blackbox.records import NowBlock, RawRecord
 
 
 class Read(NamedTuple):
@@ -44,20 +45,17 @@ def box(directory: Path) -> Path:
 
 def read(path: Path) -> list[Read]:
     """All records of a black box; steps without their places."""
-    reader = Reader(path)
-    try:
+    with closing(Reader(path)) as reader:
         return [
-            Read(
-                RecordKind(each.kind),
-                reader.name(each.name),
-                each.start,
-                each.end,
-                _payload(each),
-            )
+            Read(RecordKind(each.kind), reader.name(each.name), each.start, each.end, _payload(each))
             for each in reader.poll().records()
         ]
-    finally:
-        reader.close()
+
+
+def now(path: Path) -> NowBlock:
+    """The newest state of a rank in its black box."""
+    with closing(Reader(path)) as reader:
+        return reader.now()
 
 
 def _payload(record: RawRecord) -> tuple[float, ...]:

@@ -48,18 +48,8 @@ def rank(
 
     `before` is code that runs before the run starts, `prefix` a command that runs another command.
     """
-    command = [
-        *prefix,
-        sys.executable,
-        "-c",
-        _PRELUDE + code,
-        str(directory),
-        run,
-        str(number),
-        str(world),
-        gpu,
-        before,
-    ]
+    command = [*prefix, sys.executable, "-c", _PRELUDE + code]
+    command += [str(directory), run, str(number), str(world), gpu, before]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -55,11 +55,10 @@ def train(directory: Path, *, ranks: int = 1, first: int = 0, world: int = 1, st
           **variables: str) -> None:  # fmt: skip
     """Run some ranks of an attempt to their end."""
     env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_SUMMARY": "0", **variables}
+    program = [sys.executable, "-c", RANK]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(world), str(steps), how],
-            env=env,
-            stderr=subprocess.DEVNULL,
+            [*program, str(rank), str(world), str(steps), how], env=env, stderr=subprocess.DEVNULL
         )
         for rank in range(first, first + ranks)
     ]

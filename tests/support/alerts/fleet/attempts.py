@@ -9,8 +9,7 @@ import numpy as np
 
 from rankwatch.conventions.states import Outcome, RankState
 from support.alerts.fleet.day import Attempt, Run
-from support.alerts.fleet.notation import Values
-from support.alerts.fleet.page import Pages
+from support.alerts.fleet.page import Pages, Values
 
 OWN = 0.85
 """Share of a healthy step in which a rank works and does not wait for others."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,7 @@ from support.alerts.fleet.day import Day
 from support.alerts.fleet.machines import write_machines
 from support.alerts.fleet.page import Pages
 from support.alerts.fleet.ranks import write_runs
-from support.alerts.rule_test import alive, needed
-from support.servers.prometheus import require
+from support.alerts.rule_test import alive, needed, run_promtool, seconds_in
 
 Labels = tuple[tuple[str, str], ...]
 """Of an alert, with its name; sorted."""
@@ -37,8 +34,6 @@ _SCRAPED = re.compile(
     r"""(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?(?:\[[^]:]*\])?)(?:\s+offset\s+(?P<offset>[\dhms]+))?"""
 )
 """A selector of what agents export or Prometheus writes at a scrape, with its offset."""
-_TIME = re.compile(r"(\d+)([hms])")
-_UNIT_SECONDS = {"h": 3600, "m": 60, "s": 1}
 _COLLECT_SELDOM = {"GOGC": "1000", "GOMEMLIMIT": "3GiB"}
 """promtool keeps little of what it allocates, but holds the samples of a day."""
 
@@ -49,12 +44,6 @@ class Shipped(NamedTuple):
     groups: Sequence[Mapping[str, Any]]
     """Groups of rules in the order in which one depends on the other."""
     alertmanager: Mapping[str, Any]
-
-
-class Late(NamedTuple):
-    """Samples that reach the rules late, as by remote write, and without marks of the end of a series."""
-
-    seconds: int
 
 
 def shipped(config: RuleConfig, directory: Path) -> Shipped:
@@ -70,21 +59,22 @@ def shipped(config: RuleConfig, directory: Path) -> Shipped:
 
 
 def firing(
-    day: Day, groups: Sequence[Mapping[str, Any]], interval: int, directory: Path, late: Late | None = None
+    day: Day, groups: Sequence[Mapping[str, Any]], interval: int, directory: Path, late: int = 0
 ) -> Iterator[tuple[float, set[Labels]]]:
     """The alerts that fire at each evaluation of the day, which takes minutes.
 
     interval: seconds between two scrapes, and between two evaluations.
+    late: seconds after which samples reach the rules, as by remote write, and without marks of the end of a
+    series; 0 where they are scraped.
     """
-    require("promtool")
     kept = _that_fire(groups)
     names = {name for group in kept for rule in group["rules"] for name in _NAME.findall(rule["expr"])}
-    pages = Pages(day=day, interval=interval, wanted=names, markers=late is None)
+    pages = Pages(day=day, interval=interval, wanted=names, markers=not late)
     write_runs(pages)
     write_machines(pages)
     kept = alive(kept, (each["series"] for each in pages.series))
-    if late is not None:
-        kept = [delayed(group, late.seconds) for group in kept]
+    if late:
+        kept = [delayed(group, late) for group in kept]
     yield from _answers(_run(pages, kept, directory), pages)
 
 
@@ -116,9 +106,7 @@ def delayed(group: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
 def _offset(seconds: int, selector: re.Match[str]) -> str:
     if selector["quoted"] is not None:
         return selector[0]
-    before = _TIME.findall(selector["offset"] or "")
-    total = seconds + sum(int(number) * _UNIT_SECONDS[unit] for number, unit in before)
-    return f"{selector['selector']} offset {total}s"
+    return f"{selector['selector']} offset {seconds + seconds_in(selector['offset'] or ''):.0f}s"
 
 
 def _run(pages: Pages, groups: Sequence[Mapping[str, Any]], directory: Path) -> str:
@@ -136,14 +124,7 @@ def _run(pages: Pages, groups: Sequence[Mapping[str, Any]], directory: Path) -> 
         "tests": [case],
     }
     (directory / "case.json").write_text(json.dumps(document))
-    done = subprocess.run(
-        ["nice", "-n", "5", "promtool", "test", "rules", str(directory / "case.json")],
-        env={**os.environ, **_COLLECT_SELDOM},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    done = run_promtool([directory / "case.json"], _COLLECT_SELDOM)
     assert done.returncode in (0, 1), f"promtool ended with {done.returncode}: {done.stdout[:2000]}"
     return done.stdout
 
@@ -160,8 +141,7 @@ def _answers(output: str, pages: Pages) -> Iterator[tuple[float, set[Labels]]]:
     """Every question fails, because it expects what there is not, and says what it got."""
     found = {}
     for each in _ANSWER.finditer(output):
-        moment = sum(int(number) * _UNIT_SECONDS[unit] for number, unit in _TIME.findall(each["time"]))
-        found[float(moment)] = {_labels(text) for text in _SERIES.findall(each["got"])}
+        found[seconds_in(each["time"])] = {_labels(text) for text in _SERIES.findall(each["got"])}
     if len(found) != len(pages.times):
         raise AssertionError(f"{len(found)} answers of {len(pages.times)}: {output[:2000]}")
     yield from sorted(found.items())

@@ -10,8 +10,7 @@ import numpy as np
 from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from support.alerts.fleet.day import Attempt, Node, Place, Run, gpu_name
 from support.alerts.fleet.nodes import GPU_MODEL, GPU_PRICE, SETTLE_SECONDS
-from support.alerts.fleet.notation import ABSENT, Flags, Values
-from support.alerts.fleet.page import Pages
+from support.alerts.fleet.page import ABSENT, Flags, Pages, Values
 
 _BORN_SECONDS = 60.0
 _COLLECTORS = ("ranks", "gpu", "host", "kernel_log", "rdma", "network", "clock", "cost", "xid", "tcp")

@@ -11,7 +11,7 @@ import numpy as np
 from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch.conventions.states import ENDED_STATES, Outcome, RankState
 from support.alerts.fleet.attempts import OWN, AttemptModel
-from support.alerts.fleet.notation import ABSENT, Flags, Values
+from support.alerts.fleet.page import ABSENT, Flags, Values
 
 RETENTION_SECONDS = 3_600.0
 SETTLE_SECONDS = 20.0

@@ -14,10 +14,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from support.alerts.fleet.firing import Labels
+from support.alerts.rule_test import seconds_in
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"?((?:[^"\\]|\\.)*)"?\s*')
-_DURATION = re.compile(r"(\d+)(ms|[smhd])")
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Notification(NamedTuple):
@@ -119,15 +118,11 @@ def read_route(config: Mapping[str, Any], above: Route | None = None) -> Route:
         receiver=config.get("receiver", base.receiver),
         matchers=_matchers(config.get("matchers", ())),
         group_by=tuple(config.get("group_by", base.group_by)),
-        wait=_seconds(config["group_wait"]) if "group_wait" in config else base.wait,
-        interval=_seconds(config["group_interval"]) if "group_interval" in config else base.interval,
+        wait=seconds_in(config["group_wait"]) if "group_wait" in config else base.wait,
+        interval=seconds_in(config["group_interval"]) if "group_interval" in config else base.interval,
         routes=(),
     )
     return own._replace(routes=tuple(read_route(each, own) for each in config.get("routes", ())))
-
-
-def _seconds(text: str) -> float:
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text))
 
 
 def route_of(labels: Mapping[str, str], route: Route) -> Route:

@@ -10,8 +10,7 @@ from rankwatch.conventions.states import RankState
 from support.alerts.fleet.attempts import AttemptModel
 from support.alerts.fleet.day import gpu_name
 from support.alerts.fleet.nodes import DATA_WAIT, GROUP, TIMEOUT_SECONDS, TOKENS, NodeSeries
-from support.alerts.fleet.notation import ABSENT, Flags, Values
-from support.alerts.fleet.page import Pages
+from support.alerts.fleet.page import ABSENT, Flags, Pages, Values
 
 _PHASES = {"data_wait": DATA_WAIT, "forward": 0.28, "backward": 0.54, "optimizer": 0.015, "other": 0.005}
 """Shares of a healthy step; the remainder is communication."""

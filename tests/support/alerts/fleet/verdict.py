@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankwatch_alerts import Alert, RuleConfig
 from support.alerts.fleet.day import Day, Fault, FaultKind
-from support.alerts.fleet.firing import Labels, Late, firing, shipped
+from support.alerts.fleet.firing import Labels, firing, shipped
 from support.alerts.fleet.paging import Notification, Pager
 
 LIMIT_SECONDS: Mapping[FaultKind, float] = MappingProxyType(
@@ -129,7 +129,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def live(life: Day, interval: int, directory: Path, late: Late | None = None) -> Verdict:
+def live(life: Day, interval: int, directory: Path, late: int = 0) -> Verdict:
     """Evaluate a day with the rules that ship, which takes minutes. Files are written to a directory.
 
     interval: seconds between two scrapes, and between two evaluations.
