@@ -11,8 +11,7 @@ import pytest
 
 from rankwatch_agent.runtime.config import load_config
 from rankwatch_agent.training.discovery import MAX_BOXES
-from support.deploy.chart import DEPLOY, ROOT
-from support.deploy.chart import DEPLOY, DROP_INS, UNIT, directives
+from support.deploy.chart import DEPLOY, DROP_INS, ROOT, UNIT, directives
 
 pytestmark = pytest.mark.process
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.config import COLLECTORS
 from support.agent.process import agent_process, until
 from support.deploy.chart import DROP_INS, container, directives
 from support.gpu.nvml import FakeDriver, build_library
@@ -231,7 +231,7 @@ def _flags(node: Node, evidence: Path) -> Iterator[str]:
     yield from ("--directory", str(node.boxes), "--evidence-directory", str(evidence))
     yield from ("--sysfs", str(node.tree.sysfs), "--kubelet-socket", str(node.kubelet_socket))
     yield from ("--checkpoint-paths", str(node.closed), "--checkpoint-bytes-per-second", "1e9")
-    yield from ("--intervals-seconds", ",".join(f"{each}=0.3" for each in DEFAULT_SCHEDULES))
+    yield from ("--intervals-seconds", ",".join(f"{each}=0.3" for each in COLLECTORS))
     yield from ("--retention-seconds", str(time.monotonic() - _ENDED_AT - 5.0))
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
+from rankwatch_alerts.config.thresholds import DEFAULT_CLASS
 from rankwatch_cli.demo.parts import Alert as DeliveredAlert
 from rankwatch_cli.demo.parts import Receiver
 from support.agent.process import AgentProcess, agent_process

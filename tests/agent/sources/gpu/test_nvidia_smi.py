@@ -27,8 +27,8 @@ pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 from rankwatch.conventions.metrics import METRICS, section
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.gpu.pci import PciGpus
 from rankwatch_agent.sources.gpu.protocol import Reading
+from rankwatch_agent.sources.pci import PciGpus
 from support.agent.process import AgentProcess, agent_process, until
 from support.gpu.nvidia_smi import (
     NUMBERS,
