@@ -21,7 +21,7 @@ from rankwatch_agent.training.totals import RankTotals
 from rankwatch_cli.options import add_run
 from rankwatch_cli.output import show
 from rankwatch_cli.runs import boxes_of, named_run
-from rankwatch_diagnosis.run.verdict import visible_lines
+from rankwatch_diagnosis.run.box_records import visible_lines
 
 _MOST_RECORDS = 1 << 24
 """More than any ring holds."""

@@ -36,6 +36,7 @@ from rankwatch_diagnosis.run.box_records import (
     checkpoint_operations,
     scalars_of,
     steps_of,
+    unseen_parts,
 )
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
@@ -55,7 +56,7 @@ from rankwatch_diagnosis.run.report import (
     waiting_words,
 )
 from rankwatch_diagnosis.run.step_rows import mean_phases, rows_by_rank
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, unseen_parts, worst_anomaly
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.words import listed
 

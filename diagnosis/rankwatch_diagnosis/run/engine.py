@@ -10,6 +10,7 @@ from rankwatch.conventions.states import RankState
 from rankwatch.conventions.vocabulary import Capability
 from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.run.box_records import capabilities, tracked
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run
 from rankwatch_diagnosis.run.ending import ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder
@@ -34,15 +35,7 @@ from rankwatch_diagnosis.run.processes import (
 )
 from rankwatch_diagnosis.run.replicas import difference, judge_replicas
 from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE, numbers_repeat, phase_table, rows_by_rank
-from rankwatch_diagnosis.run.verdict import (
-    RunState,
-    RunVerdict,
-    capabilities,
-    slow_ranks,
-    state_of,
-    tracked,
-    why_of,
-)
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, slow_ranks, state_of, why_of
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,

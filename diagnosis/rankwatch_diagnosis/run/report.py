@@ -13,11 +13,12 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import as_json as loss_as_json
+from rankwatch_diagnosis.run.box_records import visible_lines
 from rankwatch_diagnosis.run.losses import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replicas import replica_parts
 from rankwatch_diagnosis.run.step_rows import STEPS_BY_PLACE
-from rankwatch_diagnosis.run.verdict import GONE, RunState, RunVerdict, visible_lines, worst_anomaly
+from rankwatch_diagnosis.run.verdict import GONE, RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.witnesses import witness_lines
 from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict

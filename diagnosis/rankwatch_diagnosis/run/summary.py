@@ -17,6 +17,7 @@ from rankwatch.conventions.states import ENDED_STATES, Cause, RankState
 from rankwatch.conventions.vocabulary import COMMUNICATION, TOKENS, Capability
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.training.failures import worst_state
+from rankwatch_diagnosis.run.box_records import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import earlier_words, ended_attempts, ending_words, seconds_left
 from rankwatch_diagnosis.run.folder import find_run
@@ -24,7 +25,6 @@ from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.replicas import difference, judge_replicas
 from rankwatch_diagnosis.run.step_rows import Row, numbers_repeat, phase_table, rows_by_rank
-from rankwatch_diagnosis.run.verdict import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.report import share_lost
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict

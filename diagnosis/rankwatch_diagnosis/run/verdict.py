@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rankwatch.conventions.states import Cause, RankState
-from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch_agent.training.failures import KILLED
-from rankwatch_agent.training.run_series import of_run
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
+from rankwatch_diagnosis.run.box_records import Capabilities
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.ending import EndedAttempt
 from rankwatch_diagnosis.run.losses import RankLosses
@@ -101,41 +100,6 @@ def worst_anomaly(verdict: RunVerdict) -> Severity | None:
         return None
     found = {each.severity for each in verdict.loss[1].anomalies}
     return next((each for each in reversed(Severity) if each in found), None)
-
-
-Capabilities = Mapping[Capability, Unseen | None]
-"""Capability -> why a rank does not see it; None where all ranks see it. Left out where it is not known."""
-
-
-def capabilities(boxes: Boxes) -> Capabilities:
-    """Those of the run; empty where all its calls are explicit."""
-    return of_run(each.now.capabilities for each in boxes.by_rank.values())
-
-
-def visible_lines(found: Capabilities) -> Iterator[str]:
-    """A line with what is seen, and a line for each reason why something is not."""
-    if seen := [each.value for each, why in found.items() if why is None]:
-        yield f"visible:     {', '.join(seen)}"
-    head = "not visible: "
-    for line in unseen_parts(found):
-        yield f"{head}{line}"
-        head = " " * len(head)
-
-
-def unseen_parts(found: Capabilities) -> Iterator[str]:
-    """For each reason the capabilities that are not visible, and the reason."""
-    by_reason: dict[Unseen, list[str]] = {}
-    for each, why in found.items():
-        if why is not None:
-            by_reason.setdefault(why, []).append(each.value)
-    for why, names in by_reason.items():
-        yield f"{', '.join(names)}, because {why.sentence}"
-
-
-def tracked(boxes: Boxes) -> tuple[str, ...]:
-    """The pages of the run in its experiment trackers; of one without a page its kind and its run there."""
-    found = (each for box in boxes.by_rank.values() for each in box.trackers)
-    return tuple(dict.fromkeys(each.url or f"{each.kind.value} {each.run}" for each in found))
 
 
 _OTHERS_SHOWN = 2

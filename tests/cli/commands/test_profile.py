@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankwatch
-from rankwatch import profiling
+from rankwatch import profiler, profiling
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands import profile
 
@@ -23,8 +23,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rankwatch.Run:
     assert torch.__version__  # the profiler is torch's, so torch has to be imported
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     monkeypatch.setenv("RANKWATCH_PROFILE_ON_SLOW", "2")
-    monkeypatch.setattr(profiling, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(profiling, "_WINDOW_STEPS", 3)
+    monkeypatch.setattr(profiler, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(profiler, "_WINDOW_STEPS", 3)
     started = rankwatch.start(run="job", rank=0, world_size=2, collectives=False, flight_recorder=False)
     assert isinstance(started, rankwatch.Run)
     return started
