@@ -1,4 +1,4 @@
-"""What each metric is called over OTLP: one table of standard names, one rule for all others.
+"""What each metric is called over OTLP: standard names by opentelemetry.txt, one rule for all others.
 
 The standard names are those of OpenTelemetry's semantic conventions (hardware and system metrics, in
 development there): https://opentelemetry.io/docs/specs/semconv/hardware/. A metric without an entry in
@@ -8,10 +8,12 @@ in the field for it, in UCUM, never in the name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from rankwatch.conventions.metrics import Kind, Label, Metric
@@ -134,127 +136,43 @@ def _attribute(metric: Metric, label: Label) -> str:
     return _ATTRIBUTES.get(label, f"rankwatch.{label}")
 
 
-_NAMES: dict[str, tuple[Instrument, str, str]] = {
-    "hw.gpu.utilization": (Instrument.GAUGE, "1", "Share of time in which the GPU was busy."),
-    "hw.gpu.memory.limit": (Instrument.UP_DOWN_COUNTER, "By", "Memory of the GPU."),
-    "hw.gpu.memory.usage": (Instrument.UP_DOWN_COUNTER, "By", "Memory of the GPU in use."),
-    "hw.gpu.io": (Instrument.COUNTER, "By", "Bytes received and transmitted by the GPU."),
-    "hw.energy": (Instrument.COUNTER, "J", "Energy used by the component."),
-    "hw.power": (Instrument.GAUGE, "W", "Power drawn by the component."),
-    "hw.temperature": (Instrument.GAUGE, "Cel", "Temperature of the component."),
-    "hw.status": (Instrument.UP_DOWN_COUNTER, "1", "1 where the component is in the state, else 0."),
-    "hw.errors": (Instrument.COUNTER, "{error}", "Errors of the component by type."),
-    "hw.fan.speed_ratio": (Instrument.GAUGE, "1", "Speed of the fan as share of its highest."),
-    "hw.network.io": (Instrument.COUNTER, "By", "Bytes received and transmitted by the port."),
-    "hw.network.packets": (Instrument.COUNTER, "{packet}", "Packets received and transmitted by the port."),
-    "hw.network.up": (Instrument.UP_DOWN_COUNTER, "1", "1 where the link is up, else 0."),
-    "hw.network.bandwidth.limit": (Instrument.UP_DOWN_COUNTER, "By/s", "Speed of the link."),
-    "system.network.io": (Instrument.COUNTER, "By", "Bytes received and transmitted by the interface."),
-    "system.network.errors": (Instrument.COUNTER, "{error}", "Errors of the interface."),
-    "system.network.packet.dropped": (Instrument.COUNTER, "{packet}", "Packets the interface dropped."),
-    "system.cpu.time": (Instrument.COUNTER, "s", "CPU time of the host by mode."),
-    "system.cpu.logical.count": (Instrument.UP_DOWN_COUNTER, "{cpu}", "Logical CPUs online."),
-    "system.memory.limit": (Instrument.UP_DOWN_COUNTER, "By", "Memory of the host."),
-    "system.memory.linux.available": (
-        Instrument.UP_DOWN_COUNTER,
-        "By",
-        "Memory available without swapping.",
-    ),
-}
-"""Standard name -> instrument, unit and description."""
+_ENTRY = re.compile(r"  (rankwatch_\w+)(?:{(\w+)=(\w+)})?(.*)")
 
 
-def _standard(
-    name: str,
-    attributes: Mapping[str, tuple[Label, ...]] | None = None,
-    constants: Mapping[str, str] | None = None,
-    only: Mapping[Label, str] | None = None,
-) -> OtelMetric:
-    instrument, unit, description = _NAMES[name]
-    return OtelMetric(
-        name=name,
-        instrument=instrument,
-        unit=unit,
-        description=description,
-        attributes=attributes or {},
-        constants=constants or {},
-        only=only or {},
-    )
+def _parse_table(text: str) -> Iterator[tuple[str, OtelMetric]]:
+    """Yield the name of each metric with a standard name, and the standard metric. Raises ValueError."""
+    for line in text.splitlines():
+        if not line or line.lstrip().startswith("#"):
+            continue
+        if not line.startswith(" "):
+            name, instrument, unit, description = line.split(" ", 3)
+            continue
+        match = _ENTRY.fullmatch(line)
+        if match is None:
+            raise ValueError(f"this line names no metric: {line}")
+        attributes, constants = {}, {}
+        for word in match[4].split():
+            attribute, _, value = word.rpartition("=")
+            if value.startswith("<"):
+                labels = tuple(Label(each) for each in value[1:-1].split("/"))
+                attributes[attribute or f"rankwatch.{labels[0]}"] = labels
+            else:
+                constants[attribute] = value
+        yield (
+            match[1],
+            OtelMetric(
+                name=name,
+                instrument=Instrument(instrument),
+                unit=unit,
+                description=description,
+                attributes=attributes,
+                constants=constants,
+                only={Label(match[2]): match[3]} if match[2] else {},
+            ),
+        )
 
-
-_GPU = {"hw.id": (Label.GPU,)}
-_IS_GPU = {"hw.type": "gpu"}
-_INTERFACE = {"network.interface.name": (Label.DEVICE,)}
-_NIC = {"hw.id": (Label.DEVICE,), **_INTERFACE}
-_PORT = {
-    "hw.id": (Label.DEVICE, Label.PORT),
-    "rankwatch.device": (Label.DEVICE,),
-    "rankwatch.port": (Label.PORT,),
-}
-_IS_NETWORK = {"hw.type": "network"}
-_RECEIVE = {"network.io.direction": "receive"}
-_TRANSMIT = {"network.io.direction": "transmit"}
 
 STANDARD: Mapping[str, OtelMetric] = MappingProxyType(
-    {
-        "rankwatch_gpu_utilization_ratio": _standard(
-            "hw.gpu.utilization", _GPU, {**_IS_GPU, "hw.gpu.task": "general"}
-        ),
-        "rankwatch_gpu_video_utilization_ratio": _standard(
-            "hw.gpu.utilization", {**_GPU, "hw.gpu.task": (Label.UNIT,)}, _IS_GPU
-        ),
-        "rankwatch_gpu_fan_speed_ratio": _standard(
-            "hw.fan.speed_ratio",
-            {"hw.id": (Label.GPU, Label.FAN), "hw.parent": (Label.GPU,)},
-            {"hw.type": "fan"},
-        ),
-        "rankwatch_gpu_memory_total_bytes": _standard("hw.gpu.memory.limit", _GPU, _IS_GPU),
-        "rankwatch_gpu_memory_used_bytes": _standard("hw.gpu.memory.usage", _GPU, _IS_GPU),
-        # The conventions have no attribute for the way the bytes took; ours keeps NVLink apart from PCIe.
-        "rankwatch_gpu_nvlink_bytes_total": _standard(
-            "hw.gpu.io",
-            {**_GPU, "network.io.direction": (Label.DIRECTION,)},
-            {**_IS_GPU, "rankwatch.gpu.link": "nvlink"},
-        ),
-        "rankwatch_gpu_energy_joules_total": _standard("hw.energy", _GPU, _IS_GPU),
-        "rankwatch_gpu_power_watts": _standard("hw.power", _GPU, _IS_GPU),
-        "rankwatch_gpu_temperature_celsius": _standard(
-            "hw.temperature", {**_GPU, "hw.sensor_location": (Label.SENSOR,)}, _IS_GPU
-        ),
-        "rankwatch_gpu_up": _standard("hw.status", _GPU, {**_IS_GPU, "hw.state": "ok"}),
-        # Only one scope: whoever adds up hw.errors must not count an error twice.
-        "rankwatch_gpu_ecc_errors_total": _standard(
-            "hw.errors", {**_GPU, "error.type": (Label.KIND,)}, _IS_GPU, {Label.SCOPE: "volatile"}
-        ),
-        "rankwatch_rdma_receive_bytes_total": _standard("hw.network.io", _PORT, _IS_NETWORK | _RECEIVE),
-        "rankwatch_rdma_transmit_bytes_total": _standard("hw.network.io", _PORT, _IS_NETWORK | _TRANSMIT),
-        "rankwatch_rdma_receive_packets_total": _standard(
-            "hw.network.packets", _PORT, _IS_NETWORK | _RECEIVE
-        ),
-        "rankwatch_rdma_transmit_packets_total": _standard(
-            "hw.network.packets", _PORT, _IS_NETWORK | _TRANSMIT
-        ),
-        "rankwatch_rdma_port_up": _standard("hw.network.up", _PORT, _IS_NETWORK),
-        "rankwatch_rdma_port_rate_bytes": _standard("hw.network.bandwidth.limit", _PORT, _IS_NETWORK),
-        "rankwatch_rdma_errors_total": _standard(
-            "hw.errors", {**_PORT, "error.type": (Label.COUNTER,)}, _IS_NETWORK
-        ),
-        "rankwatch_network_up": _standard("hw.network.up", _NIC, _IS_NETWORK),
-        "rankwatch_network_speed_bytes": _standard("hw.network.bandwidth.limit", _NIC, _IS_NETWORK),
-        "rankwatch_network_receive_bytes_total": _standard("system.network.io", _INTERFACE, _RECEIVE),
-        "rankwatch_network_transmit_bytes_total": _standard("system.network.io", _INTERFACE, _TRANSMIT),
-        "rankwatch_network_receive_errors_total": _standard("system.network.errors", _INTERFACE, _RECEIVE),
-        "rankwatch_network_transmit_errors_total": _standard("system.network.errors", _INTERFACE, _TRANSMIT),
-        "rankwatch_network_receive_drops_total": _standard(
-            "system.network.packet.dropped", _INTERFACE, _RECEIVE
-        ),
-        "rankwatch_network_transmit_drops_total": _standard(
-            "system.network.packet.dropped", _INTERFACE, _TRANSMIT
-        ),
-        "rankwatch_host_cpu_seconds_total": _standard("system.cpu.time", {"cpu.mode": (Label.MODE,)}),
-        "rankwatch_host_cpus": _standard("system.cpu.logical.count"),
-        "rankwatch_host_memory_total_bytes": _standard("system.memory.limit"),
-        "rankwatch_host_memory_available_bytes": _standard("system.memory.linux.available"),
-    }
+    dict(_parse_table(Path(__file__).with_name("opentelemetry.txt").read_text()))
 )
 """Prometheus name -> standard metric, where the conventions have one that means the same."""
