@@ -71,6 +71,7 @@ ALLOWED = {
     "instrumentation/rankwatch/blackbox/place.py": "the directory of all black boxes itself, and /proc",
     "instrumentation/rankwatch/checkpoint_files/manifest.py": "the checkpoint that this process saves",
     "instrumentation/rankwatch/conventions/metrics.py": PACKAGE,
+    "instrumentation/rankwatch/conventions/opentelemetry.py": PACKAGE,
     "instrumentation/rankwatch/hooks.py": KERNEL,
     "instrumentation/rankwatch/lifecycle.py": "/dev/null, and the program of this process",
     "instrumentation/rankwatch/processes.py": KERNEL,

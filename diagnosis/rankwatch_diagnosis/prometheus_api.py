@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rankwatch.untrusted.http_client import NoRedirects, within
+from rankwatch.untrusted.http_client import Reply, ask_by_proxies
 from rankwatch_agent.runtime.errors import UserError
 
 _MOST_BYTES = 64 << 20
@@ -93,26 +91,21 @@ class PrometheusApi:
 
     def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[Points]:
         body = urllib.parse.urlencode(parameters).encode()  # as a form: an expression may be long
-        request = urllib.request.Request(f"{self.address}/api/v1/{endpoint}", body, self._headers())
-
-        def ask() -> bytes:
-            opener = urllib.request.build_opener(NoRedirects)
-            with opener.open(request, timeout=self.timeout_seconds) as reply:
-                text: bytes = reply.read(_MOST_BYTES + 1)
-            return text
-
+        url = f"{self.address}/api/v1/{endpoint}"
+        seconds = self.timeout_seconds
         try:
-            text = within(self.timeout_seconds, ask)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._failure(_reason(error)) from None
+            reply = ask_by_proxies(
+                url, seconds=seconds, most_bytes=_MOST_BYTES, headers=self._headers(), body=body
+            )
         except TimeoutError:
-            raise self._failure(f"no answer within {self.timeout_seconds:g} s") from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            raise self._failure(str(getattr(error, "reason", "") or error)) from None
-        if len(text) > _MOST_BYTES:
-            raise self._failure(f"its answer is larger than {_MOST_BYTES >> 20} MiB")
-        return self._result(text)
+            raise self._failure(f"no answer within {seconds:g} s") from None
+        except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: of a name of a host
+            raise self._failure(str(error)) from None
+        except ValueError:
+            raise self._failure(f"its answer is larger than {_MOST_BYTES >> 20} MiB") from None
+        if reply.status >= 300:
+            raise self._failure(_reason(reply))
+        return self._result(reply.body)
 
     def _result(self, text: bytes) -> list[Points]:
         try:
@@ -143,13 +136,13 @@ def _series(row: Any) -> Points:
     return Points(labels, points)
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    if error.code in _REFUSED:
-        return f"{_REFUSED[error.code]} (status {error.code})"
-    if 300 <= error.code < 400:
-        return f"it sends to another page, as for a login (status {error.code})"
+def _reason(reply: Reply) -> str:
+    if reply.status in _REFUSED:
+        return f"{_REFUSED[reply.status]} (status {reply.status})"
+    if reply.status < 400:
+        return f"it sends to another page, as for a login (status {reply.status})"
     try:
-        told = json.loads(error.read(1 << 16))["error"]
-    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-        told = error.reason
-    return f"{str(told)[:300]} (status {error.code})"
+        told = json.loads(reply.body)["error"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        told = reply.reason
+    return f"{str(told)[:300]} (status {reply.status})"

@@ -7,9 +7,7 @@ import json
 import re
 import shlex
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.settings import SentenceParser
-from rankwatch.untrusted.http_client import NoRedirects, within
+from rankwatch.untrusted.http_client import ask_by_proxies
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.options import seconds_above_zero
@@ -193,21 +191,16 @@ def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
     asked = urllib.parse.urlencode({"filter": f'alertname="{name}"', "active": "true"})
     address = f"{url.rstrip('/')}/api/v2/alerts?{asked}"
 
-    def ask() -> Any:
-        with urllib.request.build_opener(NoRedirects).open(address, timeout=timeout_seconds) as answer:
-            return json.loads(answer.read(_MOST_BYTES))
-
     try:
-        parsed = within(timeout_seconds, ask)
-    except urllib.error.HTTPError as error:
-        error.close()
-        status = f"{error.code}{', a redirect, which is not followed' if error.code < 400 else ''}"
-        raise UserError(f"could not ask {url} for alerts: it answers with status {status}") from None
+        reply = ask_by_proxies(address, seconds=timeout_seconds, most_bytes=_MOST_BYTES)
+        if reply.status >= 300:
+            status = f"{reply.status}{', a redirect, which is not followed' if reply.status < 400 else ''}"
+            raise UserError(f"could not ask {url} for alerts: it answers with status {status}")
+        parsed = json.loads(reply.body)
     except TimeoutError:
         raise UserError(f"could not ask {url} for alerts: no answer within {timeout_seconds:g} s") from None
-    except (OSError, HTTPException) as error:  # URLError is an OSError
-        reason = getattr(error, "reason", None) or error
-        raise UserError(f"could not reach {url}: {reason}") from None
+    except (OSError, HTTPException) as error:
+        raise UserError(f"could not reach {url}: {error}") from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, list) or not all(map(_is_alert, parsed)):

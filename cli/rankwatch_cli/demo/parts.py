@@ -7,10 +7,9 @@ import queue
 import shutil
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http.client import OK, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankwatch.conventions import environment
 from rankwatch.processes import python
+from rankwatch.untrusted.http_client import ask
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
 from rankwatch_cli.demo.workspace import DemoError, Workspace, reserved_address
 
@@ -32,6 +32,8 @@ _EMULATED = (
     *("--layer-forward-seconds", "0.02", "--layer-backward-seconds", "0.03"),
 )
 """Steps of about 0.2 s, nearly all of it asleep, so that four ranks run undisturbed on two cores."""
+_MOST_OF_METRICS = 64 << 20
+"""Bytes of the agent's page."""
 _COMPUTING = ("--device", "cpu", "--layers", str(_LAYERS), "--width", "64", "--batch-size", "4")
 
 
@@ -135,13 +137,14 @@ def read_steps(agent: str) -> dict[int, float]:
     """Steps of each rank by the agent's metrics, from one scrape; raises DemoError."""
     url = f"http://{agent}/metrics"
     try:
-        with urllib.request.urlopen(url, timeout=5.0) as reply:
-            text = reply.read().decode()
-    except (OSError, HTTPException) as error:  # URLError is an OSError
+        reply = ask(url, seconds=5.0, most_bytes=_MOST_OF_METRICS)
+    except (OSError, HTTPException, ValueError) as error:
         raise DemoError(f"could not read {url}: {error}") from error
+    if reply.status != OK:
+        raise DemoError(f"could not read {url}: HTTP Error {reply.status}: {reply.reason}")
     return {
         int(sample.labels["rank"]): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(reply.body.decode())
         for sample in family.samples
         if sample.name == "rankwatch_steps_total"
     }
@@ -150,9 +153,8 @@ def read_steps(agent: str) -> dict[int, float]:
 def answers(url: str) -> bool:
     """True if the URL answers with status 200."""
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as reply:
-            return bool(reply.status == 200)
-    except (OSError, HTTPException):  # URLError is an OSError
+        return ask(url, seconds=2.0, most_bytes=_MAX_BYTES).status == OK
+    except (OSError, HTTPException, ValueError):
         return False
 
 

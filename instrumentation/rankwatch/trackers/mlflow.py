@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import re
-import socket
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from http.client import OK, HTTPException
 from urllib.parse import urlsplit
 
 from rankwatch.errors import TrackerError
+from rankwatch.untrusted.http_client import ask
 
 _PATH = "/api/2.0/mlflow/runs/log-batch"
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_TAG = 5000
 """Characters of a tag's value, which MLflow keeps."""
-_MOST_READ = 65_536
-"""Bytes of an answer that are looked at."""
+_MOST_READ = 1 << 20
+"""Bytes of an answer. It is empty, or tells an error."""
 
 
 class MlflowServer:
     """A server at an address. timeout_seconds: for a whole request, however slowly the server answers."""
 
     def __init__(self, endpoint: str, *, headers: Mapping[str, str], timeout_seconds: float) -> None:
-        self._endpoint = urlsplit(endpoint)
+        parts = urlsplit(endpoint)
+        self._place = parts.netloc
+        self._url = parts._replace(path=parts.path.rstrip("/") + _PATH, query="", fragment="").geturl()
         self._headers = {"Content-Type": "application/json", **headers}
         self._timeout_seconds = timeout_seconds
 
@@ -47,37 +47,19 @@ class MlflowServer:
             "tags": [{"key": name, "value": value[:_LONGEST_TAG]} for name, value in tags.items()],
         }
         try:
-            status, text = self._post(json.dumps(content, allow_nan=False).encode())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TrackerError(
-                f"MLflow at {self._endpoint.netloc}: {error or type(error).__name__}"
-            ) from None
-        if status != http.client.OK:
-            raise TrackerError(f"MLflow at {self._endpoint.netloc}: status {status}: {text[:200]!r}")
-
-    def _post(self, body: bytes) -> tuple[int, str]:
-        secure = self._endpoint.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        host, port = self._endpoint.hostname or "", self._endpoint.port
-        connection = kind(host, port, timeout=self._timeout_seconds)
-        # The timeout of a socket is that of one read: a server that sends a byte a second never meets it.
-        late = threading.Timer(self._timeout_seconds, _cut, (connection,))
-        late.daemon = True
-        late.start()
-        try:
-            connection.request("POST", self._endpoint.path.rstrip("/") + _PATH, body, self._headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MOST_READ).decode("utf-8", "replace")
-        finally:
-            late.cancel()
-            connection.close()
-
-
-def _cut(connection: http.client.HTTPConnection) -> None:
-    sock = connection.sock
-    if sock is not None:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+            reply = ask(
+                self._url,
+                seconds=self._timeout_seconds,
+                most_bytes=_MOST_READ,
+                method="POST",
+                headers=self._headers,
+                body=json.dumps(content, allow_nan=False).encode(),
+            )
+        except (OSError, HTTPException, ValueError) as error:
+            raise TrackerError(f"MLflow at {self._place}: {error or type(error).__name__}") from None
+        if reply.status != OK:
+            text = reply.body.decode("utf-8", "replace")
+            raise TrackerError(f"MLflow at {self._place}: status {reply.status}: {text[:200]!r}")
 
 
 def credentials(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,16 +12,13 @@ import socket
 import ssl
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import urlsplit
-
-Answer = TypeVar("Answer")
 
 
 class Reply(NamedTuple):
@@ -89,11 +86,40 @@ def ask(
     return found
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """For `build_opener`: a redirect, which mostly leads to a page for people to log in, is an error."""
+def ask_by_proxies(
+    url: str,
+    *,
+    seconds: float,
+    most_bytes: int,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    body: bytes | None = None,
+) -> Reply:
+    """Ask as `ask` does, through the proxies that the environment names; by POST where there is a body.
 
-    def redirect_request(self, *_: object) -> None:
-        """None: nothing is followed."""
+    A request that is late is left behind, in a thread of its own.
+    """
+    from urllib import request  # which no rank needs
+    from urllib.error import URLError
+
+    opener = request.OpenerDirector()  # without handlers of redirects and errors: each answer is a reply
+    for kind in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler):
+        opener.add_handler(kind())
+    found: Future[Reply] = Future()
+
+    def asking() -> None:
+        try:
+            with opener.open(request.Request(url, body, dict(headers)), timeout=seconds) as answer:
+                content = answer.read(most_bytes + 1)
+                if len(content) > most_bytes:
+                    raise ValueError(f"more than {most_bytes} bytes")
+                found.set_result(Reply(answer.status, answer.reason, answer.headers, content))
+        except URLError as error:
+            found.set_exception(error.reason if isinstance(error.reason, OSError) else OSError(error.reason))
+        except (OSError, HTTPException, ValueError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=asking, daemon=True).start()
+    return found.result(seconds)
 
 
 def connect_tcp(host: str, port: int, end: float) -> socket.socket:
@@ -123,20 +149,3 @@ def seconds_left(end: float) -> float:
     if left <= 0.0:
         raise TimeoutError("timed out")
     return left
-
-
-def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """What `ask` returns or raises: OSError, HTTPException, ValueError or RecursionError.
-
-    Raises TimeoutError after `seconds`, and leaves `ask` behind.
-    """
-    found: Future[Answer] = Future()
-
-    def asking() -> None:
-        try:
-            found.set_result(ask())
-        except (OSError, HTTPException, ValueError, RecursionError) as error:
-            found.set_exception(error)
-
-    threading.Thread(target=asking, daemon=True).start()
-    return found.result(seconds)
