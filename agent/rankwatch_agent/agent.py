@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rankwatch import __version__
+from rankwatch.untrusted.paths import write_at_once
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
@@ -88,12 +87,13 @@ class Agent:
     def __enter__(self) -> Agent:
         for server in self._servers:
             threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-        if self._config.address_file is not None:
+        path = self._config.address_file
+        if path is not None:
             try:
-                _write_atomically(self._config.address_file, f"{self.address}\n")
-            except UserError:
+                write_at_once(path, f"{self.address}\n".encode())
+            except OSError as error:
                 self._stop_serving()
-                raise
+                raise UserError(f"could not write address_file {path}: {error.strerror or error}") from None
         self._supervisor.start()
         if self._otlp is not None:
             self._otlp.start()
@@ -177,17 +177,6 @@ def _otlp(config: AgentConfig, endpoint: str) -> tuple[OtlpSettings, Resource]:
         headers_file=config.otlp_headers_file,
     )
     return settings, build_resource(node=config.node, cluster=config.cluster, version=__version__)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Put the complete file in place, or none. Raises UserError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"could not write address_file {path}: {error.strerror or error}") from None
 
 
 def give_back_what_is_free() -> None:

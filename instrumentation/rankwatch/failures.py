@@ -50,6 +50,13 @@ class Failures:
         except Exception:  # noqa: BLE001 - a filter that raises, or the end of the stack
             return
 
+    def attempt(self, what: str, action: Callable[..., object], *arguments: object) -> None:
+        """Call what must not get in the way of the trainer's own code around it, nor of a destructor."""
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
+            self.note(what, error)
+
     def caught(self, what: str, error: Exception) -> None:
         """Count and log an exception that a guard has caught; wrong use may raise."""
         if isinstance(error, UsageError):

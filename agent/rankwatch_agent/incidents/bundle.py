@@ -21,7 +21,7 @@ import msgspec
 
 from rankwatch import __version__
 from rankwatch.conventions.states import EvidenceFault, IncidentKind
-from rankwatch.untrusted.folders import open_regular
+from rankwatch.untrusted.folders import Folder, open_regular
 from rankwatch.untrusted.text import shown_json
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
@@ -41,7 +41,6 @@ CHUNK_BYTES = 1 << 20
 """Read and written at once."""
 RESERVED_BYTES = 8 << 20
 """Reserved for the verdict and the manifest, which come last; at most a quarter of the bundle."""
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -99,7 +98,8 @@ class BundleFolder:
         try:
             for parent in [*target.relative_to(self.path).parents][-2::-1]:
                 (self.path / parent).mkdir(mode=0o700, exist_ok=True)
-            file = os.open(target, _NEW_FILE, 0o600)
+            with Folder.open(target.parent) as folder:
+                file = folder.create(target.name, mode=0o600)
         except OSError as error:
             raise write_error(name, error) from None
         complete = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwatch.conventions.states import Cause
+from rankwatch.untrusted.paths import write_at_once
 from rankwatch_alerts import Alert as AlertName
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts
@@ -156,7 +157,7 @@ class Demo:
         source = random.Random(self._options.seed)
         rank = source.randrange(self._options.ranks)
         factor = round(source.uniform(1.5, 2.0), 2)
-        write_atomically(self._faults, f"straggler:rank={rank},factor={factor}\n")
+        write_at_once(self._faults, f"straggler:rank={rank},factor={factor}\n".encode())
         injected = time.monotonic()
         self._say(f"injected: a rank chosen at random now computes {factor} times as long")
         named: list[int] = []
@@ -241,10 +242,3 @@ def _straggler(addresses: Addresses) -> Verdict | None:
 
     verdict = diagnose_run(addresses.black_boxes / parts.RUN).straggler
     return verdict if verdict and verdict.cause is Cause.SLOW_RANK else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file with a complete new one."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.replace(path)

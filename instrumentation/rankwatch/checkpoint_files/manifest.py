@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from rankwatch.checkpoint_files.reading import parse_json
 from rankwatch.checkpoint_files.result import CheckpointError
+from rankwatch.untrusted.paths import write_at_once
 
 NAME = "rankwatch-manifest.json"
 _PART = re.compile(r"rankwatch-manifest\.rank-(\d+)\.json")
@@ -123,7 +124,7 @@ class ManifestWriter:
             file.close()
             self._files[name] = file.result()
         content = as_bytes(Manifest(self._step, self._algorithm, self._files))
-        _publish(self._folder / f"rankwatch-manifest.rank-{self._rank:05d}.json", content)
+        write_at_once(self._folder / f"rankwatch-manifest.rank-{self._rank:05d}.json", content, lasting=True)
 
     def __enter__(self) -> ManifestWriter:
         return self
@@ -164,7 +165,7 @@ def merge(folder: Path, world_size: int) -> Manifest:
         )
     step, algorithm = kinds.pop()
     merged = Manifest(step, algorithm, files)
-    _publish(folder / NAME, as_bytes(merged))
+    write_at_once(folder / NAME, as_bytes(merged), lasting=True)
     for path in parts.values():
         path.unlink(missing_ok=True)
     return merged
@@ -240,18 +241,3 @@ def _require_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _LARGEST_SIZE:
         raise ValueError("it is no size, and no step")
     return value
-
-
-def _publish(path: Path, content: bytes) -> None:
-    """Write beside, sync, rename, sync the folder: the file is whole or absent, whatever happens."""
-    beside = path.with_name(f".{path.name}.tmp")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

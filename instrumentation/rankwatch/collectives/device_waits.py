@@ -150,12 +150,9 @@ class DeviceWaits:
             if self._last_in_backward is last:  # the wait begins after the last operation only
                 self._last_in_backward = None
                 if self.begins(key):
-                    self._guard(lambda: self._queue(self._end_of_backward))
+                    self._failures.attempt(_FOLLOW, self._queue, self.ends)
 
-        self._guard(lambda: self._queue(begin))
-
-    def _end_of_backward(self) -> None:
-        self._guard(self._timeline.wait_ended)
+        self._failures.attempt(_FOLLOW, self._queue, begin)
 
     # -- at the wait ------------------------------------------------------------------------------
 
@@ -173,7 +170,10 @@ class DeviceWaits:
 
     def ends(self) -> None:
         """The wait is enqueued."""
-        self._guard(self._timeline.wait_ended)
+        try:
+            self._timeline.wait_ended()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failures.note(_FOLLOW, error)
 
     def begins_work(self, work: Any) -> bool:
         """As `begins`, for `Work.wait`. The work shows its kind of operation, but not its group."""
@@ -212,7 +212,7 @@ class DeviceWaits:
         def end_coalescing(*arguments: Any, **named: Any) -> Any:
             marks = self._timeline.marks_made
             work = original(*arguments, **named)
-            self._guard(lambda: self._batch_ended(id(work), marks))
+            self._failures.attempt(_FOLLOW, self._batch_ended, id(work), marks)
             return work
 
         return end_coalescing
@@ -230,12 +230,12 @@ class DeviceWaits:
     # -- events and streams -----------------------------------------------------------------------
 
     def _record(self, original: Any) -> Any:
-        communicating = self._communicating
+        communicating, attempt, recorded = self._communicating, self._failures.attempt, self._recorded
 
         def record(event: Any, stream: Any = None) -> Any:
             result = original(event, stream)
             if communicating:
-                self._guard(lambda: self._recorded(event, stream))
+                attempt(_FOLLOW, recorded, event, stream)
             return result
 
         return record
@@ -303,12 +303,6 @@ class DeviceWaits:
         except Exception as error:  # noqa: BLE001 - as above
             self._failures.note(_FOLLOW, error)
             return WaitKey(operation, 0, 0)
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - called around the trainer's own code
-            self._failures.note(_FOLLOW, error)
 
 
 def _keep(known: dict[int, WaitKey], address: int, key: WaitKey, most: int) -> None:

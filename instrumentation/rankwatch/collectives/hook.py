@@ -17,7 +17,7 @@ import atexit
 import ctypes
 import importlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -102,7 +102,7 @@ class CollectiveHook:
                 result = redispatch(keys & below, *arguments, **named)
             except BaseException:
                 if call is not None:
-                    self._guard(call.refused)
+                    self._failures.attempt(_FOLLOW, call.refused)
                 raise
             finally:
                 if waits is not None:
@@ -148,12 +148,6 @@ class CollectiveHook:
             self._failures.note(_FOLLOW, error)
         return _NOTHING
 
-    def _guard(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - the trainer must see its own exception, or none
-            self._failures.note(_FOLLOW, error)
-
     def _follow(self, call: Call, operator: Operator, arguments: tuple[Any, ...], result: Any) -> None:
         """Have the record written when the operation completes."""
         try:
@@ -176,7 +170,8 @@ class CollectiveHook:
             self._work_waits.follow(work, call)
         except Exception as error:  # noqa: BLE001 - the operation is in flight: training must go on
             self._failures.note(_FOLLOW, error)
-            self._guard(call.wait_only)  # its end may never be seen, and it must not look hung for ever
+            # Its end may never be seen, and it must not look hung for ever.
+            self._failures.attempt(_FOLLOW, call.wait_only)
 
     def _complete(self, call: Call, future: Any) -> None:
         self._futures.discard(call)

@@ -18,7 +18,6 @@ import importlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -79,7 +78,7 @@ class WorkWaits:
             self._work_class.wait = self._found
         for key in list(self._followed):
             if known := self._followed.pop(key, None):
-                self._guard(known.call.abandoned)
+                self._failures.attempt(_FOLLOW_WORK, known.call.abandoned)
         self._in_hand.clear()
 
     def forget(self) -> None:
@@ -134,13 +133,7 @@ class WorkWaits:
 
     def _gone(self, known: _Followed) -> None:
         if self._followed.pop(known.key, None) is not None:
-            self._guard(known.call.abandoned)
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - called from destructors
-            self._failures.note(_FOLLOW_WORK, error)
+            self._failures.attempt(_FOLLOW_WORK, known.call.abandoned)
 
 
 class TensorWaits:

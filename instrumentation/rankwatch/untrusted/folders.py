@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -120,7 +120,7 @@ class Folder:
         owner: user id that the file must have. Raises NotRegularError and NotOwnedError besides.
         """
         try:
-            return _open_regular(os.open(_one(name), _LOOK, dir_fd=self._descriptor), owner)
+            return _open_regular(os.open(_one(name), LOOK, dir_fd=self._descriptor), owner)
         except FileNotFoundError:
             if _DESCRIPTORS.is_dir():
                 raise

@@ -8,7 +8,8 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+from rankwatch.untrusted.folders import LOOK, Folder
+
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_BENEATH = 0x08
@@ -56,12 +57,18 @@ def create_output(path: Path) -> int:
     return file
 
 
+def write_at_once(path: Path, content: bytes, *, lasting: bool = False) -> None:
+    """Write a file as `Folder.write`, with the mode that the umask leaves; its folder may be a link."""
+    with Folder.open(path.parent, follow=True) as folder:
+        folder.write(path.name, content, mode=0o666, lasting=lasting)
+
+
 def _by_names(folder: int, path: PurePosixPath) -> int:
     """Name by name, without links. It is what kernels before 5.6 and some sandboxes leave."""
     at = os.dup(folder)
     try:
         for name in path.parts:
-            inner = os.open(name, _LOOK, dir_fd=at)
+            inner = os.open(name, LOOK, dir_fd=at)
             os.close(at)
             at = inner
             if stat.S_ISLNK(os.fstat(at).st_mode):

@@ -9,7 +9,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
-from rankwatch.untrusted.folders import Folder, NotOwnedError
+from rankwatch.untrusted.folders import LOOK, Folder, NotOwnedError
 
 if TYPE_CHECKING:
     import socket
@@ -36,7 +36,7 @@ def connect(folder: Folder, name: str, owner: int, seconds: float) -> socket.soc
     """
     import socket  # which no start of a rank needs
 
-    looked = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fileno())
+    looked = os.open(name, LOOK, dir_fd=folder.fileno())
     connection = socket.socket(socket.AF_UNIX)
     try:
         status = os.fstat(looked)
