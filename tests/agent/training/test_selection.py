@@ -11,6 +11,7 @@ import pytest
 from rankwatch_agent.training import selection
 from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks, halves
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_diagnosis.straggler import thresholds
 
 
 def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> ComparedFigures:
@@ -102,3 +103,8 @@ def test_halves_speak_for_all_ranks() -> None:
 def test_selected_before_the_rules_need_it() -> None:
     """A rank whose excess the rules may call slow must be exported well before: they see no other ranks."""
     assert 1.0 + RuleConfig().straggler_least_residual / 2 >= selection._ABOVE
+
+
+def test_slow_for_all() -> None:
+    """Whom the rules may call slow, the diagnosis does not take for too little slower to be a fault."""
+    assert thresholds.DEFAULT.rank_ratio <= selection._ABOVE < 1.0 + RuleConfig().straggler_least_residual
