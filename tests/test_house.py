@@ -7,7 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 
@@ -220,6 +220,34 @@ def _texts() -> Iterator[Path]:
         path = ROOT / name
         if path.suffix in {".py", ".md", ".yml", ".yaml", ".json"} and not name.startswith("tests/"):
             yield path
+
+
+@pytest.mark.process
+def test_each_metric_has_a_reader() -> None:
+    """A rule, a board, a runbook, a page of documents or a command reads it. References list all of them, so
+    they are no readers."""
+    text = "\n".join(path.read_text() for path in _readers())
+    read = set(re.findall(r"\brankwatch_\w+", text))
+    assert _unread(read) == set()
+    assert _unread(read - {"rankwatch_blackboxes"}) == {"rankwatch_blackboxes"}, "one board reads it"
+
+
+def _readers() -> Iterator[Path]:
+    kinds = {
+        "alerts/rules": ".yaml",
+        "dashboards/rankwatch_dashboards/boards": ".yaml",
+        "runbooks": ".md",
+        "docs": ".md",
+        **dict.fromkeys(("alerts", "diagnosis", "cli"), ".py"),
+    }
+    references = {ROOT / "docs" / "metrics.md", ROOT / "docs" / "cardinality.md"}
+    for path in {*_texts()} - references:
+        if any(path.is_relative_to(ROOT / folder) and path.suffix == kinds[folder] for folder in kinds):
+            yield path
+
+
+def _unread(read: Set[str]) -> set[str]:
+    return {each.name for each in METRICS if not read & {each.name, *each.series}}
 
 
 def test_length_of_files() -> None:

@@ -23,7 +23,7 @@ from support.servers.otlp import numbers, otlp_receiver
 from support.servers.receiver import Mode
 from support.servers.spans import span_receiver
 
-LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
+LOAD = ("system.cpu.logical.count", frozenset[tuple[str, str]]())
 
 _WITHOUT_OTLP = """
 import sys
@@ -107,7 +107,7 @@ def test_hung_otlp_endpoint() -> None:
             def metrics() -> str:
                 return fetch(agent.address, "/metrics").body.decode()
 
-            until(lambda: 'rankwatch_host_load1{node="n1"} 2.5\n' in metrics(), "the collector has run")
+            until(lambda: 'rankwatch_host_cpus{node="n1"} 2.5\n' in metrics(), "the collector has run")
             assert 'rankwatch_otlp_batches_total{node="n1",outcome="dropped"} 0.0\n' in metrics()
         assert not receiver.released.is_set()
         assert len(receiver.exports) == 1
@@ -131,7 +131,7 @@ def test_slow_receiver_of_traces(mode: Mode) -> None:
             def metrics() -> str:
                 return fetch(agent.address, "/metrics").body.decode()
 
-            until(lambda: 'rankwatch_host_load1{node="n1"} 2.5\n' in metrics(), "the collector has run")
+            until(lambda: 'rankwatch_host_cpus{node="n1"} 2.5\n' in metrics(), "the collector has run")
         assert not receiver.released.is_set()
         assert (len(traces.queue), traces.queue.dropped) == (MAX_BATCH, 2 * MAX_BATCH)
 

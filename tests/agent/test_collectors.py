@@ -51,7 +51,7 @@ class ToyCollector:
         self.interval_seconds, self.deadline_seconds = schedule
 
     def collect(self):
-        return Collection([Series(metric("rankwatch_host_load1"), (), 0.5)])
+        return Collection([Series(metric("rankwatch_host_cpus"), (), 0.5)])
 """
 
 
@@ -66,9 +66,9 @@ def test_new_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def page() -> str:
             return fetch(agent.address, "/metrics").body.decode()
 
-        until(lambda: "rankwatch_host_load1{" in page(), "the toy's series")
+        until(lambda: "rankwatch_host_cpus{" in page(), "the toy's series")
         found = page()
-    assert re.search(r"^rankwatch_host_load1\{.*} 0.5$", found, re.MULTILINE)
+    assert re.search(r"^rankwatch_host_cpus\{.*} 0.5$", found, re.MULTILINE)
     assert re.search(r'^rankwatch_collector_interval_seconds\{collector="toy".*} 21.0$', found, re.MULTILINE)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 OF_EACH = {
     "host": "rankwatch_host_cpus",
     "network": "rankwatch_network_receive_bytes_total",
-    "tcp": "rankwatch_tcp_timeouts_total",
+    "tcp": "rankwatch_tcp_sent_segments_total",
     "rdma": "rankwatch_rdma_receive_bytes_total",
     "gpu": "rankwatch_gpu_power_watts",
     "gpu_driver": "rankwatch_gpus_expected",
@@ -47,16 +47,15 @@ def node(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[GpuNode]:
 
 def remove_host(node: GpuNode) -> None:
     """Make the kernel's counters of the host unreadable."""
-    for name in ("stat", "meminfo", "loadavg", "vmstat"):
+    for name in ("stat", "meminfo", "vmstat"):
         (node.tree.procfs / name).unlink(missing_ok=True)
         (node.tree.procfs / name).mkdir()
     shutil.rmtree(node.tree.procfs / "pressure")
 
 
 def garble_tcp(node: GpuNode) -> None:
-    """Files of /proc that contain garbage."""
-    for name in ("net/snmp", "net/netstat"):
-        (node.tree.procfs / name).write_text("\x00 nonsense \xff\n" * 3)
+    """A file of /proc that contains garbage."""
+    (node.tree.procfs / "net/snmp").write_text("\x00 nonsense \xff\n" * 3)
 
 
 BREAKS: dict[str, Callable[[GpuNode], None]] = {

@@ -83,7 +83,7 @@ OF_EACH = {
     "host": "rankwatch_host_cpus",
     "clock": "rankwatch_host_clock_synchronised",
     "network": "rankwatch_network_mtu_bytes",
-    "tcp": "rankwatch_tcp_timeouts_total",
+    "tcp": "rankwatch_tcp_sent_segments_total",
     "rdma": "rankwatch_rdma_receive_bytes_total",
     "gpu": "rankwatch_gpu_temperature_celsius",
     "gpu_driver": "rankwatch_gpus_expected",

@@ -69,7 +69,7 @@ def _watch_with_traces(directory: Path, blackboxes: Path, seldom: Effort) -> tup
         with rankwatch_agent(own, blackboxes, *flags) as agent:
             usage = watch(Exporter(*agent), seldom._replace(warmup_seconds=_TRACED_WARM_UP_SECONDS))
         # Steps are chosen by chance, seldom: of the few thousand here it may be none.
-        if usage.last.total(metric("rankwatch_traced_steps_total").name) and not receiver.spans:
+        if usage.last.total(metric("rankwatch_spans_total").name) and not receiver.spans:
             raise BenchError("could not measure the agent with traces: no span arrived")
         return usage, len(receiver.spans)
 

@@ -29,8 +29,8 @@ def measure(*, quick: bool) -> Result:
         flags = ("--state-directory", str(directory / "state"), "--collectors", "ranks")
         with agent_process(directory, *flags) as agent:
             stopwatch = run_job(directory, lambda _: None)
-            until(lambda: sum(exported(agent)[0].values()) > 0.99 * stopwatch.allocated, "all is attributed")
-            live, _, replayed = exported(agent)
+            until(lambda: sum(exported(agent).values()) > 0.99 * stopwatch.allocated, "all is attributed")
+            live = exported(agent)
         boxes = read_folder(directory / "blackboxes" / RUN)
     truth = stopwatch.productive / stopwatch.allocated
     rows = []
@@ -50,15 +50,6 @@ def measure(*, quick: bool) -> Result:
                 _percent,
             ),
         ]
-    rows.append(
-        Row(
-            "replayed steps",
-            str(replayed),
-            "",
-            str(stopwatch.replayed_steps),
-            replayed == stopwatch.replayed_steps,
-        )
-    )
     ledger, split = _cost(_STEPS // 10 if quick else _STEPS)
     rows.append(
         Row(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from support.agent.process import agent_process, rankwatch, until
-from support.interrupted_run import RUN, STEPS, Stopwatch, exported, run_job
+from support.interrupted_run import RUN, Stopwatch, exported, run_job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    """States sum to the time that went by, replayed steps are exact, and goodput is that of a stopwatch: by
+    """States sum to the time that went by, and goodput is that of a stopwatch: by
     the agent that was restarted, and by the boxes alone."""
     state = tmp_path / "state"
     flags = ("--state-directory", str(state), "--collectors", "ranks")
@@ -30,13 +30,11 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
                 agents.append(stack.enter_context(agent_process(tmp_path, *flags)))
 
         stopwatch = run_job(tmp_path, between)
-        until(lambda: exported(agents[-1])[1] >= STEPS - 1, "the agent has read the last step")
-        until(lambda: sum(exported(agents[-1])[0].values()) == all_of(stopwatch), "it has settled")
-        seconds, _, replayed = exported(agents[-1])
-        check(seconds, replayed, stopwatch)
+        until(lambda: sum(exported(agents[-1]).values()) == all_of(stopwatch), "it has settled")
+        check(exported(agents[-1]), stopwatch)
     without = rankwatch("goodput", str(tmp_path / "blackboxes" / RUN), "--json", "--account", "/dev/null")
     found = json.loads(without.stdout)
-    check(found["rank_seconds"], None, stopwatch)
+    check(found["rank_seconds"], stopwatch)
     assert [each["number"] for each in found["attempts"]] == [0, 1, 2, 3]
 
 
@@ -45,7 +43,7 @@ def all_of(stopwatch: Stopwatch) -> Any:
     return pytest.approx(stopwatch.allocated, rel=0.005)
 
 
-def check(seconds: dict[str, float], replayed: int | None, stopwatch: Stopwatch) -> None:
+def check(seconds: dict[str, float], stopwatch: Stopwatch) -> None:
     """Against what the job itself has measured."""
     assert sum(seconds.values()) == all_of(stopwatch)
     assert seconds["productive"] / sum(seconds.values()) == pytest.approx(
@@ -55,5 +53,3 @@ def check(seconds: dict[str, float], replayed: int | None, stopwatch: Stopwatch)
         assert seconds[state] > 0.0, state
     for state in ("stall", "unknown", "evaluation"):
         assert seconds[state] == 0.0, state
-    if replayed is not None:
-        assert replayed == stopwatch.replayed_steps

@@ -56,11 +56,11 @@ def test_each_run_in_one_shard(tmp_path: Path) -> None:
             _await(url, "run:rankwatch_steps:rate", "run", {own})
             _await(url, "rankwatch_rank_info", "run", {own})
             _await(url, "rankwatch_agent_info", "node", {"node-0", "node-1"})
-            assert not _labels(url, "rankwatch_host_load1", "node")
+            assert not _labels(url, "rankwatch_host_cpus", "node")
         _await(servers.fleet, "run_state:rankwatch_goodput_ranks:mean", "run", set(RUNS))
         _await(servers.query, "run:rankwatch_steps:rate", "run", set(RUNS))
         assert not _labels(servers.fleet, "rankwatch_step_seconds_total", "run")
-        _await(servers.fleet, "rankwatch_host_load1", "node", {"node-0", "node-1"})
+        _await(servers.fleet, "rankwatch_host_cpus", "node", {"node-0", "node-1"})
         poll(lambda: _classes(servers.fleet) > 0, DEADLINE_SECONDS, "rank seconds of the class of runs")
         name, reason = Alert.HOST_FAULT, "clock"
         clocks = f'ALERTS{{alertname="{name}", reason="{reason}", alertstate="firing"}}'

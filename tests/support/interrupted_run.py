@@ -26,7 +26,6 @@ class Stopwatch(NamedTuple):
 
     allocated: float
     productive: float
-    replayed_steps: int
 
 
 def run_job(directory: Path, between: Callable[[int], None]) -> Stopwatch:
@@ -81,18 +80,16 @@ def read_stopwatch(directory: Path) -> Stopwatch:
     ranks = [_processes(_lines(directory, rank)) for rank in range(max(WORLDS))]
     began = [min(each[number].started for each in ranks if number in each) for number in range(len(WORLDS))]
     allocated, productive, reached = 0.0, 0.0, -1
-    replayed = [0] * len(ranks)
     for number in range(len(WORLDS)):
         before = reached
-        for rank, processes in enumerate(ranks):
+        for processes in ranks:
             if number not in processes:
                 continue
             process = processes[number]
             allocated += _until(processes, number, began) - process.started
-            replayed[rank] += sum(step <= before for step in process.steps)
             productive += sum(process.productive(step) for step in process.steps if step > before)
             reached = max(reached, *process.steps)
-    return Stopwatch(allocated, productive, max(replayed))
+    return Stopwatch(allocated, productive)
 
 
 class _Process(NamedTuple):
@@ -143,16 +140,11 @@ def _lines(directory: Path, rank: int) -> list[list[Any]]:
     return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
 
 
-def exported(agent: AgentProcess) -> tuple[dict[str, float], float, int]:
-    """Seconds by state, highest step and replayed steps."""
+def exported(agent: AgentProcess) -> dict[str, float]:
+    """Seconds by state."""
     seconds = dict.fromkeys(GoodputState, 0.0)
-    highest, replayed = -1.0, 0
     for line in agent.page().splitlines():
         name, _, value = line.rpartition(" ")
         if name.startswith("rankwatch_goodput_seconds_total{"):
             seconds[GoodputState(name.partition('state="')[2].partition('"')[0])] = float(value)
-        elif name.startswith("rankwatch_run_highest_step{"):
-            highest = float(value)
-        elif name.startswith("rankwatch_replayed_steps_total{"):
-            replayed = int(float(value))
-    return {str(state): value for state, value in seconds.items()}, highest, replayed
+    return {str(state): value for state, value in seconds.items()}

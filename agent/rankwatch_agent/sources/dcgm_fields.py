@@ -71,9 +71,6 @@ KNOWN_FIELDS: Mapping[str, KnownField] = MappingProxyType(
         "DCGM_FI_PROF_PCIE_TX_BYTES": _plain(_THROUGHPUT, _MAX_BYTES, "transmit"),
         "DCGM_FI_PROF_PCIE_RX_BYTES": _plain(_THROUGHPUT, _MAX_BYTES, "receive"),
         "DCGM_FI_DEV_GPU_UTIL": _plain("rankwatch_gpu_utilization_ratio", 1.0, scale=0.01),
-        "DCGM_FI_DEV_MEM_COPY_UTIL": _plain(
-            "rankwatch_gpu_memory_controller_utilization_ratio", 1.0, scale=0.01
-        ),
         "DCGM_FI_DEV_GPU_TEMP": _plain(_TEMPERATURE, 250.0, "core"),
         "DCGM_FI_DEV_MEMORY_TEMP": _plain(_TEMPERATURE, 250.0, "memory"),
         "DCGM_FI_DEV_POWER_USAGE": _plain("rankwatch_gpu_power_watts", 1e5),

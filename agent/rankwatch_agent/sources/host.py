@@ -1,8 +1,7 @@
-"""Collector `host`: CPU time, load, memory, OOM kills and pressure of the host, from /proc."""
+"""Collector `host`: CPU time, memory, OOM kills and pressure of the host, from /proc."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,7 +44,7 @@ class HostCollector:
     def collect(self) -> Collection:
         """Reads all files. Raises what collect_parts raises."""
         pressure = (lambda resource=resource: self._pressure(resource) for resource in RESOURCES)
-        parts = (self._cpu, self._load, self._memory, self._oom_kills, *pressure)
+        parts = (self._cpu, self._memory, self._oom_kills, *pressure)
         return collect_parts(self.name, parts, self._log_limit)
 
     def _cpu(self) -> Iterator[Series | CollectError]:
@@ -56,9 +55,6 @@ class HostCollector:
             yield sample("rankwatch_host_cpus", (), times.cpus)
         for mode, ticks in times.ticks.found.items():
             yield sample("rankwatch_host_cpu_seconds_total", (mode,), ticks / self._ticks_per_second)
-
-    def _load(self) -> Iterable[Series]:
-        yield sample("rankwatch_host_load1", (), parse_kernel_file(self._procfs / "loadavg", parse_load1))
 
     def _memory(self) -> Iterator[Series | CollectError]:
         path = self._procfs / "meminfo"
@@ -92,14 +88,6 @@ def parse_stat(text: str) -> CpuTimes:
     if len(total) < 4:  # the first four are as old as the file
         return CpuTimes(Table({}, ("no line of all CPUs",)), cpus)
     return CpuTimes(parse_fields(zip(CPU_MODES, total, strict=False), parse_count), cpus)
-
-
-def parse_load1(text: str) -> float:
-    """Parses /proc/loadavg: the average over one minute."""
-    load1 = float((text.split() or [""])[0])
-    if not (math.isfinite(load1) and load1 >= 0):
-        raise ValueError(f"{load1} is not a load")
-    return load1
 
 
 def parse_meminfo(text: str) -> Table[str, int]:

@@ -169,7 +169,7 @@ class NetworkCollector:
                 "rankwatch_network_up", (name,), parse_kernel_file(directory / "operstate", parse_operstate)
             )
         ]
-        yield lambda: self._carrier(name)
+        yield lambda: self._speed(name)
         yield lambda: [
             sample(
                 "rankwatch_network_link_flaps_total",
@@ -183,15 +183,9 @@ class NetworkCollector:
         if physical:
             yield lambda: [_identity(name, str(directory / "device"))]
 
-    def _carrier(self, name: str) -> Iterator[Series]:
-        """Yields carrier changes and speed. Without the former, the latter would grow stale."""
-        changes = parse_kernel_file(self._interfaces / name / "carrier_changes", parse_count)
-        yield sample("rankwatch_network_carrier_changes_total", (name,), changes)
-        speed = self._speed(name, changes)
-        if speed is not None:
-            yield sample("rankwatch_network_speed_bytes", (name,), speed)
-
-    def _speed(self, name: str, carrier_changes: int) -> float | None:
+    def _speed(self, name: str) -> Iterator[Series]:
+        """Yields the speed, read anew after each carrier change: without their count it would grow stale."""
+        carrier_changes = parse_kernel_file(self._interfaces / name / "carrier_changes", parse_count)
         cached = self._speeds.get(name)
         if cached is None or cached.carrier_changes != carrier_changes:
             try:
@@ -202,7 +196,8 @@ class NetworkCollector:
                 self._speeds[name] = _CachedSpeed(carrier_changes, None)
                 raise
             self._speeds[name] = cached
-        return cached.bytes_per_second
+        if cached.bytes_per_second is not None:
+            yield sample("rankwatch_network_speed_bytes", (name,), cached.bytes_per_second)
 
     def _read_speed(self, name: str) -> float | None:
         try:

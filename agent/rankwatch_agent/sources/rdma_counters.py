@@ -29,12 +29,6 @@ from rankwatch_agent.sources.kernel_files import (
 
 ERRORS = metric("rankwatch_rdma_errors_total")
 CONGESTION = metric("rankwatch_rdma_congestion_total")
-OPERATIONS = metric("rankwatch_rdma_operations_total")
-
-MAX_COUNTERS = 256
-"""Most counters read from one directory. Today's drivers have about 80."""
-MAX_OPERATIONS = 128
-"""Most counters of one port exported as operations, the only class that accepts unknown names."""
 
 
 class Total(NamedTuple):
@@ -50,7 +44,6 @@ TOTALS = MappingProxyType(
         "port_rcv_data": Total(metric("rankwatch_rdma_receive_bytes_total"), 4),
         "port_xmit_data": Total(metric("rankwatch_rdma_transmit_bytes_total"), 4),
         "port_rcv_packets": Total(metric("rankwatch_rdma_receive_packets_total")),
-        "port_xmit_packets": Total(metric("rankwatch_rdma_transmit_packets_total")),
         "port_xmit_wait": Total(metric("rankwatch_rdma_transmit_wait_ticks_total")),
         "link_downed": Total(metric("rankwatch_rdma_link_downed_total")),
     }
@@ -60,7 +53,6 @@ SUBSTITUTES = MappingProxyType(
         "rx_bytes": "port_rcv_data",
         "tx_bytes": "port_xmit_data",
         "rx_pkts": "port_rcv_packets",
-        "tx_pkts": "port_xmit_packets",
     }
 )
 """Counters of EFA and older bnxt_re, in bytes. They are used only where the standard counter is absent."""
@@ -115,36 +107,31 @@ _CONGESTION = _names(
     cnpHandled cnpIgnored cnpSent RxECNMrkd
     """
 )
-_GAUGES = ("active_", "watermark_")
-"""bnxt_re lists gauges, such as the number of queue pairs, among its counters."""
-_NOT_COUNTERS = frozenset({"lifespan"})
-"""lifespan: milliseconds for which the driver repeats the values it read last."""
 _VPORT_PREFIX = "vport_"
 """mlx5 prefixes the counters of a virtual port with it in switchdev mode."""
 
 
-def is_counter(name: str) -> bool:
-    """True if the file in a counter directory holds a number that only grows."""
-    return name not in _NOT_COUNTERS and not name.startswith(_GAUGES)
+def class_of(name: str) -> Metric | None:
+    """Returns the metric for errors or for congestion; None for a counter of neither, and for unknown names.
 
-
-def class_of(name: str) -> Metric:
-    """Returns the metric for errors, for congestion, or for operations, which includes unknown names.
-
-    `req_cqe_flush_error` and `resp_cqe_flush_error` are operations: closing a queue regularly counts them
-    too.
+    `req_cqe_flush_error` and `resp_cqe_flush_error` are no errors: closing a queue regularly counts them too.
     """
     bare = name.removeprefix(_VPORT_PREFIX)
     if bare in _ERRORS:
         return ERRORS
-    return CONGESTION if bare in _CONGESTION else OPERATIONS
+    return CONGESTION if bare in _CONGESTION else None
+
+
+def is_exported(name: str) -> bool:
+    """True if a counter of this name can have a series. Drivers list gauges and settings among the others."""
+    return name in TOTALS or name in SUBSTITUTES or class_of(name) is not None
 
 
 def read_counters(files: SysfsFiles, directory: str) -> dict[str, int]:
-    """Returns the readable counters of a directory by name."""
+    """Returns the readable ones of a directory's counters that are exported, by name."""
     found = {}
-    for name in names_or_empty(directory)[:MAX_COUNTERS]:
-        if is_counter(name):
+    for name in names_or_empty(directory):
+        if is_exported(name):
             value = files.value(f"{directory}/{name}", parse_counter)
             if value is not None:
                 found[name] = value
@@ -160,18 +147,12 @@ def counter_series(
     that a total does not jump while one of them cannot be read.
     """
     present = standard | counters.keys()
-    operations = 0
     for name, value in counters.items():
         total = _total(name, present)
         if total is not None:
             yield Series(total.metric, (device, port), value * total.factor)
-            continue
-        each = class_of(name)
-        if each is OPERATIONS:
-            operations += 1
-            if operations > MAX_OPERATIONS:
-                continue
-        yield Series(each, (device, port, name), value)
+        elif (each := class_of(name)) is not None:
+            yield Series(each, (device, port, name), value)
 
 
 def _total(name: str, present: Set[str]) -> Total | None:

@@ -1,12 +1,12 @@
-"""Collector `tcp`: segments sent and retransmitted, timeouts and listen drops, from /proc/net."""
+"""Collector `tcp`: segments sent and retransmitted, from /proc/net/snmp."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from rankwatch.conventions.metrics import Metric, metric
+from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
 from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError
@@ -15,13 +15,9 @@ from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_field
 from rankwatch_agent.sources.network import node_network
 from rankwatch_agent.sources.shared import Shared
 
-_SNMP = {
+_COLUMNS = {
     "OutSegs": metric("rankwatch_tcp_sent_segments_total"),
     "RetransSegs": metric("rankwatch_tcp_retransmitted_segments_total"),
-}
-_NETSTAT = {
-    "TCPTimeouts": metric("rankwatch_tcp_timeouts_total"),
-    "ListenDrops": metric("rankwatch_tcp_listen_drops_total"),
 }
 
 
@@ -41,31 +37,25 @@ class TcpCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads both files. Raises what collect_parts raises."""
-        directory = node_network(self._procfs)
-        parts = (
-            lambda: _series(directory / "snmp", "Tcp", _SNMP),
-            lambda: _series(directory / "netstat", "TcpExt", _NETSTAT),
-        )
-        return collect_parts(self.name, parts, self._log_limit)
+        """Reads the file. Raises what collect_parts raises."""
+        return collect_parts(self.name, (self._series,), self._log_limit)
+
+    def _series(self) -> Iterator[Series | CollectError]:
+        path = node_network(self._procfs) / "snmp"
+        counters = parse_kernel_file(path, parse_snmp)
+        yield from counters.errors(path)
+        for name, value in counters.found.items():
+            yield Series(_COLUMNS[name], (), value)
 
 
-def parse_protocol(text: str, protocol: str, wanted: Iterable[str]) -> Table[str, int]:
-    """Parses one protocol of /proc/net/snmp or netstat: a line of names, then a line of numbers.
+def parse_snmp(text: str) -> Table[str, int]:
+    """Parses TCP's counters in /proc/net/snmp: a line of names, then a line of numbers.
 
     Raises ValueError where a line is missing or their lengths differ.
     """
-    start = f"{protocol}:"
     for names, numbers in pairwise(text.splitlines()):
-        if names.startswith(start) and numbers.startswith(start):
+        if names.startswith("Tcp:") and numbers.startswith("Tcp:"):
             # Some columns are not counts: MaxConn of Tcp is -1.
             columns = dict(zip(names.split()[1:], numbers.split()[1:], strict=True))
-            return parse_fields(((name, columns[name]) for name in wanted if name in columns), parse_count)
-    raise ValueError(f"no lines for {protocol}")
-
-
-def _series(path: Path, protocol: str, metrics: Mapping[str, Metric]) -> Iterator[Series | CollectError]:
-    counters = parse_kernel_file(path, lambda text: parse_protocol(text, protocol, metrics))
-    yield from counters.errors(path)
-    for name, value in counters.found.items():
-        yield Series(metrics[name], (), value)
+            return parse_fields(((name, columns[name]) for name in _COLUMNS if name in columns), parse_count)
+    raise ValueError("no lines for Tcp")

@@ -109,7 +109,6 @@ class CheckpointsCollector:
         self._wall = wall
         self._records = VerificationRecords(settings.directory)
         self._outcomes: Counter[str] = Counter()
-        self._bytes = 0
         self._running: dict[int, tuple[_Task, VerifyingProcess]] = {}
         """By user id."""
         self._ending: dict[int, VerifyingProcess] = {}
@@ -255,7 +254,6 @@ class CheckpointsCollector:
             return
         self._looks.pop((task.run, task.saved), None)
         self._outcomes[outcome] += 1
-        self._bytes += int(result.get("bytes", 0))
         problems = result.get("problems") or [{}]
         record = task.record(
             outcome,
@@ -296,7 +294,6 @@ class CheckpointsCollector:
             if good is not None:
                 yield sample("rankwatch_checkpoint_verified_step", (run,), good.step)
                 yield sample("rankwatch_checkpoint_verified_timestamp_seconds", (run,), good.ended)
-            yield sample("rankwatch_checkpoint_verification_timestamp_seconds", (run,), records[-1].finished)
             yield sample("rankwatch_checkpoint_verification_seconds", (run,), records[-1].seconds)
             yield from self._damaged(condition, records)
 
@@ -327,7 +324,6 @@ class CheckpointsCollector:
     def _series_of_node(self, waiting: int) -> Iterator[Series]:
         for outcome in OUTCOMES:
             yield sample("rankwatch_checkpoint_verifications_total", (outcome,), self._outcomes[outcome])
-        yield sample("rankwatch_checkpoint_verification_bytes_total", (), self._bytes)
         yield sample("rankwatch_checkpoint_verifications_pending", (), waiting)
 
 

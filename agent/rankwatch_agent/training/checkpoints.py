@@ -245,7 +245,7 @@ class RankCheckpoints:
         if under_way:
             oldest = wall(min(under_way))
             yield sample("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
-        for kind in ("good", "saved", "committed", "verified", "uploaded"):
+        for kind in ("good", "saved", "verified", "uploaded"):
             checkpoint = getattr(self, kind)
             if checkpoint is not None:
                 ended = wall(checkpoint.ended)

@@ -23,9 +23,7 @@ _EXPLAINED = {"rankwatch_step_local_seconds_total": (Capability.WAITS, Unseen.CU
 _RANK = FigureTable(
     {
         "rankwatch_rank_start_timestamp_seconds": "header.started_monotonic",
-        "rankwatch_rank_starts_total": "starts",
         "rankwatch_rank_resumes_total": "totals.lifecycle.resumes",
-        "rankwatch_rank_preemptions_total": "totals.lifecycle.preemptions",
         "rankwatch_rank_failures_total": "totals.lifecycle.failures",
         "rankwatch_steps_total": "totals.steps.steps",
         "rankwatch_step_seconds_total": "totals.steps.seconds",
@@ -35,7 +33,6 @@ _RANK = FigureTable(
         "rankwatch_work_total": "totals.steps.work_done.by_unit",
         "rankwatch_late_steps_total": "totals.steps.variation.late_steps",
         "rankwatch_late_step_seconds_total": "totals.steps.variation.late_seconds",
-        "rankwatch_step_microbatches_total": "totals.steps.variation.microbatches",
         "rankwatch_step_variation_total": "totals.steps.variation.terms",
         "rankwatch_scalar": "totals.scalars",
         "rankwatch_scalar_nonfinite_total": "totals.nonfinite",

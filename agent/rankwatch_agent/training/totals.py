@@ -42,7 +42,6 @@ class LifecycleTotals:
     ended_by: Lifecycle | None = None
     """The event that ended the present process; None while it runs, or where it left none."""
     resumes: int = 0
-    preemptions: int = 0
     failures: dict[tuple[str, FailureKind], int] = field(default_factory=dict)
     """Type of the exception and kind -> how often it has ended the rank."""
     last_failure: Failure | None = None
@@ -306,8 +305,6 @@ class RankTotals:
             self.checkpoints.resumed(step)
             if self.notes is not None:
                 self.notes.resumed()
-        elif event == Lifecycle.PREEMPTED:
-            life.preemptions += 1
         elif event == Lifecycle.FAILED:
             # Redacted by the rank; its version of rankwatch may not do that yet.
             message = printable(redacted("".join(map(self._name_of, pieces))))

@@ -143,8 +143,6 @@ class Label(StrEnum):
     SCOPE = "scope"
     LINK = "link"
     """Number of an NVLink of a GPU."""
-    THRESHOLD = "threshold"
-    """A limit of power or temperature."""
     FAN = "fan"
     VBIOS_VERSION = "vbios_version"
     INFOROM_VERSION = "inforom_version"

@@ -61,7 +61,7 @@ def standing(tmp_path: Path) -> Iterator[RankCondition]:
 def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
     """Black box, final state, process, metrics, verdict, and a manifest that lists what is missing."""
     pages = MetricsHistory()
-    pages.set_source(lambda: gzip.compress(b"rankwatch_host_load1 1\n"))
+    pages.set_source(lambda: gzip.compress(b"rankwatch_host_cpus 1\n"))
     pages.keep()
     written, bundle = write(writer(history=pages), tmp_path, standing)
     copy = Reader(bundle / "blackboxes" / "job" / "0.blackbox")
@@ -71,7 +71,7 @@ def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
     assert "rank 0: running" in words and "phase forward" in words and "step " in words
     assert f"Pid:\t{standing.pid}\n" in (bundle / "stacks" / "0.process.txt").read_text()
     for name in ("before", "after"):
-        assert (bundle / "metrics" / f"{name}.prom").read_text() == "rankwatch_host_load1 1\n"
+        assert (bundle / "metrics" / f"{name}.prom").read_text() == "rankwatch_host_cpus 1\n"
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["why"].startswith("rank 0 made no progress for ")
     assert manifest["verdict"] == {"state": "hang", "ranks": [1]}

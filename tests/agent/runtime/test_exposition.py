@@ -20,7 +20,7 @@ from support.fuzzing import BUSY_MACHINE
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 CPU = metric("rankwatch_host_cpu_seconds_total")
-LOAD = metric("rankwatch_host_load1")
+LOAD = metric("rankwatch_host_cpus")
 INFO = metric("rankwatch_agent_info")
 DURATION = metric("rankwatch_step_duration_seconds")
 
@@ -87,7 +87,7 @@ def test_gzip() -> None:
     snapshot = Snapshot((Collection([Series(LOAD, (), 2)]),), ())
     reply = exposition.render(snapshot, accept="", accept_encoding="deflate, gzip;q=0.8")
     assert reply.headers["Content-Encoding"] == "gzip"
-    assert b'rankwatch_host_load1{node="n1"} 2.0\n' in gzip.decompress(reply.body)
+    assert b'rankwatch_host_cpus{node="n1"} 2.0\n' in gzip.decompress(reply.body)
 
 
 def test_histogram() -> None:
@@ -105,7 +105,7 @@ def test_metric_of_two_collectors() -> None:
     """Prometheus refuses a family that appears twice."""
     first = Collection([Series(CPU, ("user",), 1), Series(LOAD, (), 1)])
     found = own(render(first, Collection([Series(CPU, ("idle",), 2)])))
-    assert [line for line in found if line.startswith("# TYPE rankwatch_host_cpu")] == [
+    assert [line for line in found if line.startswith("# TYPE rankwatch_host_cpu_")] == [
         "# TYPE rankwatch_host_cpu_seconds_total counter"
     ]
     assert found[3] == 'rankwatch_host_cpu_seconds_total{mode="idle",node="n1"} 2.0'

@@ -36,7 +36,7 @@ def test_hung_source(tmp_path: Path) -> None:
             return fetch(agent.address, "/metrics").body.decode()
 
         until(lambda: LATE in metrics(), "the hang is noticed")
-        until(lambda: "rankwatch_tcp_timeouts_total" in metrics(), "another collector has run")
+        until(lambda: "rankwatch_tcp_sent_segments_total" in metrics(), "another collector has run")
         waited_for = b"waiting for the first run of: host\n"
         until(lambda: fetch(agent.address, "/readyz").body == waited_for, "only the hung one is waited for")
         assert fetch(agent.address, "/readyz").status == 503

@@ -15,7 +15,7 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervisor import Clocks, Supervisor, next_start, stale_after
 from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values
 
-LOAD = ("rankwatch_host_load1",)
+LOAD = ("rankwatch_host_cpus",)
 
 
 @contextmanager
@@ -116,8 +116,8 @@ def test_errors_become_states(error: Exception, state: str) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        Series(metric("rankwatch_host_load1"), ("one label too many",), 1.0),
-        Series(metric("rankwatch_host_load1"), (), "text"),  # type: ignore[arg-type]
+        Series(metric("rankwatch_host_cpus"), ("one label too many",), 1.0),
+        Series(metric("rankwatch_host_cpus"), (), "text"),  # type: ignore[arg-type]
         Series(metric("rankwatch_host_cpu_seconds_total"), (7,), 1.0),  # type: ignore[arg-type]
     ],
 )
@@ -204,8 +204,8 @@ def test_stop_with_a_hung_collector() -> None:
 
 def test_number_too_large_for_a_float() -> None:
     """A garbled kernel file may hold a number of any length. It costs one collector and no scrape."""
-    load1 = metric("rankwatch_host_load1")
-    endless = FakeCollector("host", act=lambda: Collection([Series(load1, (), 10**400)]))
+    cpus = metric("rankwatch_host_cpus")
+    endless = FakeCollector("host", act=lambda: Collection([Series(cpus, (), 10**400)]))
     with supervising([endless]) as supervisor:
         settled(supervisor)
         found = shown(supervisor)

@@ -10,7 +10,6 @@ from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.host import (
     HostCollector,
-    parse_load1,
     parse_meminfo,
     parse_oom_kills,
     parse_pressure,
@@ -89,14 +88,13 @@ def test_broken_line_of_meminfo(line: str) -> None:
 
 def test_broken_files() -> None:
     """Empty, or without the figure."""
-    odd_loads = ((parse_load1, text) for text in ("", "nan", "inf", "-1", "1e999"))
     odd_pressures = ((parse_pressure, f"some total={text}") for text in ("x", "-1", str(2**64)))
     others = (
         (parse_pressure, "full total=1"),
         (parse_oom_kills, "oom_kill x"),
         (parse_oom_kills, "oom_kill -1"),
     )
-    for parse, text in (*odd_loads, *odd_pressures, *others):
+    for parse, text in (*odd_pressures, *others):
         with pytest.raises(ValueError):
             parse(text)
 
@@ -104,7 +102,7 @@ def test_broken_files() -> None:
 def test_unreadable_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once by name. A file that this kernel lacks is not logged."""
     (tmp_path / "stat").write_text(STAT)
-    (tmp_path / "loadavg").mkdir()
+    (tmp_path / "vmstat").mkdir()
     (tmp_path / "meminfo").write_bytes(b"\xff\x00garbage")
     host = collector(tmp_path)
     for _ in range(2):
@@ -113,8 +111,8 @@ def test_unreadable_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert {name for name, *_ in found} == {"rankwatch_host_cpu_seconds_total", "rankwatch_host_cpus"}
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2
-    assert f"could not read {tmp_path / 'loadavg'}: Is a directory" in logged[0]
-    assert f"could not parse {tmp_path / 'meminfo'}: " in logged[1]
+    assert f"could not parse {tmp_path / 'meminfo'}: " in logged[0]
+    assert f"could not read {tmp_path / 'vmstat'}: Is a directory" in logged[1]
 
 
 def test_all_files_broken_or_missing(tmp_path: Path) -> None:

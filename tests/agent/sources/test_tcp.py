@@ -7,40 +7,35 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
-from rankwatch_agent.sources.tcp import TcpCollector, parse_protocol
+from rankwatch_agent.sources.tcp import TcpCollector, parse_snmp
 from support.agent.process import values
 
 SNMP = "Ip: Forwarding\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 1508 7\nUdp: NoPorts\nUdp: 0\n"
 
 
-def test_parse_protocol() -> None:
+def test_parse_snmp() -> None:
     """Columns go by name, since their number differs between kernels."""
     found = {"OutSegs": 1508, "RetransSegs": 7}
-    assert parse_protocol(SNMP, "Tcp", ("OutSegs", "InErrs", "RetransSegs")) == (found, ())
+    assert parse_snmp(SNMP) == (found, ())
 
 
 @pytest.mark.parametrize("number", ["x", "-1", str(2**64), "1_0"])
 def test_broken_number(number: str) -> None:
     """The other counters stay."""
     text = SNMP.replace("1508", number)
-    assert parse_protocol(text, "Tcp", ("OutSegs", "RetransSegs")) == ({"RetransSegs": 7}, ("OutSegs",))
+    assert parse_snmp(text) == ({"RetransSegs": 7}, ("OutSegs",))
 
 
 @pytest.mark.parametrize("text", ["", "Tcp: A\n", "Tcp: A B\nTcp: 1\n", "TcpExt: A\nTcpExt: 1\n"])
 def test_broken_content(text: str) -> None:
     """Names without numbers, more names than numbers, another protocol."""
     with pytest.raises(ValueError):
-        parse_protocol(text, "Tcp", ("A",))
+        parse_snmp(text)
 
 
 def test_missing_counters(tmp_path: Path) -> None:
     """A missing counter is not 0."""
     (tmp_path / "net").mkdir()
-    (tmp_path / "net/snmp").write_text(SNMP)
-    (tmp_path / "net/netstat").write_text("TcpExt: ListenDrops\nTcpExt: 4\n")
+    (tmp_path / "net/snmp").write_text("Tcp: MaxConn OutSegs\nTcp: -1 1508\n")
     found = values([TcpCollector(procfs=tmp_path, schedule=Schedule(5, 5)).collect()])
-    assert found == {
-        ("rankwatch_tcp_sent_segments_total",): 1508,
-        ("rankwatch_tcp_retransmitted_segments_total",): 7,
-        ("rankwatch_tcp_listen_drops_total",): 4,
-    }
+    assert found == {("rankwatch_tcp_sent_segments_total",): 1508}

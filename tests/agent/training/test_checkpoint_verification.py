@@ -122,9 +122,7 @@ def test_good(agent: Agent) -> None:
     series = agent.turns()
     assert series[VERIFIED, "r"] == 7
     assert series["rankwatch_checkpoint_verified_timestamp_seconds", "r"] == NOW - 5
-    assert series["rankwatch_checkpoint_verification_timestamp_seconds", "r"] == NOW + 10
     assert series[OUTCOMES, "good"] == 1
-    assert series["rankwatch_checkpoint_verification_bytes_total",] > 7000
     assert series["rankwatch_checkpoint_verifications_pending",] == 0
 
 

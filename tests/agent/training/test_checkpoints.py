@@ -242,18 +242,20 @@ ready()
     assert _one(found, "rankwatch_checkpoint_last_saved_step") == 3.0
 
 
+@pytest.mark.process
 def test_complete_for_all_ranks(tmp_path: Path) -> None:
     """The rank that has written the common metadata has completed the checkpoint for all."""
-    run = _start(tmp_path)
-    for step, stages in ((3, ("write", "commit")), (6, ("write",))):
-        with run.checkpoint("save", step=step) as save:
-            for stage in stages:
-                with save.stage(stage):
-                    pass
-    run.finish()
-    found = _collected(tmp_path)
+    code = """
+for step, stages in ((3, ("write", "commit")), (6, ("write",))):
+    with run.checkpoint("save", step=step) as save:
+        for stage in stages:
+            with save.stage(stage): pass
+ready()
+"""
+    with rank(tmp_path, code):
+        found = _collected(tmp_path)
     assert _one(found, "rankwatch_checkpoint_last_saved_step") == 6.0
-    assert _one(found, "rankwatch_checkpoint_last_committed_step") == 3.0
+    assert values(found, "rankwatch_node_checkpoint_committed_step") == {("job",): 3.0}
 
 
 def test_resumes(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_sharded_save(call: str, tmp_path: Path) -> None:
     found = RanksCollector(directory=tmp_path / "boxes").collect()
     assert _outcomes(found, 0) == {"success": 1, "failure": 1}
     assert _outcomes(found, 1) == {"success": 1, "unfinished": 1}
-    committed = values(found, "rankwatch_checkpoint_last_committed_step")
-    assert committed == {("program", "0"): GOOD}
+    saved = values(found, "rankwatch_checkpoint_last_saved_step")
+    assert saved == {("program", "0"): GOOD, ("program", "1"): GOOD}
     background = values(found, "rankwatch_checkpoint_background_failures_total")
     assert background["program", "0"] == (call == "async_save")
     assert [errors(each) for each in boxes] == [0, 0]

@@ -73,7 +73,7 @@ class HungCollector:
 
 def load(value: float) -> Collection:
     """A collection of one gauge."""
-    return Collection([Series(metric("rankwatch_host_load1"), (), value)])
+    return Collection([Series(metric("rankwatch_host_cpus"), (), value)])
 
 
 def values(collections: Sequence[Collection]) -> dict[tuple[str, ...], float]:

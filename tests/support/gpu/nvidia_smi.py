@@ -39,9 +39,6 @@ def _each(pattern: str, names: Iterable[str], scale: float, slack: float = 0.0) 
     return {name: Check(pattern.format(name), scale, slack) for name in names}
 
 
-_NOT_ALWAYS = ("temperature_margin_threshold_celsius",)
-"""What nvidia-smi knows in a way that is not public: driver 580 leaves NVML's fields 193 to 196 empty on an
-H200, and the absolute thresholds say the same."""
 _CLOCKS = ("graphics", "sm", "memory")
 _SLOWDOWNS = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _TIMES = _each("clocks_event_reasons_counters.{}", ("sw_power_cap", "sync_boost", *_SLOWDOWNS), 1e-6, 0.05)
@@ -54,32 +51,11 @@ _SRAM_UNCORRECTABLE: dict[Key, Check] = {
 }
 _HISTOGRAM = "/remapped_rows/row_remapper_histogram/row_remapper_histogram"
 _AVAILABILITIES = ("max", "high", "partial", "low", "none")
-_POWER_THRESHOLDS = {
-    "default": "power.default_limit",
-    "min": "power.min_limit",
-    "max": "power.max_limit",
-    "requested": "/gpu_power_readings/requested_power_limit",
-}
-_THRESHOLDS = {
-    "shutdown": "/temperature/gpu_temp_max_threshold",
-    "slowdown": "/temperature/gpu_temp_slow_threshold",
-    "gpu_max": "/temperature/gpu_temp_max_gpu_threshold",
-    "memory_max": "/temperature/gpu_temp_max_mem_threshold",
-}
-_MARGINS = {
-    "shutdown": "/temperature/gpu_temp_max_tlimit_threshold",
-    "slowdown": "/temperature/gpu_temp_slow_tlimit_threshold",
-    "gpu_max": "/temperature/gpu_temp_max_gpu_tlimit_threshold",
-    "memory_max": "/temperature/gpu_temp_max_mem_tlimit_threshold",
-}
 NUMBERS: dict[Key, Check] = {
     ("memory_total_bytes",): Check("memory.total", MIB, MIB),
     ("memory_used_bytes",): Check("memory.used", MIB, 64 * MIB),
-    ("memory_free_bytes",): Check("memory.free", MIB, 64 * MIB),
-    ("memory_reserved_bytes",): Check("memory.reserved", MIB, 64 * MIB),
     ("processes",): Check("processes"),
     ("utilization_ratio",): Check("utilization.gpu", 0.01, 0.1),
-    ("memory_controller_utilization_ratio",): Check("utilization.memory", 0.01, 0.1),
     ("temperature_celsius", "core"): Check("temperature.gpu", slack=2),
     ("temperature_celsius", "memory"): Check("temperature.memory", slack=2),
     ("temperature_margin_celsius",): Check("temperature.gpu.tlimit", slack=2),
@@ -100,15 +76,7 @@ NUMBERS: dict[Key, Check] = {
     ("ecc_errors_total", "uncorrected", "aggregate"): Check("ecc.errors.uncorrected.aggregate.total"),
     ("video_utilization_ratio", "encoder"): Check("utilization.encoder", 0.01, 0.1),
     ("video_utilization_ratio", "decoder"): Check("utilization.decoder", 0.01, 0.1),
-    ("persistence_mode",): Check("persistence_mode"),
-    ("bar1_total_bytes",): Check("/bar1_memory_usage/total", MIB, MIB),
-    ("bar1_used_bytes",): Check("/bar1_memory_usage/used", MIB, 64 * MIB),
-    **{("power_threshold_watts", k): Check(v, slack=0.01) for k, v in _POWER_THRESHOLDS.items()},
-    **{("temperature_threshold_celsius", k): Check(v) for k, v in _THRESHOLDS.items()},
-    **{("temperature_margin_threshold_celsius", k): Check(v) for k, v in _MARGINS.items()},
     ("fan_speed_ratio", "0"): Check("fan.speed", 0.01, 0.05),
-    ("ecc_mode",): Check("ecc.mode.current"),
-    ("ecc_mode_pending",): Check("ecc.mode.pending"),
     ("sram_ecc_threshold_exceeded",): Check("/ecc_errors/aggregate/sram_threshold_exceeded"),
     ("sram_ecc_errors_total", "corrected", "volatile"): Check("/ecc_errors/volatile/sram_correctable"),
     ("sram_ecc_errors_total", "corrected", "aggregate"): Check("/ecc_errors/aggregate/sram_correctable"),
@@ -305,7 +273,7 @@ def differences(values: Values, before: Look, after: Look) -> dict[Key, str]:
         ours = values.get(key)
         if ours is None:
             # older drivers number these fields otherwise, so the agent does not read them there
-            differs = bool(numbers) and key[-1] not in _SLOWDOWNS and key[0] not in _NOT_ALWAYS
+            differs = bool(numbers) and key[-1] not in _SLOWDOWNS
         elif numbers:
             low, high = min(numbers) * check.scale - check.slack, max(numbers) * check.scale + check.slack
             differs = not low <= ours <= high

@@ -97,7 +97,6 @@ def _hopper(index: int) -> Node:
         "serial": f"165202300{index:04d}",
         "architecture": 9,
         "firmware": {"vbios": f"96.00.74.00.{index:02d}", "inforom": "G520.0200.00.05"},
-        "persistence_mode": 1,
         "pci": {"bus": bus},
         **_load(index),
         **_heat(index),
@@ -119,7 +118,6 @@ def _load(index: int) -> Node:
             "encoder": 1 + index,
             "decoder": 10 + index,
         },
-        "bar1": {"total": 131072 * MIB, "used": (1 + index) * MIB},
         "performance_state": index % 2,
         "memory": {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used},
         "processes": {"compute": [{"pid": 40000 + index, "memory": used - 512 * MIB}]},
@@ -131,17 +129,12 @@ def _heat(index: int) -> Node:
         "temperature": {
             "gpu": 55 + index,
             "margin": 32 - index,
-            "thresholds": {"0": 92 + index, "1": 89 + index, "2": 95 + index, "3": 87 + index},
         },
         "fans": [],  # the server cools it
         "power": {
             "usage_mw": 610_250 + 1_000 * index,
             "enforced_limit_mw": 700_000 - 10_000 * index,
             "energy_mj": 5_000_000_000 + 1_000_000 * index,
-            "min_mw": 200_000,
-            "max_mw": 700_000,
-            "default_mw": 700_000,
-            "requested_mw": 690_000 - 10_000 * index,
         },
         "clocks": {
             "graphics": 1700 + 15 * index,
@@ -197,7 +190,6 @@ def _fields(index: int) -> Node:
     fields |= {str(269 + each): (each * 100 + 700 + index) * seconds for each in range(3)}
     fields |= {"251": 1, "252": 2, "253": 3}  # settings of power smoothing, on this driver
     fields |= {"82": 70 + index, "94": 3 + index}
-    fields |= {"193": (1 << 32) - 8, "194": (1 << 32) - 2, "195": index, "196": 0}  # -8 and -2
     fields |= {str(138 + each): _by_link(each + 1, index) for each in range(2)}
     fields |= {"142": 20 + index, "143": 30 + index, "144": 0, "145": 0}
     fields |= {str(161 + each): [each * 10 + index + link for link in range(LINKS)] for each in range(3)}

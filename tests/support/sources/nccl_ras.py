@@ -49,9 +49,7 @@ class Comm:
         return self.places[rank] if self.places else rank
 
 
-def json_status(
-    *comms: Comm, version: str = "2.28.9+cuda13.0", timeouts: int = 0, comma: bool = True
-) -> bytes:
+def json_status(*comms: Comm, version: str = "2.28.9+cuda13.0", comma: bool = True) -> bytes:
     """Returns the JSON form as NCCL writes it, or without the comma that 2.28.9 omits."""
     body = (
         f'{{\n  "nccl_version": "{version}",\n  "cuda_runtime_version": 13000,\n'
@@ -60,7 +58,7 @@ def json_status(
     )
     body += ",\n".join(_json_communicator(each, "," if comma else "") for each in comms)
     body += '\n  ],\n  "ras": {\n    "collection_time_sec": 0.004,\n'
-    return (body + f'    "timeouts_count": {timeouts}\n  }}\n}}\n').encode()
+    return (body + '    "timeouts_count": 0\n  }\n}\n').encode()
 
 
 def _json_communicator(comm: Comm, comma: str) -> str:

@@ -218,7 +218,6 @@ class GpuDriverCollector:
                 ),
                 sample("rankwatch_gpu_driver_state", (status.state.value,), 1),
                 sample("rankwatch_gpu_driver_unresponsive_total", (), status.unresponsive),
-                sample("rankwatch_gpu_worker_starts_total", (), status.starts),
             )
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -159,12 +158,6 @@ def report_series(
 
     ranks: global rank by process, as far as known.
     """
-    yield sample("rankwatch_nccl_info", (*service, report.version), 1)
-    yield sample("rankwatch_nccl_ras_timeouts", service, report.timeouts)
-    states = Counter(each.state for each in health)
-    states[State.UNKNOWN] += report.unnamed
-    for state in SEVERITY:
-        yield sample("rankwatch_nccl_communicators", (*service, state), states[state])
     for absence, number in report.processes_missing.items():
         yield sample("rankwatch_nccl_processes_missing", (*service, absence), number)
     for each in health[:MAX_EXPORTED]:

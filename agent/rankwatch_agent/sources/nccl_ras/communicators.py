@@ -97,13 +97,9 @@ class Communicator:
 class Report:
     """One answer of a RAS service."""
 
-    version: str
-    """Of NCCL."""
     communicators: tuple[Communicator, ...]
     unnamed: int = 0
     """Communicators known by number only: the text form does not list the healthy ones."""
-    timeouts: int = 0
-    """Connections that RAS gave up while it gathered the answer."""
     processes_missing: Mapping[Absence, int] = field(default_factory=dict)
     pids: frozenset[int] = frozenset()
     """Of all ranks; empty in the text form."""

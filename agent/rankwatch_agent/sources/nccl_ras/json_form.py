@@ -100,14 +100,9 @@ class _Communicator(msgspec.Struct):
     missing_ranks: list[_Missing] = []
 
 
-class _Ras(msgspec.Struct):
-    timeouts_count: _Small = 0
-
-
 class _Answer(msgspec.Struct):
     nccl_version: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+_-]{1,40}$")]
     communicators: list[_Communicator]
-    ras: _Ras = msgspec.field(default_factory=_Ras)
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -133,9 +128,7 @@ def parse_json(body: bytearray) -> Report:
     missing = {_process(each): each.absence for comm in answer.communicators for each in comm.missing_ranks}
     absences = Counter(missing.values())
     return Report(
-        version=answer.nccl_version,
         communicators=communicators,
-        timeouts=max(0, answer.ras.timeouts_count),
         processes_missing={each: absences[each] for each in Absence},
         pids=frozenset(each.pid for comm in answer.communicators for each in _all(comm)),
         largest=_largest(answer.communicators),

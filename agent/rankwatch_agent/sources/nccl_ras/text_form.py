@@ -21,7 +21,7 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
     Report,
 )
 
-_VERSION = re.compile(r"NCCL version ([0-9A-Za-z.+_-]{1,40}) compiled ")
+_VERSION = re.compile(r"NCCL version [0-9A-Za-z.+_-]{1,40} compiled ")
 _GROUP = re.compile(
     r" *(\d{1,9}) +(\d{1,9}) +\d{1,9} +\S{1,20} +(\d{1,9}) +\d{1,9} +([A-Z]{1,20}) +([A-Z,]{1,60})"
 )
@@ -37,7 +37,6 @@ _NO_DATA = re.compile(r"  Missing communicator data from (\d{1,9}) rank")
 _STATUS = re.compile(r"  (?:(\d{1,9}) ranks have|Rank \d{1,9} has) status NOCOMM")
 _PROCESSES = re.compile(r"  Missing communicator data from (\d{1,9}) job process")
 _DEAD = re.compile(r"  (\d{1,9}) job process(?:es)? (?:is|are) considered dead")
-_TIMEOUTS = re.compile(r"  Encountered (\d{1,9}) communication timeout")
 _END = "Warnings"
 MAX_TEXT_BYTES = 8 << 20
 """Each named rank takes a line of 80 bytes."""
@@ -81,8 +80,7 @@ def parse_text(body: bytes | bytearray) -> Report:
             f"could not read the answer of NCCL RAS: a text of more than {MAX_TEXT_BYTES} bytes"
         )
     lines = body.decode("utf-8", "replace").split("\n")
-    version = next((found[1] for line in lines[:10] if (found := _VERSION.match(line))), None)
-    if version is None or not any(line.startswith(_END) for line in lines):
+    if not any(map(_VERSION.match, lines[:10])) or not any(line.startswith(_END) for line in lines):
         raise CollectError("could not read the answer of NCCL RAS: it is not a status, or was cut off")
     groups = {int(found[1]): found for line in lines if (found := _GROUP.fullmatch(line))}
     dead, unresponsive = _first(_DEAD, lines), _first(_PROCESSES, lines)
@@ -90,10 +88,8 @@ def parse_text(body: bytes | bytearray) -> Report:
     absence = Absence.DEAD if dead and not unresponsive else Absence.UNRESPONSIVE
     sections = _read(lines, groups)
     return Report(
-        version=version,
         communicators=tuple(_communicator(name, each, absence) for name, each in sections.items()),
         unnamed=sum(int(found[2]) for found in groups.values() if found[5] == "OK"),
-        timeouts=_first(_TIMEOUTS, lines),
         processes_missing={Absence.DEAD: dead, Absence.UNRESPONSIVE: unresponsive},
     )
 

@@ -308,8 +308,7 @@ class RecordedRank:
         yield from totals_series(key, {at: each for at, each in sampled.items() if at not in counted})
         for outcome, count in self._pulls.items():
             yield sample("rankwatch_flight_recorder_pulls_total", (*key, outcome), count)
-        entries, missed = (sum(each.entries for each in recorders), sum(each.missed for each in recorders))
-        yield sample("rankwatch_flight_recorder_entries_total", key, entries)
+        missed = sum(each.missed for each in recorders)
         yield sample("rankwatch_flight_recorder_entries_missed_total", key, missed)
 
     def _positions(self) -> dict[GroupKey, Position]:

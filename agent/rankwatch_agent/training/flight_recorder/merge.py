@@ -99,8 +99,6 @@ class MergedRecorder:
     """What the dumps of one recorder of one rank add up to, across restarts of its process."""
 
     def __init__(self, max_groups: int, *, only_active: bool = False) -> None:
-        self.entries = 0
-        """Entries merged."""
         self.missed = 0
         """Entries overwritten before they were read, or not understood: ids that are absent. 0 where dumps
         are `only_active`: what is absent there has completed."""
@@ -158,7 +156,6 @@ class MergedRecorder:
         if new and not self._only_active:
             first = self._last_id + 1 if self._last_id >= 0 else new[0].record_id
             self.missed += new[-1].record_id + 1 - first - len(new)
-        self.entries += len(new)
         self._timed = self._timed or any(entry.duration_ms is not None for entry in new)
         parts: dict[int, list[Entry]] = {}
         for entry in ordered:

@@ -73,7 +73,6 @@ class RankLedger:
 
     def __init__(self, attempts: AttemptHistory, transfers: Transfers, role: str = "") -> None:
         self.by_attempt: dict[int, Seconds] = {}
-        self.replayed_steps = 0
         self.process: Process | None = None
         """The present process; None before the first one."""
         self.cursor = 0.0
@@ -193,7 +192,6 @@ class RankLedger:
             states = self._states(parts, width, end - start)
         self._take_step(width, states)
         self.cursor = end
-        self.replayed_steps += replayed
 
     def stall(self, moment: float) -> None:
         """Nothing has happened for longer than is normal."""

@@ -44,11 +44,6 @@ class RunLedger:
         return found
 
     @property
-    def replayed_steps(self) -> int:
-        """Steps that were done again, on the rank with the most."""
-        return max((each.replayed_steps for each in self.ranks.values()), default=0)
-
-    @property
     def size(self) -> int:
         """How many attempts of ranks it holds; the rest of a rank takes as much memory as eight."""
         return sum(8 + len(each.by_attempt) for each in self.ranks.values())
@@ -206,12 +201,8 @@ class RunLedgers:
 
     def series(self, run: str) -> Iterator[Series]:
         """Return what the time of a run was spent on; every state, from the beginning."""
-        ledger = self._runs[run]
-        for state, seconds in ledger.seconds.items():
+        for state, seconds in self._runs[run].seconds.items():
             yield sample("rankwatch_goodput_seconds_total", (run, state), seconds)
-        yield sample("rankwatch_replayed_steps_total", (run,), ledger.replayed_steps)
-        if ledger.attempts.highest_step >= 0:
-            yield sample("rankwatch_run_highest_step", (run,), ledger.attempts.highest_step)
 
     def save(self) -> None:
         """Write all of them."""
@@ -294,7 +285,6 @@ def load_run(saved: Any, started: float) -> RunLedger:
 def _save_rank(ledger: RankLedger) -> dict[str, Any]:
     return {
         "by_attempt": ledger.by_attempt,
-        "replayed_steps": ledger.replayed_steps,
         "process": ledger.process,
         "cursor": ledger.cursor,
         "ended": ledger.ended,
@@ -305,7 +295,6 @@ def _save_rank(ledger: RankLedger) -> dict[str, Any]:
 
 def _load_rank(ledger: RankLedger, saved: Any) -> None:
     ledger.by_attempt = {_attempt(number): _seconds(each) for number, each in saved["by_attempt"].items()}
-    ledger.replayed_steps = int(saved["replayed_steps"])
     if saved["process"] is not None:
         pid, monotonic, wall, attempt = saved["process"]
         ledger.process = Process(int(pid), _finite(monotonic), _finite(wall), _attempt(attempt))

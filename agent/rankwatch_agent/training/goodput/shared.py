@@ -42,11 +42,6 @@ class AttemptHistory:
         """Number of the newest attempt; 0 before the first one."""
         return max(self.by_number, default=0)
 
-    @property
-    def highest_step(self) -> int:
-        """The highest step that was ever completed; -1 before the first."""
-        return max((each.highest_step for each in self.by_number.values()), default=-1)
-
     def begin(self, number: int, started: float, world_size: int) -> None:
         """A process of an attempt has started."""
         span = self.by_number.get(number)

@@ -96,7 +96,6 @@ class TracesCollector:
         self._made: list[TraceSpan] = []
         self._places = Places(MAX_SPANS_OF_PASS)
         self._over = 0
-        self._sampled = dict.fromkeys(Sampled, 0)
         self._incidents: dict[str, OpenIncident] = {}
         self._incident_since: dict[str, int] = {}
         self._steps = HeldSteps(
@@ -196,7 +195,6 @@ class TracesCollector:
         return found
 
     def _sample(self, step: StepDone, why: Sampled) -> None:
-        self._sampled[why] += 1
         spans = list(step_spans(self._settings.cluster, step, why))
         for span in spans:
             self._send(step.process.owner, span)
@@ -247,13 +245,8 @@ class TracesCollector:
         self._steps.forget(set(self._runs))
 
     def _series(self) -> list[Series]:
-        series = [
-            sample("rankwatch_traced_steps_total", (why.value,), count)
-            for why, count in self._sampled.items()
+        return [
+            sample("rankwatch_spans_total", ("sent",), self._queue.sent),
+            sample("rankwatch_spans_total", ("dropped",), self._over + self._queue.dropped),
+            sample("rankwatch_trace_notes_dropped_total", (), self._notes.dropped + self._steps.dropped),
         ]
-        series.append(sample("rankwatch_spans_total", ("sent",), self._queue.sent))
-        series.append(sample("rankwatch_spans_total", ("dropped",), self._over + self._queue.dropped))
-        series.append(
-            sample("rankwatch_trace_notes_dropped_total", (), self._notes.dropped + self._steps.dropped)
-        )
-        return series

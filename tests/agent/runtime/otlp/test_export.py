@@ -28,7 +28,7 @@ from support.servers.otlp import OtlpReceiver, numbers, otlp_receiver, refusing_
 from support.servers.receiver import Mode
 
 FOR_EVER = 3600.0
-LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
+LOAD = ("system.cpu.logical.count", frozenset[tuple[str, str]]())
 SENT = ("rankwatch_otlp_batches_total", "sent")
 DROPPED = ("rankwatch_otlp_batches_total", "dropped")
 RESOURCE = build_resource(node="n1", cluster="c1", version="1.2.3")

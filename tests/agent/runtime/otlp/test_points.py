@@ -15,7 +15,7 @@ from rankwatch_agent.runtime.otlp_metrics import TimeRange, metric_batches
 RANGE = TimeRange(1_000, 2_000)
 RECEIVED = metric("rankwatch_network_receive_bytes_total")
 SENT = metric("rankwatch_network_transmit_bytes_total")
-LOAD = metric("rankwatch_host_load1")
+BOXES = metric("rankwatch_blackboxes")
 STATE = metric("rankwatch_rank_state")
 DURATION = metric("rankwatch_step_duration_seconds")
 
@@ -46,12 +46,12 @@ def test_direction_becomes_an_attribute() -> None:
 def test_non_monotonic_sums() -> None:
     """Sizes that the conventions add up are sums that may fall. All other gauges are gauges."""
     memory = metric("rankwatch_gpu_memory_used_bytes")
-    found = metrics(Series(memory, ("GPU-1",), 5), Series(LOAD, (), 1.5))
-    used, load = found["hw.gpu.memory.usage"].data, found["rankwatch.host.load1"].data
+    found = metrics(Series(memory, ("GPU-1",), 5), Series(BOXES, (), 1.5))
+    used, boxes = found["hw.gpu.memory.usage"].data, found["rankwatch.blackboxes"].data
     assert isinstance(used, Sum) and not used.is_monotonic
     assert dict(attributes(used.data_points[0])) == {"hw.id": "GPU-1", "hw.type": "gpu"}
-    assert isinstance(load, Gauge)
-    assert load.data_points[0].value == 1.5
+    assert isinstance(boxes, Gauge)
+    assert boxes.data_points[0].value == 1.5
 
 
 def test_histogram() -> None:
@@ -88,7 +88,7 @@ def size(of: Metric) -> int:
 
 def test_duplicate_series() -> None:
     """The first is kept, as in the exposition."""
-    (found,) = metrics(Series(LOAD, (), 1), Series(LOAD, (), 2)).values()
+    (found,) = metrics(Series(BOXES, (), 1), Series(BOXES, (), 2)).values()
     assert [point.value for point in found.data.data_points if hasattr(point, "value")] == [1.0]
 
 
@@ -108,7 +108,7 @@ def test_odd_labels_and_numbers() -> None:
     found = metrics(
         Series(mig, ("GPU-1", "", "7\udcff"), 1),
         Series(RECEIVED, ("eth0",), 10**400),
-        Series(LOAD, (), math.nan),
+        Series(BOXES, (), math.nan),
     )
     points = {name: each.data.data_points[0] for name, each in found.items()}
     assert dict(attributes(points["rankwatch.gpu.slurm_info"])) == {
@@ -116,7 +116,7 @@ def test_odd_labels_and_numbers() -> None:
         "rankwatch.slurm_job": "7?",
     }
     assert getattr(points["system.network.io"], "value", None) == math.inf
-    assert math.isnan(getattr(points["rankwatch.host.load1"], "value", 0))
+    assert math.isnan(getattr(points["rankwatch.blackboxes"], "value", 0))
 
 
 def test_port_identifier() -> None:

@@ -129,7 +129,6 @@ def test_driver_fails(node: Node) -> None:
         ("rankwatch_gpus_visible",): 0,
         ("rankwatch_gpu_driver_state", "unavailable"): 1,
         ("rankwatch_gpu_driver_unresponsive_total",): 0,
-        ("rankwatch_gpu_worker_starts_total",): 1,
         **{("rankwatch_nvidia_module_loaded", name): 0 for name in MODULES},
     }
 

@@ -65,7 +65,7 @@ def test_stuck_job(tmp_path: Path, service: RasService, leader: int) -> None:
     """
     at = (service.address, "job")
     service.json = json_status(
-        Comm((7, 6), first_pid=leader), Comm((3, 2), name=2, first_pid=leader, places=(1, 0)), timeouts=1
+        Comm((7, 6), first_pid=leader), Comm((3, 2), name=2, first_pid=leader, places=(1, 0))
     )
     watch = collector(tmp_path, service.address)
     for _ in range(6):
@@ -73,10 +73,6 @@ def test_stuck_job(tmp_path: Path, service: RasService, leader: int) -> None:
     assert service.commands[:4] == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
     world, pair = "27a079b828ff1a75", "0000000000000002"
     assert series(found, "ras_up") == {at: 1}
-    assert series(found, "info") == {(*at, "2.28.9+cuda13.0"): 1}
-    assert series(found, "ras_timeouts") == {at: 1}
-    assert series(found, "communicators")[(*at, "stuck")] == 2
-    assert sum(series(found, "communicators").values()) == 2
     assert series(found, "communicator_state") == {
         (*at, world, "stuck", "desync"): 1,
         (*at, pair, "stuck", "desync"): 1,
@@ -116,7 +112,6 @@ def test_missing_ranks(tmp_path: Path, service: RasService, leader: int) -> None
         (*at, "left"): 0,
     }
     assert series(found, "rank_missing") == {(*at, "27a079b828ff1a75", "1", "1", "dead"): 1}
-    assert series(found, "communicators")[(*at, "dead")] == 1
 
 
 def test_text_form_of_an_old_service(tmp_path: Path, service: RasService, leader: int) -> None:
@@ -127,8 +122,8 @@ def test_text_form_of_an_old_service(tmp_path: Path, service: RasService, leader
     found = collector(tmp_path, service.address).collect()
     assert service.commands[-1] == "VERBOSE STATUS"
     at = (service.address, "job")
-    assert series(found, "communicators")[(*at, "unknown")] == 8
-    assert series(found, "info") == {(*at, "2.26.2"): 1}
+    assert series(found, "ras_up") == {at: 1}
+    assert series(found, "communicator_state") == {}
     assert series(found, "communicator_launches_total") == {}
     assert series(found, "processes_missing") == {(*at, "dead"): 0, (*at, "unresponsive"): 0}
 
@@ -271,11 +266,10 @@ def test_services_are_independent(tmp_path: Path, service: RasService, leader: i
 
 
 def test_number_of_series_is_bounded(tmp_path: Path, service: RasService, leader: int) -> None:
-    """All communicators are counted. The worst and largest have series of their own."""
+    """The worst and largest communicators have series of their own."""
     gone = tuple(Gone(rank, dead=True) for rank in range(2, 40))
     service.json = json_status(*(Comm((1, 1), name=name, gone=gone) for name in range(300)))
     found = collector(tmp_path, service.address).collect()
-    assert sum(series(found, "communicators").values()) == 300
     assert len(series(found, "communicator_state")) == MAX_EXPORTED
     assert len(series(found, "rank_missing")) == MAX_RANKS
     labels = [(each.metric.name, *each.labels) for each in found.series]

@@ -9,13 +9,10 @@ import pytest
 from rankwatch_agent.sources.rdma_counters import (
     CONGESTION,
     ERRORS,
-    MAX_COUNTERS,
-    MAX_OPERATIONS,
-    OPERATIONS,
     SysfsFiles,
     class_of,
     counter_series,
-    is_counter,
+    is_exported,
     read_counters,
 )
 from support.sources.node_tree import write
@@ -30,27 +27,16 @@ def series_of(counters: dict[str, int]) -> list[tuple[str, tuple[str, ...], floa
 
 
 def test_bytes_are_exported_once() -> None:
-    """bnxt_re has the standard counters and its own, which then are operations."""
+    """bnxt_re has the standard counters and its own."""
     port = ("mlx5_0", "1")
-    assert series_of({"rx_bytes": 101, "port_rcv_data": 25}) == [
-        ("operations_total", (*port, "rx_bytes"), 101),
-        ("receive_bytes_total", port, 100),
-    ]
+    assert series_of({"rx_bytes": 101, "port_rcv_data": 25}) == [("receive_bytes_total", port, 100)]
     assert series_of({"rx_bytes": 101}) == [("receive_bytes_total", port, 101)]
 
 
-def test_number_of_unknown_counters_is_bounded() -> None:
-    """A thousand new names must not become a thousand series. Known names stay."""
-    unknown = {f"a_future_{index:05d}": index for index in range(MAX_OPERATIONS + 50)}
-    found = series_of({**unknown, "symbol_error": 1})
-    assert len(found) == MAX_OPERATIONS + 1
-    assert found[-1] == ("errors_total", ("mlx5_0", "1", "symbol_error"), 1)
-
-
-def test_number_of_files_is_bounded(tmp_path: Path) -> None:
-    """Each costs system calls."""
-    write(tmp_path, {f"counter_{index:05d}": index for index in range(MAX_COUNTERS + 50)})
-    assert len(read_counters(SysfsFiles(), str(tmp_path))) == MAX_COUNTERS
+def test_only_exported_counters_are_read(tmp_path: Path) -> None:
+    """Each file costs system calls, and a thousand new names must not become a thousand series."""
+    write(tmp_path, {"symbol_error": 1, **{f"a_future_{index:05d}": index for index in range(1000)}})
+    assert read_counters(SysfsFiles(), str(tmp_path)) == {"symbol_error": 1}
 
 
 def test_missing_counter_directory(tmp_path: Path) -> None:
@@ -101,13 +87,13 @@ def test_congestion(name: str) -> None:
     "name",
     ["rx_write_requests", "InRdmaReads", "unicast_rcv_packets", "retrans_bytes", "resp_cqe_flush_error"],
 )
-def test_operations(name: str) -> None:
+def test_other_counters(name: str) -> None:
     """Bytes would drown counts. Closing a queue flushes what is left in it."""
-    assert class_of(name) is OPERATIONS
-    assert class_of("a_name_of_the_future") is OPERATIONS
+    assert class_of(name) is None
+    assert not is_exported(name)
 
 
-def test_gauges_are_no_counters() -> None:
+def test_gauges_are_not_exported() -> None:
     """The age of the values, and the present number of queues."""
-    assert not any(map(is_counter, ("lifespan", "active_qps", "watermark_mrs")))
-    assert is_counter("out_of_buffer")
+    assert not any(map(is_exported, ("lifespan", "active_qps", "watermark_mrs")))
+    assert is_exported("out_of_buffer")

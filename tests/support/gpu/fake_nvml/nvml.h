@@ -108,10 +108,6 @@ typedef struct {
     unsigned int max, high, partial, low, none;
 } nvmlRowRemapperHistogramValues_t;
 
-typedef struct {
-    unsigned long long bar1Total, bar1Free, bar1Used;
-} nvmlBAR1Memory_t;
-
 typedef struct gpm_sample *nvmlGpmSample_t;
 
 typedef struct {

@@ -59,10 +59,7 @@ NUMBER(nvmlDeviceGetComputeInstanceId, unsigned int, "compute_instance")
 
 TEXT(nvmlDeviceGetVbiosVersion, "firmware.vbios")
 TEXT(nvmlDeviceGetInforomImageVersion, "firmware.inforom")
-NUMBER(nvmlDeviceGetPersistenceMode, unsigned int, "persistence_mode")
 NUMBER(nvmlDeviceGetPerformanceState, unsigned int, "performance_state")
-NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned int, "power.requested_mw")
-NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, "power.default_mw")
 NUMBER(nvmlDeviceGetNumFans, unsigned int, "fans.#")
 
 NVML_API nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
@@ -116,24 +113,9 @@ NVML_API nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperatu
     return device_number(device, __func__, &margin->marginTemperature, sizeof(int), "temperature.margin");
 }
 
-NVML_API nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned int threshold, unsigned int *celsius) {
-    BEGIN_ON(call, device)
-    return call_end(READ(*celsius, call.self, "temperature.thresholds.%u", threshold));
-}
-
-NVML_API nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low, unsigned int *high) {
-    BEGIN_ON(call, device)
-    return call_end(READ(*low, call.self, "power.min_mw") ?: READ(*high, call.self, "power.max_mw"));
-}
-
 NVML_API nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, unsigned int *percent) {
     BEGIN_ON(call, device)
     return call_end(READ(*percent, call.self, "fans.%u", fan));
-}
-
-NVML_API nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1) {
-    BEGIN_ON(call, device)
-    return call_end(READ(bar1->bar1Total, call.self, "bar1.total") ?: READ(bar1->bar1Used, call.self, "bar1.used"));
 }
 
 NVML_API nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us) {

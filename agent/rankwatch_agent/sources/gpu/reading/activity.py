@@ -81,9 +81,6 @@ class Activity:
             utilization = gpu.convert("utilization", rates.gpu, PERCENT)
             if utilization is not None:
                 yield gpu.sample("rankwatch_gpu_utilization_ratio", utilization)
-            yield from gpu.value(
-                "rankwatch_gpu_memory_controller_utilization_ratio", "utilization", rates.memory, PERCENT
-            )
         for unit, function in _VIDEO_UNITS:
             share, _ = gpu.query(unit, function) or (None, None)
             yield from gpu.value("rankwatch_gpu_video_utilization_ratio", unit, share, PERCENT, unit)

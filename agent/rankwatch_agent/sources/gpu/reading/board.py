@@ -1,6 +1,4 @@
-"""The board of a GPU: firmware, settings and limits, which hardly ever change; P-state, fans and BAR1; power,
-temperature and clocks, and what holds the clocks down.
-"""
+"""The board of a GPU: firmware, P-state, fans, power, temperature, clocks, and what holds the clocks down."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import (
     CELSIUS,
     FAN_PERCENT,
-    FLAG,
     MEGAHERTZ,
-    MEMORY_BYTES,
     MILLIJOULES,
     MILLIWATTS,
     NANOSECONDS,
@@ -23,71 +19,25 @@ from rankwatch_agent.sources.gpu.reading.device import (
     FieldKey,
 )
 
-_POWER_THRESHOLD = "rankwatch_gpu_power_threshold_watts"
-
 MAX_FANS = 16
 """Fans read of one GPU."""
-
-_TEMPERATURE_THRESHOLDS = (
-    (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, "shutdown"),
-    (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, "slowdown"),
-    (pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX, "memory_max"),
-    (pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, "gpu_max"),
-)
-_MARGINS: dict[FieldKey, str] = {
-    (pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, 0): "shutdown",
-    (pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, 0): "slowdown",
-    (pynvml.NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, 0): "memory_max",
-    (pynvml.NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, 0): "gpu_max",
-}
-_MARGIN_FEATURE = "temperature_margin_thresholds"
 _UNKNOWN_STATE = 32
 """NVML_PSTATE_UNKNOWN."""
 
 
-def read_settings(gpu: Device) -> Iterable[Sample]:
-    """What hardly ever changes: versions of the firmware, persistence mode, power and temperature limits."""
+def read_firmware(gpu: Device) -> Iterable[Sample]:
+    """Versions of the firmware, which hardly ever change."""
     vbios = gpu.query("vbios_version", pynvml.nvmlDeviceGetVbiosVersion)
     inforom = gpu.query("inforom_version", pynvml.nvmlDeviceGetInforomImageVersion)
     if vbios or inforom:
         yield gpu.sample("rankwatch_gpu_firmware_info", 1.0, vbios or "", inforom or "")
-    mode = gpu.query("persistence_mode", pynvml.nvmlDeviceGetPersistenceMode)
-    yield from gpu.value("rankwatch_gpu_persistence_mode", "persistence_mode", mode, FLAG)
-    yield from _power_thresholds(gpu)
-    for threshold, name in _TEMPERATURE_THRESHOLDS:
-        feature = f"temperature_threshold_{name}"
-        celsius = gpu.query(feature, pynvml.nvmlDeviceGetTemperatureThreshold, threshold)
-        yield from gpu.value("rankwatch_gpu_temperature_threshold_celsius", feature, celsius, CELSIUS, name)
-
-
-def _power_thresholds(gpu: Device) -> Iterable[Sample]:
-    lowest, highest = gpu.query("power_bounds", pynvml.nvmlDeviceGetPowerManagementLimitConstraints) or (
-        None,
-        None,
-    )
-    default = gpu.query("power_default", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
-    requested = gpu.query("power_requested", pynvml.nvmlDeviceGetPowerManagementLimit)
-    yield from gpu.value(_POWER_THRESHOLD, "power_bounds", lowest, MILLIWATTS, "min")
-    yield from gpu.value(_POWER_THRESHOLD, "power_bounds", highest, MILLIWATTS, "max")
-    yield from gpu.value(_POWER_THRESHOLD, "power_default", default, MILLIWATTS, "default")
-    yield from gpu.value(_POWER_THRESHOLD, "power_requested", requested, MILLIWATTS, "requested")
 
 
 def read_state(gpu: Device) -> Iterable[Sample]:
-    """P-state, fans, BAR1, and the thresholds that are given as a distance to the slowdown."""
+    """P-state and fans."""
     state = gpu.query("performance_state", pynvml.nvmlDeviceGetPerformanceState)
     if state != _UNKNOWN_STATE:
         yield from gpu.value("rankwatch_gpu_performance_state", "performance_state", state, PERFORMANCE_STATE)
-    bar1 = gpu.query("bar1", pynvml.nvmlDeviceGetBAR1MemoryInfo)
-    if bar1 is not None:
-        yield from gpu.value("rankwatch_gpu_bar1_total_bytes", "bar1", bar1.bar1Total, MEMORY_BYTES)
-        yield from gpu.value("rankwatch_gpu_bar1_used_bytes", "bar1", bar1.bar1Used, MEMORY_BYTES)
-    for key, name in _MARGINS.items():
-        raw = gpu.fields.get(key)
-        margin = None if raw is None else _signed(raw)
-        yield from gpu.value(
-            "rankwatch_gpu_temperature_margin_threshold_celsius", _MARGIN_FEATURE, margin, CELSIUS, name
-        )
     yield from _fans(gpu)
 
 
@@ -98,11 +48,6 @@ def _fans(gpu: Device) -> Iterable[Sample]:
     for fan in range(min(fans or 0, MAX_FANS)):
         speed = gpu.query("fan_speed", pynvml.nvmlDeviceGetFanSpeed_v2, fan)
         yield from gpu.value("rankwatch_gpu_fan_speed_ratio", "fan_speed", speed, FAN_PERCENT, str(fan))
-
-
-def _signed(raw: float) -> float:
-    """A negative number of 32 bits that a driver gave as an unsigned one."""
-    return raw - (1 << 32) if 1 << 31 <= raw < (1 << 32) - 1 else raw
 
 
 _TEMPERATURE = "rankwatch_gpu_temperature_celsius"
@@ -151,7 +96,6 @@ _NO_MASK = 0xFFFFFFFF
 """This number and every larger one is a sentinel, not a set of reasons."""
 
 FIELDS: dict[FieldKey, str] = {
-    **dict.fromkeys(_MARGINS, _MARGIN_FEATURE),
     **dict.fromkeys(_TIMES, "throttle_time"),
     _MEMORY_TEMPERATURE: "memory_temperature",
 }

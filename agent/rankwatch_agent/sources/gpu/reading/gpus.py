@@ -138,7 +138,7 @@ class GpuReader:
         self._field_reader = FieldReader()
         self._fields: dict[FieldKey, str] = {}
         self._fields_for: tuple[object, ...] = ()
-        self._seldom = (Seldom(memory_and_ecc.read_reserve), Seldom(board.read_settings))
+        self._seldom = (Seldom(memory_and_ecc.read_reserve), Seldom(board.read_firmware))
         self._topics: tuple[Callable[[Device], Iterable[Sample]], ...] = (
             _identity_samples,
             Activity(gpm).read,

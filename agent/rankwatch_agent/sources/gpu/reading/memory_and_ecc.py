@@ -80,9 +80,9 @@ FIELDS: dict[FieldKey, str] = {
 
 
 def read_memory(gpu: Device) -> Iterable[Sample]:
-    """Total, used, free and reserved memory.
+    """Total and used memory.
 
-    An old driver counts reserved memory as used, so there only total and free are exported.
+    An old driver counts reserved memory as used, so there only the total is exported.
     """
     memory = gpu.query_first(
         "memory",
@@ -92,10 +92,8 @@ def read_memory(gpu: Device) -> Iterable[Sample]:
     if memory is None:
         return
     yield from gpu.value("rankwatch_gpu_memory_total_bytes", "memory", memory.total, MEMORY_BYTES)
-    yield from gpu.value("rankwatch_gpu_memory_free_bytes", "memory", memory.free, MEMORY_BYTES)
     if isinstance(memory, pynvml.c_nvmlMemory_v2_t):
         yield from gpu.value("rankwatch_gpu_memory_used_bytes", "memory", memory.used, MEMORY_BYTES)
-        yield from gpu.value("rankwatch_gpu_memory_reserved_bytes", "memory", memory.reserved, MEMORY_BYTES)
 
 
 def nvml_memory_info_v1(handle: object) -> Any:
@@ -123,13 +121,8 @@ def read_processes(gpu: Device) -> Iterable[Sample]:
 
 
 def read_ecc(gpu: Device) -> Iterable[Sample]:
-    """Whether ECC is on, and its errors where it is."""
-    mode = gpu.query("ecc_mode", pynvml.nvmlDeviceGetEccMode)
-    if mode is None:
-        return
-    current, pending = mode
-    yield from gpu.value("rankwatch_gpu_ecc_mode", "ecc_mode", current, FLAG)
-    yield from gpu.value("rankwatch_gpu_ecc_mode_pending", "ecc_mode", pending, FLAG)
+    """Errors that ECC has found, where it is on."""
+    current, _ = gpu.query("ecc_mode", pynvml.nvmlDeviceGetEccMode) or (None, None)
     if current == pynvml.NVML_FEATURE_ENABLED:
         for error, kind, counter, scope in _ECC_COUNTERS:
             count = gpu.query("ecc_errors", pynvml.nvmlDeviceGetTotalEccErrors, error, counter)

@@ -17,7 +17,6 @@ def test_utilization(node: Node) -> None:
     """Per cent become shares of 1."""
     values = node.values(2)
     assert values["utilization_ratio",] == 0.92
-    assert values["memory_controller_utilization_ratio",] == 0.42
 
 
 def test_activity_needs_two_readings(node: Node) -> None:

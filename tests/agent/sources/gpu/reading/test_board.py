@@ -1,4 +1,4 @@
-"""Firmware, settings and limits of a board, and what of it changes all the time."""
+"""Firmware of a board, and what of it changes all the time."""
 
 from __future__ import annotations
 
@@ -14,40 +14,14 @@ def family(node: Node, name: str, index: int = 3) -> dict[tuple[str, ...], float
     return {key[1:]: value for key, value in node.values(index).items() if key[0] == name}
 
 
-def test_settings(node: Node) -> None:
-    """In watts and degrees; names of the firmware are labels."""
-    values = node.values(3)
-    assert values["persistence_mode",] == 1.0
-    assert values["firmware_info", "96.00.74.00.03", "G520.0200.00.05"] == 1.0
-    assert family(node, "power_threshold_watts") == {
-        ("min",): 200.0,
-        ("max",): 700.0,
-        ("default",): 700.0,
-        ("requested",): 660.0,
-    }
-    assert family(node, "temperature_threshold_celsius") == {
-        ("shutdown",): 95.0,
-        ("slowdown",): 92.0,
-        ("memory_max",): 98.0,
-        ("gpu_max",): 90.0,
-    }
-
-
-def test_thresholds_as_margins(node: Node) -> None:
-    """Beyond the slowdown they are negative, also where the driver calls the number unsigned."""
-    assert family(node, "temperature_margin_threshold_celsius") == {
-        ("shutdown",): -8.0,
-        ("slowdown",): -2.0,
-        ("memory_max",): 3.0,
-        ("gpu_max",): 0.0,
-    }
+def test_firmware(node: Node) -> None:
+    """Its names are labels."""
+    assert node.values(3)["firmware_info", "96.00.74.00.03", "G520.0200.00.05"] == 1.0
 
 
 def test_state(node: Node) -> None:
     values = node.values(3)
     assert values["performance_state",] == 1.0
-    assert values["bar1_total_bytes",] == 128 << 30
-    assert values["bar1_used_bytes",] == 4 << 20
     assert family(node, "video_utilization_ratio") == {("encoder",): 0.04, ("decoder",): 0.13}
 
 
@@ -66,22 +40,18 @@ def test_fans(node: Node) -> None:
     assert family(node, "fan_speed_ratio", 1) == {}
 
 
-def test_settings_are_read_seldom(node: Node) -> None:
-    """They cost no call in the readings between, and each reading exports them."""
+def test_firmware_is_read_seldom(node: Node) -> None:
+    """It costs no call in the readings between, and each reading exports it."""
     node.read()
-    node.driver.set(0, "persistence_mode", 0)
-    seen = [node.values(0)["persistence_mode",] for _ in range(58)]
-    assert seen == [1.0] * 57 + [0.0]
+    node.driver.set(0, "firmware.vbios", "new")
+    seen = [("firmware_info", "new", "G520.0200.00.05") in node.values(0) for _ in range(58)]
+    assert seen == [False] * 57 + [True]
 
 
 @pytest.mark.parametrize(
     ("function", "gone"),
     [
-        ("nvmlDeviceGetPersistenceMode", {"persistence_mode"}),
-        ("nvmlDeviceGetPowerManagementLimitConstraints", {"power_threshold_watts"}),
-        ("nvmlDeviceGetTemperatureThreshold", {"temperature_threshold_celsius"}),
         ("nvmlDeviceGetPerformanceState", {"performance_state"}),
-        ("nvmlDeviceGetBAR1MemoryInfo", {"bar1_total_bytes", "bar1_used_bytes"}),
         ("nvmlDeviceGetEncoderUtilization", {"video_utilization_ratio"}),
         ("nvmlDeviceGetNumFans", {"fan_speed_ratio"}),
     ],

@@ -20,8 +20,6 @@ def test_memory(node: Node) -> None:
         >= {
             ("memory_total_bytes",): 81559 * MIB,
             ("memory_used_bytes",): 62000 * MIB,
-            ("memory_reserved_bytes",): 632 * MIB,
-            ("memory_free_bytes",): (81559 - 62000 - 632) * MIB,
         }.items()
     )
 
@@ -30,7 +28,7 @@ def test_memory_of_an_old_driver(node: Node) -> None:
     """It counts reserved memory as used, so used is left out."""
     node.driver.fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     memory = {key for key in node.values(0) if key[0].startswith("memory_") and key[0].endswith("_bytes")}
-    assert memory == {("memory_total_bytes",), ("memory_free_bytes",)}
+    assert memory == {("memory_total_bytes",)}
 
 
 def put(node: Node, *processes: dict[str, int]) -> None:
@@ -82,11 +80,10 @@ def test_ecc_errors(node: Node) -> None:
 
 
 def test_ecc_off(node: Node) -> None:
-    """0 errors would mean that memory is checked. From the next reset on, it is."""
+    """0 errors would mean that memory is checked."""
     node.driver.set(3, "ecc.mode", 0)
     values = node.values(3)
     assert not [key for key in values if key[0] in ("ecc_errors_total", "sram_ecc_errors_total")]
-    assert (values["ecc_mode",], values["ecc_mode_pending",]) == (0.0, 1.0)
 
 
 def test_sram_errors(node: Node) -> None:

@@ -16,7 +16,6 @@ OF_THE_AGENT = {
     "rankwatch_gpus_visible",
     "rankwatch_gpu_driver_state",
     "rankwatch_gpu_driver_unresponsive_total",
-    "rankwatch_gpu_worker_starts_total",
     "rankwatch_nvidia_module_loaded",
 }
 """What the agent itself knows, also while the driver does not answer."""
