@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch_agent.training.collector import RanksCollector
-from support.agent.process import agent_process, fetch, rankwatch, until
+from support.agent.process import agent_process, page, rankwatch, until
 from support.incidents.incidents import boxed, incident, writer
 from support.processes.users import ALICE, become, node_directory
 from support.training.ranks import go_on, rank, values
@@ -46,11 +46,11 @@ def test_nowhere(tmp_path: Path) -> None:
     boxes, traces, evidence = tmp_path / "blackboxes", tmp_path / "traces.jsonl", tmp_path / "evidence"
     flags = ("--collectors", "ranks,traces,incidents", "--traces-file", str(traces), "--cluster", "c")
     with rank(boxes, FAILS) as process, agent_process(tmp_path, *flags) as agent:
-        until(lambda: FAILURE.encode() in fetch(agent.address, "/metrics").body, "the failure is exported")
+        until(lambda: FAILURE in page(agent.address), "the failure is exported")
         go_on(process)
         process.wait()
-        until(lambda: END.encode() in fetch(agent.address, "/metrics").body, "the attempt has ended")
-        metrics = fetch(agent.address, "/metrics").body.decode()
+        until(lambda: END in page(agent.address), "the attempt has ended")
+        metrics = page(agent.address)
         _, log = agent.stop()
         evidence.mkdir()
         writer().write(incident([boxed(boxes / "job" / "0.blackbox")]), evidence)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.agent.process import agent_process, fetch, until
+from support.agent.process import agent_process, fetch, page, until
 from support.gpu.nvml import FakeDriver, nvml_library
 from support.sources.kubelet import devices, kubelet, pod
 from support.sources.node_tree import build_node
@@ -97,7 +97,7 @@ def _agent(
     with agent_process(directory, *words, environ=environ) as running:
         until(lambda: fetch(running.address, "/readyz").status == 200, "the agent is ready")
         for text in complete:
-            until(lambda text=text: text in _served(running.address), f"{text} is exported")
+            until(lambda text=text: text in running.page(), f"{text} is exported")
         yield running.address
 
 
@@ -114,7 +114,7 @@ def node(
 def test_metrics_match_the_golden_file(node: tuple[str, Path], request: pytest.FixtureRequest) -> None:
     """`pytest tests/agent --rewrite-golden` rewrites the file."""
     address, golden = node
-    lines = [line for line in _served(address).splitlines() if not _changes(line)]
+    lines = [line for line in page(address).splitlines() if not _changes(line)]
     text = "\n".join(lines) + "\n"
     if request.config.getoption("--rewrite-golden", default=False):
         golden.write_text(text)
@@ -126,13 +126,9 @@ def test_promtool_check(node: tuple[str, Path]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Debian's package prometheus")
-    body = _served(node[0]).encode()
+    body = page(node[0]).encode()
     done = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-def _served(address: str) -> str:
-    return fetch(address, "/metrics").body.decode()
 
 
 def _changes(line: str) -> bool:

@@ -23,7 +23,7 @@ from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.training.conditions import RunConditions
-from support.agent.process import agent_process, fetch, until
+from support.agent.process import agent_process, page, until
 from support.incidents.incidents import condition, incident, small_disk
 from support.training.ranks import go_on, rank
 
@@ -68,7 +68,7 @@ def watching(settings: AgentConfig) -> Iterator[Agent]:
 
 def shows(agent: Agent, line: str) -> bool:
     """Whether the metrics hold this line."""
-    return f"\n{line}\n" in fetch(agent.address, "/metrics").body.decode()
+    return f"\n{line}\n" in page(agent.address)
 
 
 def bundle(tmp_path: Path) -> Path:
@@ -204,7 +204,7 @@ def test_killed_agent(tmp_path: Path) -> None:
         (place / name).mkdir(parents=True)
     with agent_process(tmp_path, "--evidence-directory", str(place), "--collectors", "evidence") as agent:
         until(
-            lambda: b"rankwatch_evidence_bundles{" in fetch(agent.address, "/metrics").body,
+            lambda: "rankwatch_evidence_bundles{" in page(agent.address),
             "the directory was looked at",
         )
     assert [each.name for each in place.iterdir()] == ["20010909T014640Z-job-stall"]

@@ -16,7 +16,7 @@ from rankwatch_agent.runtime.writers import writer_of
 from support.incidents.incidents import boxed
 from support.processes.users import ALICE
 from support.training.blackbox import box
-from support.training.ranks import rank
+from support.training.ranks import kill, rank
 
 pytestmark = pytest.mark.process
 
@@ -98,8 +98,7 @@ def test_writer_is_the_lock_holder(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.write(struct.pack("<4s", header[:4]) + layout.FIXED.pack(*fields)[4:])
         assert writer_of(path) == process.pid
-        process.kill()
-        process.wait()
+        kill(process)
         assert writer_of(path) is None
 
 

@@ -18,7 +18,7 @@ import pytest
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import AgentConfig
-from support.agent.process import fetch, until
+from support.agent.process import page, until
 from support.paths import SUPPORT
 
 pytestmark = pytest.mark.process
@@ -65,10 +65,10 @@ def test_hung_rank_is_named_with_its_phase(tmp_path: Path) -> None:
     with job(config.directory, asleep), Agent(config, collectors, history=shared.history) as agent:
         # One wait for each stage: all of them take their time on a busy machine.
         for what, line in {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS}.items():
-            until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)
+            until(lambda line=line: line in page(agent.address), what)
         until(lambda: any((tmp_path / "evidence").glob("*")), "evidence is being kept")
-        until(lambda: named in fetch(agent.address, "/metrics").body.decode(), "the rank is named")
-        assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_root_cause{") == 1
+        until(lambda: named in page(agent.address), "the rank is named")
+        assert page(agent.address).count("\nrankwatch_incident_root_cause{") == 1
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert json.loads((bundle / "manifest.json").read_text())["verdict"] == {
         "state": "hang",

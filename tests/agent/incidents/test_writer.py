@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
 from support.incidents.incidents import boxed, condition, incident, py_spy, writer
+from support.servers.loopback import listening_at
 from support.training.ranks import go_on, rank
 from support.training.recorder import entry, reply, worker_server
 
@@ -138,19 +137,10 @@ def test_flight_recorders(tmp_path: Path, standing: RankCondition) -> None:
     assert json.loads((bundle / "flight_recorder_fr_trace_json" / "0.json").read_bytes()) == empty
 
 
-@contextmanager
-def silent_server(path: Path) -> Iterator[None]:
-    """Takes every connection and says nothing."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        yield
-
-
 def test_hung_flight_recorder(tmp_path: Path, standing: RankCondition) -> None:
     other = standing._replace(rank=1, path=standing.path.with_name("1.blackbox"))
     (standing.path.with_name("1.sock")).symlink_to(standing.path.with_suffix(".sock"))
-    with silent_server(standing.path.with_suffix(".sock")):
+    with listening_at(standing.path.with_suffix(".sock")):
         written, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing, other)
     found = missing(bundle)
     assert "timed out" in found["flight_recorder/0.json"]
@@ -246,10 +236,7 @@ def test_no_manifest(tmp_path: Path, standing: RankCondition) -> None:
 
 def test_stopped_rank(tmp_path: Path, standing: RankCondition) -> None:
     """The bundle says that its process is stopped, for the diagnosis, and nobody waits for its recorder."""
-    socket_path = standing.path.with_suffix(".sock")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(socket_path))
-        listening.listen()
+    with listening_at(standing.path.with_suffix(".sock")) as listening:
         os.kill(standing.pid, signal.SIGSTOP)
         until(lambda: "State:\tT" in Path(f"/proc/{standing.pid}/status").read_text(), "it is stopped")
         _, bundle = write(writer(), tmp_path, standing)
@@ -265,9 +252,7 @@ def test_stopped_rank(tmp_path: Path, standing: RankCondition) -> None:
 
 def test_silent_rank(tmp_path: Path, standing: RankCondition) -> None:
     """A recorder that takes the question and gives no answer is evidence, too."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(standing.path.with_suffix(".sock")))
-        listening.listen()
+    with listening_at(standing.path.with_suffix(".sock")):
         _, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing)
     (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
     assert saved["flight_recorder_silent"] is True

@@ -20,6 +20,7 @@ from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.pods import PodsCollector
 from support.agent.process import until, values
 from support.paths import TESTS
+from support.servers.loopback import listening_at
 from support.sources.kubelet import Kubelet, devices, kubelet, pod
 
 FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
@@ -167,9 +168,7 @@ def test_other_protocol(tmp_path: Path, spoken: bytes) -> None:
     """Also a server that accepts and stays silent."""
     path = tmp_path / "kubelet.sock"
     held = []
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
+    with listening_at(path) as listening:
 
         def serve() -> None:
             while True:

@@ -78,9 +78,8 @@ ready()
 
 
 @pytest.mark.process
-def test_uploads(tmp_path: Path) -> None:
+def test_uploads(tmp_path: Path, collector: RanksCollector) -> None:
     """An upload apart from the save is no save: what is newest on the disk stays what it was."""
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, _UPLOADS) as process:
         assert not _outcomes(collector.collect(), "upload")
         go_on(process)
@@ -118,10 +117,9 @@ ready()
 
 
 @pytest.mark.process
-def test_error_of_a_failure(tmp_path: Path) -> None:
+def test_error_of_a_failure(tmp_path: Path, collector: RanksCollector) -> None:
     """The newest failure of each operation says why, and where it is known, at which path; also to an agent
     that starts after it."""
-    collector = RanksCollector(directory=tmp_path)
     name, error = "rankwatch_checkpoint_last_failure_info", ("OSError", "[Errno 28] No space left on device")
     with rank(tmp_path, _FAILS) as process:
         assert set(values(collector.collect(), name)) == {(*SAVE, *error, f"{tmp_path}/a"[:160])}
@@ -182,7 +180,7 @@ def test_failures_by_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_save_beside_training(tmp_path: Path) -> None:
+def test_save_beside_training(tmp_path: Path, collector: RanksCollector) -> None:
     """A save that goes on beside training is pending until it ends. If it fails then, that is said."""
     code = """
 save = run.checkpoint("save", step=3).begin()
@@ -191,7 +189,6 @@ ready()
 save.end(failed=True)
 ready()
 """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code) as process:
         found = _collected(tmp_path, collector)
         assert _one(found, "rankwatch_checkpoint_saves_pending") == 1.0
@@ -220,7 +217,7 @@ def test_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_end_in_the_middle(tmp_path: Path) -> None:
+def test_end_in_the_middle(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank that is killed in the middle of a save leaves one unfinished, and the one before is the last."""
     code = """
 with run.checkpoint("save", step=3): pass
@@ -229,7 +226,6 @@ save = run.checkpoint("save", step=7).begin()
 save.stage("write").begin()
 ready()
 """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code) as process:
         assert _outcomes(_collected(tmp_path, collector)) == {"success": 1, "failure": 0, "unfinished": 0}
         os.kill(process.pid, signal.SIGKILL)
@@ -258,9 +254,8 @@ ready()
     assert values(found, "rankwatch_node_checkpoint_committed_step") == {("job",): 3.0}
 
 
-def test_resumes(tmp_path: Path) -> None:
+def test_resumes(tmp_path: Path, collector: RanksCollector) -> None:
     """Each resume loses the steps after its checkpoint that this life of the run had done."""
-    collector = RanksCollector(directory=tmp_path)
     lost = []
     for resumed, steps in ((None, 5), (2, 4), (2, 1)):
         run = _start(tmp_path)

@@ -64,9 +64,8 @@ def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in (tmp_path / "job").glob("*.*")] == ["0.blackbox"]
 
 
-def test_attempts_between_two_looks(tmp_path: Path) -> None:
+def test_attempts_between_two_looks(tmp_path: Path, collector: RanksCollector) -> None:
     """A job that fails faster than the agent looks loses no attempt: their boxes are kept."""
-    collector = RanksCollector(directory=tmp_path)
     for number in range(6):
         variables = ("env", f"RANKWATCH_ATTEMPT={number}")
         with rank(tmp_path, "steps(1)\nrun.finish()\nready()", prefix=variables):
@@ -76,12 +75,11 @@ def test_attempts_between_two_looks(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_steps_total") == {("job", "0"): settled}
 
 
-def test_rank_in_tick_of_listing(tmp_path: Path) -> None:
+def test_rank_in_tick_of_listing(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank that appears in the tick of a listing is found.
 
     Its directory has the same mtime as when it was listed.
     """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()", world=2):
         collector.collect()
         before = (tmp_path / "job").stat()
@@ -108,7 +106,7 @@ def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert sum("could not remove" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_odd_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_odd_files(tmp_path: Path, collector: RanksCollector, caplog: pytest.LogCaptureFixture) -> None:
     """Odd files are counted once and named in the log once.
 
     The healthy rank beside them is exported all the same.
@@ -123,7 +121,6 @@ def test_odd_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(run / "4.blackbox")
     (tmp_path / "file").write_text("no run")
     (tmp_path / "link").symlink_to("/")
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(2)\nready()"):
         (run / "5.blackbox").write_bytes((tmp_path / "job" / "0.blackbox").read_bytes())
         for _ in range(5):
@@ -163,12 +160,11 @@ def test_missing_directory(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_blackboxes") == {(): 0.0}
 
 
-def test_odd_run_names(tmp_path: Path) -> None:
+def test_odd_run_names(tmp_path: Path, collector: RanksCollector) -> None:
     """A run directory with an odd name is a fault or a label and never a crash.
 
     Quotes, newlines, bytes that are no UTF-8, and a very long name.
     """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(2)\nready()"):
         content = (tmp_path / "job" / "0.blackbox").read_bytes()
         for name in (b'qu"ote\n\\', b"\xff\xfe", b"x" * 250):

@@ -11,7 +11,7 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.series import resident_bytes
-from support.training.ranks import rank, values
+from support.training.ranks import kill, rank, values
 
 RESIDENT = "rankwatch_rank_resident_memory_bytes"
 GPU = [
@@ -31,8 +31,7 @@ def test_resident_memory(tmp_path: Path) -> None:
         assert expected is not None
         assert found["job", "0"] >= 64 << 20
         assert found["job", "0"] == pytest.approx(expected, rel=0.2)
-        process.kill()
-        process.wait()
+        kill(process)
         assert values(collector.collect(), RESIDENT) == {}
 
 
@@ -51,11 +50,10 @@ def test_broken_kernel_file(tmp_path: Path, statm: str) -> None:
     assert resident_bytes(tmp_path, 7) is None
 
 
-def test_allocator_memory(tmp_path: Path) -> None:
+def test_allocator_memory(tmp_path: Path, collector: RanksCollector) -> None:
     """It is exported once the rank has sampled it; a rank on CPUs has none."""
     run = rankwatch.start(run="job", rank=0, directory=tmp_path, flight_recorder=False)
     assert isinstance(run, rankwatch.Run)
-    collector = RanksCollector(directory=tmp_path)
     first = collector.collect()
     assert [values(first, name) for name in GPU] == [{}] * 5
     words = run._writer.integers

@@ -21,9 +21,8 @@ def _one(collection: Collection, name: str) -> float:
     return value
 
 
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path: Path, collector: RanksCollector) -> None:
     """Counts, the newest progress, the first and the last start; of the living only, once one has ended."""
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(9)\nready()", number=0, world=2),
         rank(tmp_path, "ready()\nsteps(9)\nrun.finish()\nready()", number=1, world=2) as second,
@@ -44,9 +43,8 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert _one(one, "rankwatch_node_progress_timestamp_seconds") == pytest.approx(newest, abs=0.1)
 
 
-def test_timeout_of_all(tmp_path: Path) -> None:
+def test_timeout_of_all(tmp_path: Path, collector: RanksCollector) -> None:
     """Unknown while it is unknown of one living rank; then the longest."""
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(30, 0.001)\nready()", number=0, world=2),
         rank(tmp_path, "ready()\nsteps(30, 0.002)\nready()", number=1, world=2) as second,
@@ -59,9 +57,8 @@ def test_timeout_of_all(tmp_path: Path) -> None:
     assert _one(after, "rankwatch_node_progress_timeout_seconds") == max(timeouts.values())
 
 
-def test_ended_run(tmp_path: Path) -> None:
+def test_ended_run(tmp_path: Path, collector: RanksCollector) -> None:
     """Of a run that has ended only counts are left, and nothing of when its ranks started or moved."""
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(3)\nrun.finish()\nready()"):
         collector.collect()
         ended = collector.collect()
@@ -70,11 +67,10 @@ def test_ended_run(tmp_path: Path) -> None:
     assert not [each for each in names if "timestamp" in each or "timeout" in each or "gpus" in each]
 
 
-def test_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints(tmp_path: Path, collector: RanksCollector) -> None:
     """The oldest of the last saves; -1 while one saves for the first time; the newest commit."""
     save = 'with run.checkpoint("save") as it:\n    with it.stage("write"): pass\n{}ready()\n'
     commit = '    with it.stage("commit"): pass\n'
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(5)\n" + save.format(commit), number=0, world=2),
         rank(tmp_path, 'steps(3)\nit = run.checkpoint("save").begin()\nready()\n', number=1, world=2),
@@ -92,9 +88,8 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert _one(collection, "rankwatch_node_checkpoint_saved_step") == saved["job", "1"]
 
 
-def test_reporting(tmp_path: Path) -> None:
+def test_reporting(tmp_path: Path, collector: RanksCollector) -> None:
     """Counted is what is exported: a rank without a loss has none."""
-    collector = RanksCollector(directory=tmp_path)
     silent = "for _ in range(30):\n    with run.step(): pass\nready()"
     with (
         rank(tmp_path, "steps(30)\nready()", number=0, world=2),
@@ -111,9 +106,8 @@ def test_reporting(tmp_path: Path) -> None:
 _ENDED_LOSS = "for _ in range(30):\n    with run.step(): run.scalar('loss', 8.0)\nrun.finish()\nready()"
 
 
-def test_ended_rank_reports_nothing(tmp_path: Path) -> None:
+def test_ended_rank_reports_nothing(tmp_path: Path, collector: RanksCollector) -> None:
     """An ended rank had a loss: it does not make up for the running one that has none."""
-    collector = RanksCollector(directory=tmp_path)
     silent = "for _ in range(30):\n    with run.step(): pass\nready()"
     with (
         rank(tmp_path, silent, number=0, world=2),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
-from support.training.ranks import go_on, rank, state, values
+from support.training.ranks import go_on, kill, rank, settled, state, values
 
 pytestmark = pytest.mark.process
 
@@ -36,17 +34,8 @@ GROUP = ("default_pg", "0-3")
 AT = (*GROUP, "all_reduce")
 
 
-def until(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
-    deadline = time.monotonic() + 20.0
-    while not good(collection := collector.collect()):
-        assert time.monotonic() < deadline, "what was expected did not come"
-        time.sleep(0.02)
-    return collection
-
-
-def test_ranks_are_compared(tmp_path: Path) -> None:
+def test_ranks_are_compared(tmp_path: Path, collector: RanksCollector) -> None:
     """Ranks of a node are compared. Wait by rank, transfer by node, from two processes."""
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.5)\nreduce(1, 0.5)\nready()", number=0, world=4),
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nreduce(1, 0.7)\nready()", number=1, world=4),
@@ -66,12 +55,11 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_collective_bus_bytes_total") == {large: 2 * (1 << 20) * 1.5}
 
 
-def test_position_of_hanging_rank(tmp_path: Path) -> None:
+def test_position_of_hanging_rank(tmp_path: Path, collector: RanksCollector) -> None:
     """The place of a hanging rank is shown.
 
     Last enqueued, last completed, and since when the oldest one is open.
     """
-    collector = RanksCollector(directory=tmp_path)
     place = ("job", "0", *GROUP, "black_box")
     before = time.time()
     with rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()"):
@@ -85,12 +73,11 @@ def test_position_of_hanging_rank(tmp_path: Path) -> None:
     assert before - 1.0 < since < time.time() + 1.0
 
 
-def test_position_of_ended_ranks(tmp_path: Path) -> None:
+def test_position_of_ended_ranks(tmp_path: Path, collector: RanksCollector) -> None:
     """A lost rank's final position stay and a finished rank's does not.
 
     Where the first stood is what the others wait for.
     """
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()", number=0, world=2) as lost,
         rank(
@@ -98,8 +85,7 @@ def test_position_of_ended_ranks(tmp_path: Path) -> None:
         ) as finished,
     ):
         collector.collect()
-        lost.kill()
-        lost.wait()
+        kill(lost)
         go_on(finished)
         for _ in range(2):
             collection = collector.collect()
@@ -109,9 +95,8 @@ def test_position_of_ended_ranks(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
 
 
-def test_ended_rank_is_left_out(tmp_path: Path) -> None:
+def test_ended_rank_is_left_out(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank that ended is not waited for. The others are compared without it, and not kept for ever."""
-    collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()", number=0, world=2) as lost,
         rank(
@@ -119,20 +104,18 @@ def test_ended_rank_is_left_out(tmp_path: Path) -> None:
         ) as living,
     ):
         collector.collect()
-        lost.kill()
-        lost.wait()
+        kill(lost)
         collector.collect()
         go_on(living)
         collection = collector.collect()
     assert values(collection, "rankwatch_collective_transfers_total") == {("job", *AT, "large"): 2.0}
 
 
-def test_restarted_rank_is_compared(tmp_path: Path) -> None:
+def test_restarted_rank_is_compared(tmp_path: Path, collector: RanksCollector) -> None:
     """A restarted rank is compared from its first collective on.
 
     Numbers begin anew with the process; totals go on.
     """
-    collector = RanksCollector(directory=tmp_path)
     code = COLLECTIVES + "reduce(0, {})\nready()"
     for _ in range(2):
         with (
@@ -166,22 +149,19 @@ def test_stalled_run_is_suspect(tmp_path: Path) -> None:
         assert told.path == tmp_path / "job" / "3.blackbox"
         assert [group.members for group in told.groups] == ["0-3"]
         assert told.counted == {AT}
-        process.kill()
-        process.wait()
+        kill(process)
         collector.collect()
     assert [each.rank for each in conditions.runs["job"].lost] == [3]
     assert conditions.runs["job"].suspected_since is None
 
 
-def test_killed_before_first_record(tmp_path: Path) -> None:
+def test_killed_before_first_record(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank killed before its first record is kept as lost.
 
     It has no sign of life but its start, and that was just now.
     """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()") as process:
         collector.collect()
-        process.kill()
-        process.wait()
+        kill(process)
     for _ in range(2):
-        assert state(until(collector, lambda each: bool(state(each)))) == {"0": "lost"}
+        assert state(settled(collector, lambda each: bool(state(each)))) == {"0": "lost"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,24 @@ from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 from support.training.ranks import go_on, rank, values
 from support.training.replayed_job import scrape_live
+
+
+@pytest.fixture
+def steps() -> StepAssembler:
+    return StepAssembler(LearntTimeouts(), lambda _: None)
+
+
+def report(steps: StepAssembler, number: int, *, known: bool = True) -> None:
+    """The GPU has finished a step of a second."""
+    steps.device.phase("forward", 0.6, number)
+    steps.device.message(0.1, number)
+    steps.device_step(number, 1.0, 0.3, known=known)
+
+
+def on_device(steps: StepAssembler, number: int, own: float) -> None:
+    """The GPU has finished a step that waited for nobody."""
+    steps.device.phase("forward", own, number)
+    steps.device_step(number, own, 0.0, known=True)
 
 
 def test_phases_of_far_future() -> None:
@@ -48,12 +67,11 @@ def test_phases_of_far_future() -> None:
     assert lines(400) - lines(0) < 20 * 400, "each looked at a few times, not 200 times"
 
 
-def test_phases_of_next_step() -> None:
+def test_phases_of_next_step(steps: StepAssembler) -> None:
     """Phases of the step to come are kept for it.
 
     A step is settled when the next one arrives, whose phases arrived before.
     """
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.25, "forward"))
         steps.step(float(number), number + 0.5, number)
@@ -208,12 +226,11 @@ def test_open_steps_are_bounded() -> None:
     assert len(steps.of(7).forward_seconds) <= 4096
 
 
-def test_checkpoint_in_step() -> None:
+def test_checkpoint_in_step(steps: StepAssembler) -> None:
     """A checkpoint in a step makes it neither late nor uneven.
 
     Sections of a known kind are told apart from the step's own time.
     """
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(40):
         start = 10.0 * number
         last = 5.0 if number == 30 else 0.0
@@ -241,12 +258,11 @@ ready()
 
 
 @pytest.mark.process
-def test_work_of_counted_steps(tmp_path: Path) -> None:
+def test_work_of_counted_steps(tmp_path: Path, collector: RanksCollector) -> None:
     """At every moment, the work is that of the steps counted.
 
     The work of the step that is open waits for it, or a rate over few steps is off by one.
     """
-    collector = RanksCollector(directory=tmp_path)
 
     def counted() -> float:
         collection = collector.collect()
@@ -261,58 +277,36 @@ def test_work_of_counted_steps(tmp_path: Path) -> None:
         until(lambda: counted() == 4, "the last step is settled")
 
 
-def test_work_outside_steps() -> None:
-    """Work outside of steps counts at once.
+TWICE = [("add", 9, 1.0), ("begin_process", 9), ("add", 8, 2.0), ("begin_process", 9), ("add", 8, 4.0)]
 
-    Before the first step, in a run that has none, and between two steps.
-    """
+
+@pytest.mark.parametrize(
+    ("events", "counted"),
+    [
+        ([("add", -1, 1.0)], 1.0),
+        ([("add", 7, 2.0), ("settle", 7), ("add", 7, 4.0)], 6.0),
+        ([("add", 1, 1.0), ("add", 2, 2.0), ("add", 3, 4.0), ("settle", 2)], 3.0),
+        ([("add", 8, 1.0), ("add", 9, 2.0), ("begin_process", 8), ("settle", 8)], 1.0),
+        ([*TWICE, ("settle", 9)], 1.0),
+        ([*TWICE, ("settle", 9), ("settle", 8)], 5.0),
+    ],
+    ids=[
+        "before the first step, or in a run that has none: at once",
+        "between two steps: at once",
+        "a step whose record was overwritten before anybody read it counts with the next one",
+        "of a process that died only the work of ended steps: the next one does the rest again",
+        "the last step of a process that died counts none of the work of the next one",
+        "which goes back some steps, and may die in one of them as well: it is done once more",
+    ],
+)
+def test_work(events: Sequence[tuple[Any, ...]], counted: float) -> None:
+    """Work counts once, with the step that it was done in."""
     work = WorkTotals()
-    work.add(-1, "samples", 1.0)
-    assert work.by_unit == {"samples": 1.0}
-    work.add(7, "samples", 2.0)
-    work.settle(7)
-    work.add(7, "samples", 4.0)
-    assert work.by_unit == {"samples": 7.0}
-
-
-def test_work_of_lost_step() -> None:
-    """Work of a step whose record was lost counts with the next one.
-
-    The box overwrites records that nobody read in time.
-    """
-    work = WorkTotals()
-    work.add(1, "tokens", 1.0)
-    work.add(2, "tokens", 2.0)
-    work.add(3, "tokens", 4.0)
-    work.settle(2)
-    assert work.by_unit == {"tokens": 3.0}
-
-
-def test_work_of_dead_process() -> None:
-    """Of a process that died only the work of ended steps counts. The next process does the rest again."""
-    work = WorkTotals()
-    work.add(8, "tokens", 1.0)
-    work.add(9, "tokens", 2.0)
-    work.begin_process(pending=8)
-    work.settle(8)
-    assert work.by_unit == {"tokens": 1.0}
-
-
-def test_work_of_next_process() -> None:
-    """The last step of a process that died counts none of the work of the next.
-
-    That goes back some steps, and may die in one of them as well; then its work is done once more.
-    """
-    work = WorkTotals()
-    work.add(9, "tokens", 1.0)
-    work.begin_process(pending=9)
-    work.add(8, "tokens", 2.0)
-    work.begin_process(pending=9)
-    work.add(8, "tokens", 4.0)
-    work.settle(9)
-    assert work.by_unit == {"tokens": 1.0}
-    work.settle(8)
-    assert work.by_unit == {"tokens": 5.0}
+    for name, *arguments in events:
+        if name == "add":
+            arguments.insert(1, "tokens")
+        getattr(work, name)(*arguments)
+    assert work.by_unit == {"tokens": counted}
 
 
 def test_work_is_bounded() -> None:
@@ -323,10 +317,9 @@ def test_work_is_bounded() -> None:
     assert work.by_unit["tokens"] > 900.0
 
 
-def test_step_on_device() -> None:
+def test_step_on_device(steps: StepAssembler) -> None:
     """On a GPU a step counts once the GPU has done it, by its clock, whichever comes first: the records of
     the host show when work was enqueued."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.5, "forward"))
         steps.step(float(number), number + 0.5, number, on_device=True)
@@ -343,16 +336,8 @@ def test_step_on_device() -> None:
     assert steps.message_seconds == pytest.approx(0.3)
 
 
-def report(steps: StepAssembler, number: int, *, known: bool = True) -> None:
-    """The GPU has finished a step of a second."""
-    steps.device.phase("forward", 0.6, number)
-    steps.device.message(0.1, number)
-    steps.device_step(number, 1.0, 0.3, known=known)
-
-
-def test_unknown_waits() -> None:
+def test_unknown_waits(steps: StepAssembler) -> None:
     """Where own time and waits cannot be told apart there is no communication and no local time."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 0.5, 0, on_device=True)
     report(steps, 0, known=False)
     steps.settle(10.0, 10.0)
@@ -361,10 +346,9 @@ def test_unknown_waits() -> None:
     assert steps.phase_seconds == pytest.approx({"forward": 0.6, "other": 0.4})
 
 
-def test_untimed_phases() -> None:
+def test_untimed_phases(steps: StepAssembler) -> None:
     """Of short steps on a GPU few have their phases timed. The others share what is left of them in the same
     way, but for those that take long in single steps: these are timed in each."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(2):
         steps.step(float(number), number + 0.5, number, on_device=True)
     steps.device.phase("forward", 0.2, 0)
@@ -388,19 +372,17 @@ def test_untimed_phases() -> None:
     assert steps.local_seconds == pytest.approx(9.8 + 1.7)
 
 
-def test_no_timed_phases_yet() -> None:
+def test_no_timed_phases_yet(steps: StepAssembler) -> None:
     """An agent that comes in between knows the use of such a step only as `other`."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 0.5, 7, on_device=True)
     steps.device_step(7, 0.5, 0.1, known=True, timed=False)
     steps.settle(10.0, 10.0)
     assert steps.phase_seconds == pytest.approx({"communication": 0.1, "other": 0.4})
 
 
-def test_step_that_the_device_never_ends() -> None:
+def test_step_that_the_device_never_ends(steps: StepAssembler) -> None:
     """It counts a minute after its process has ended, as time of no known use; so do the oldest of more than
     64."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(100):
         steps.step(number / 2, number / 2 + 0.25, number, on_device=True)
     assert steps.steps == 100 - 1 - 64
@@ -412,9 +394,8 @@ def test_step_that_the_device_never_ends() -> None:
     assert steps.phase_seconds == pytest.approx({"other": 25.0})
 
 
-def test_step_that_later_ones_do_not_report() -> None:
+def test_step_that_later_ones_do_not_report(steps: StepAssembler) -> None:
     """Steps go on, and what the GPU should have done a minute before is not reported: it counts likewise."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(4):
         steps.step(40.0 * number, 40.0 * number + 1.0, number, on_device=True)
     steps.settle(130.0, 130.0, living=True)
@@ -422,9 +403,8 @@ def test_step_that_later_ones_do_not_report() -> None:
     assert steps.phase_seconds == pytest.approx({"other": 2.0})
 
 
-def test_long_evaluation_after_a_step() -> None:
+def test_long_evaluation_after_a_step(steps: StepAssembler) -> None:
     """The GPU's report of a step is written when the next step ends, after an evaluation of an hour."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 1.0, 0, on_device=True)
     for moment in (3.0, 300.0, 3600.0):
         steps.settle(moment, moment, living=True)
@@ -434,12 +414,6 @@ def test_long_evaluation_after_a_step() -> None:
     steps.step(3602.0, 3603.0, 2, on_device=True)
     assert (steps.steps, steps.local_known) == (1, True)
     assert steps.phase_seconds == pytest.approx({"forward": 0.75, "communication": 0.0, "other": 0.0})
-
-
-def on_device(steps: StepAssembler, number: int, own: float) -> None:
-    """The GPU has finished a step."""
-    steps.device.phase("forward", own, number)
-    steps.device_step(number, own, 0.0, known=True)
 
 
 def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
@@ -463,10 +437,9 @@ def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
     assert steps.seconds == pytest.approx(sum(steps.phase_seconds.values()))
 
 
-def test_gpu_that_reports_a_step_too_late() -> None:
+def test_gpu_that_reports_a_step_too_late(steps: StepAssembler) -> None:
     """A step that the GPU reports after it was counted is not taken for the one of this number in the next
     epoch."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 1.0, 0, on_device=True)
     steps.settle(3.0, 3.0)
     steps.settle(300.0, 300.0)
@@ -479,9 +452,8 @@ def test_gpu_that_reports_a_step_too_late() -> None:
     assert steps.phase_seconds["forward"] == 2 * 0.5
 
 
-def test_phases_of_many_steps_on_a_gpu() -> None:
+def test_phases_of_many_steps_on_a_gpu(steps: StepAssembler) -> None:
     """Those of steps that do not end are kept as far as the rank's share of memory goes."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.keep_at_most(80)
     for number in range(100):
         for _ in range(500):
@@ -491,9 +463,8 @@ def test_phases_of_many_steps_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", ["forward", "communication"])
-def test_phases_longer_than_their_step_on_a_gpu(name: str) -> None:
+def test_phases_longer_than_their_step_on_a_gpu(steps: StepAssembler, name: str) -> None:
     """Such records are not honest: the time of the step has no known use, and no sum grows beyond it."""
-    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     steps.step(0.0, 1.0, 0, on_device=True)
     for _ in range(2):
         steps.device.phase(name, 1e308, 0)

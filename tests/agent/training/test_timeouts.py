@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.timeouts import FACTOR, LONGEST_FACTOR, SKIPPED_STEPS, LearntTimeouts, Longest
 from support.agent.process import until
-from support.training.ranks import go_on, rank, values
+from support.training.ranks import go_on, kill, rank, settled, values
 
 TIMEOUT = "rankwatch_progress_timeout_seconds"
 
@@ -164,27 +163,16 @@ def _timeout(collector: RanksCollector) -> float | None:
     return next(iter(values(collector.collect(), TIMEOUT).values()), None)
 
 
-def _settled(collector: RanksCollector, steps: int) -> Collection:
-    """What is collected once so many steps are settled."""
-    found: list[Collection] = []
-
-    def enough() -> bool:
-        found.append(collector.collect())
-        return sum(values(found[-1], "rankwatch_steps_total").values()) == steps
-
-    until(enough, f"{steps} steps are settled")
-    return found[-1]
+def _settled(collector: RanksCollector, steps: int) -> None:
+    settled(collector, lambda each: sum(values(each, "rankwatch_steps_total").values()) == steps)
 
 
 @pytest.mark.process
-def test_real_long_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_real_long_checkpoint(tmp_path: Path, collector: RanksCollector) -> None:
     """A long checkpoint of a real rank does not pass the timeout learnt from the one before.
 
     While it saves, it is allowed five times the save before; afterwards five steps again.
     """
-    collector = RanksCollector(directory=tmp_path)
     code = """
 steps(8, 0.01)
 with run.checkpoint("save"): ready()
@@ -211,17 +199,15 @@ ready()
 
 
 @pytest.mark.process
-def test_real_restart(tmp_path: Path) -> None:
+def test_real_restart(tmp_path: Path, collector: RanksCollector) -> None:
     """A real rank that restarts is allowed its start and not its steps.
 
     The agent sees both processes; a start takes longer than a step.
     """
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "time.sleep(0.3)\nsteps(8, 0.001)\nready()") as process:
         _settled(collector, 8)
         of_steps = _timeout(collector)
-        process.kill()
-        process.wait()
+        kill(process)
     assert of_steps is not None
     with rank(tmp_path, "ready()\nsteps(8, 0.001)\nready()") as process:
         of_start = _timeout(collector)
@@ -235,12 +221,11 @@ def test_real_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_real_failed_step(tmp_path: Path) -> None:
+def test_real_failed_step(tmp_path: Path, collector: RanksCollector) -> None:
     """A real step that an exception ended teaches nothing.
 
     As a collective's timeout does at the end of a hang.
     """
-    collector = RanksCollector(directory=tmp_path)
     code = """
 steps(8, 0.001)
 for _ in range(2):

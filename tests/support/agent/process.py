@@ -102,6 +102,11 @@ def fetch(address: str, path: str, *, method: str = "GET", headers: Mapping[str,
         return Reply(response.status, dict(response.getheaders()), response.read())
 
 
+def page(address: str) -> str:
+    """The /metrics of an agent."""
+    return fetch(address, "/metrics").body.decode()
+
+
 class AgentProcess(NamedTuple):
     """A running `rankwatch agent` and the address it serves."""
 
@@ -110,7 +115,7 @@ class AgentProcess(NamedTuple):
 
     def page(self) -> str:
         """Its /metrics."""
-        return fetch(self.address, "/metrics").body.decode()
+        return page(self.address)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send the signal. Returns exit status and log."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 @contextmanager
@@ -20,6 +22,15 @@ def serving(server: socketserver.TCPServer) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def listening_at(path: Path, backlog: int = 8) -> Iterator[socket.socket]:
+    """A unix socket that takes connections; what is said on them is up to the block."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(backlog)
+        yield server
 
 
 class Handler(BaseHTTPRequestHandler):

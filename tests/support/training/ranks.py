@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
+from support.agent.process import until
 
 _PRELUDE = """
 import os, signal, sys, time, rankwatch
@@ -66,6 +68,24 @@ def go_on(process: subprocess.Popen[str]) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
     process.stdout.readline()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill the rank, and wait for its end."""
+    process.kill()
+    process.wait()
+
+
+def settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
+    """Collect until it is so: the last step is settled a moment after its end."""
+    found: list[Collection] = []
+
+    def so() -> bool:
+        found[:] = [collector.collect()]
+        return good(found[0])
+
+    until(so, "what was expected is collected", seconds=20.0)
+    return found[0]
 
 
 def values(collection: Collection, name: str) -> dict[tuple[str, ...], float]:

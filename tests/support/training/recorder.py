@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from support.servers.loopback import listening_at
+
 _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 
@@ -80,9 +82,7 @@ def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Ite
     """Serves what `answer` gives (handler -> reply) until the end; yields the questions that came."""
     path.parent.mkdir(parents=True, exist_ok=True)
     asked: list[str] = []
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
+    with listening_at(path) as listening:
 
         def serve() -> None:
             with suppress(OSError):  # the end

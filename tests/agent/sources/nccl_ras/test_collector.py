@@ -24,7 +24,7 @@ from support.jobs.sharing_gpus import ranks_sharing_gpus, require_nccl
 from support.processes.users import ALICE, BOB, become, node_directory, program_of
 from support.servers.prometheus import reserved_port
 from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
-from support.training.ranks import rank
+from support.training.ranks import kill, rank
 
 pytestmark = pytest.mark.process
 
@@ -137,8 +137,7 @@ def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> No
     with rank(tmp_path, "ready()", world=2) as process:
         watch = collector(tmp_path, service.address)
         assert watch.collect().series
-        process.kill()
-        process.wait()
+        kill(process)
         with pytest.raises(NotApplicable):
             watch.collect()
     assert service.commands.count("STATUS") == 1

@@ -32,6 +32,7 @@ from rankwatch_agent.training.flight_recorder.ask import (
 )
 from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import DEADLINE_SECONDS
+from support.servers.loopback import listening_at
 from support.training.ranks import values
 from support.training.recorder import entry, reply, worker_server
 
@@ -46,9 +47,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 def server(path: Path, *replies: bytes) -> Iterator[Path]:
     """A server on a unix socket that answers one connection after another with these bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
+    with listening_at(path) as listening:
 
         def serve() -> None:
             for reply in replies:
@@ -67,9 +66,13 @@ def server(path: Path, *replies: bytes) -> Iterator[Path]:
         thread.join()
 
 
-def pull(client: FlightRecorderClient) -> dict[str, Dump]:
+def client(path: Path, timeout_seconds: float = DEADLINE_SECONDS) -> FlightRecorderClient:
+    return FlightRecorderClient(path, os.geteuid(), timeout_seconds=timeout_seconds)
+
+
+def pull(asking: FlightRecorderClient) -> dict[str, Dump]:
     """Ask once, and parse what comes."""
-    return {name: client.parse(body) for name, body in client.ask().items()}
+    return {name: asking.parse(body) for name, body in asking.ask().items()}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: 
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
     ):
-        pull(FlightRecorderClient(path, os.geteuid()))
+        pull(client(path))
     assert str(path) in str(caught.value)
 
 
@@ -106,11 +109,8 @@ def test_silent_server(tmp_path: Path) -> None:
 
     It accepts the connection and sends nothing.
     """
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "0.sock"))
-        listening.listen()
-        with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.05).ask()
+    with listening_at(tmp_path / "0.sock"), pytest.raises(FlightRecorderError, match="timed out"):
+        client(tmp_path / "0.sock", 0.05).ask()
 
 
 def test_dripping_server(tmp_path: Path) -> None:
@@ -119,9 +119,7 @@ def test_dripping_server(tmp_path: Path) -> None:
     Each byte comes in time, the whole never does.
     """
     stop = threading.Event()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "0.sock"))
-        listening.listen()
+    with listening_at(tmp_path / "0.sock") as listening:
 
         def drip() -> None:
             connection, _ = listening.accept()
@@ -132,7 +130,7 @@ def test_dripping_server(tmp_path: Path) -> None:
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.2).ask()
+            client(tmp_path / "0.sock", 0.2).ask()
         stop.set()
         thread.join()
 
@@ -185,7 +183,7 @@ def test_endless_small_parts() -> None:
     endless = b",".join([b"[]"] * MAX_OBJECTS)
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
     with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
-        FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(body)
+        client(Path("0.sock")).parse(body)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_endless_values(start: bytes, item: bytes, end: bytes) -> None:
     """A reply of endless values is refused before it is decoded, whatever these are."""
     body = bytearray(start + item * MAX_VALUES + end)
     with pytest.raises(FlightRecorderError, match="more than 1048576 values"):
-        FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(body)
+        client(Path("0.sock")).parse(body)
 
 
 def test_large_ring() -> None:
@@ -211,7 +209,7 @@ def test_large_ring() -> None:
     entries = (entry(number, **also) for number in range(20_000))
     body = json.dumps(reply(*entries), separators=(",", ":")).encode()
     assert len(body) < MAX_REPLY_BYTES
-    assert len(FlightRecorderClient(Path("0.sock"), os.geteuid()).parse(bytearray(body)).entries) == 20_000
+    assert len(client(Path("0.sock")).parse(bytearray(body)).entries) == 20_000
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
@@ -222,11 +220,9 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):
-            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS).ask()
+            client(tmp_path / "0.sock").ask()
         del long["dump_nccl_trace_json"]
-        alone = FlightRecorderClient(
-            tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS
-        ).ask()
+        alone = client(tmp_path / "0.sock").ask()
         assert len(alone["fr_trace_json"]) > MAX_REPLY_BYTES - 200
 
 
@@ -239,14 +235,14 @@ def test_recorder_per_backend(tmp_path: Path) -> None:
     nccl2 = reply(entry(41, profiling_name="nccl2:all_reduce"), enqueued=42, done=41)
     handlers = {"fr_trace_json": gloo, "fr_dump_file": {}, "fr_trace_json?backend=nccl2": nccl2}
     with worker_server(tmp_path / "0.sock", lambda: handlers) as asked:
-        client = FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS)
-        replies = client.ask()
+        asking = client(tmp_path / "0.sock")
+        replies = asking.ask()
         assert main_recorder(replies) == "fr_trace_json_nccl2"
-        assert client.parse(replies["fr_trace_json_nccl2"]).entries[0].record_id == 41
+        assert asking.parse(replies["fr_trace_json_nccl2"]).entries[0].record_id == 41
         assert asked[1:] == ["/handler/fr_trace_json", "/handler/fr_trace_json?backend=nccl2"]
         del handlers["fr_dump_file"]
-        client.find()
-        assert list(client.ask()) == ["fr_trace_json"]
+        asking.find()
+        assert list(asking.ask()) == ["fr_trace_json"]
 
 
 def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:
@@ -256,21 +252,14 @@ def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:
     with contextlib.ExitStack() as servers:
         for number in range(ranks):
             servers.enter_context(meeting_server(tmp_path / f"{number}.sock", together))
-        clients = {
-            number: FlightRecorderClient(
-                tmp_path / f"{number}.sock", os.geteuid(), timeout_seconds=DEADLINE_SECONDS
-            )
-            for number in range(ranks)
-        }
+        clients = {number: client(tmp_path / f"{number}.sock") for number in range(ranks)}
         assert find_silent(clients) == {}
 
 
 @contextmanager
 def meeting_server(path: Path, together: threading.Barrier) -> Iterator[None]:
     """A server that answers one question once all others were asked theirs."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
+    with listening_at(path) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
@@ -287,16 +276,11 @@ def meeting_server(path: Path, together: threading.Barrier) -> Iterator[None]:
 
 def test_silent_and_dead_ranks(tmp_path: Path) -> None:
     """One that takes the question and gives no answer differs from one that is gone."""
-    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as gone:
-        silent.bind(str(tmp_path / "0.sock"))
-        silent.listen()
+    with listening_at(tmp_path / "0.sock"), socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(tmp_path / "1.sock"))
         body = http(b'{"entries": []}')
         with server(tmp_path / "2.sock", http(HANDLERS), body):
-            clients = {
-                number: FlightRecorderClient(tmp_path / f"{number}.sock", os.geteuid(), timeout_seconds=0.5)
-                for number in range(3)
-            }
+            clients = {number: client(tmp_path / f"{number}.sock", 0.5) for number in range(3)}
             answers = dict(ask_all(clients, at_once=2))
     assert isinstance(answers[0], SilentRankError)
     assert isinstance(answers[1], FlightRecorderError)
@@ -306,16 +290,14 @@ def test_silent_and_dead_ranks(tmp_path: Path) -> None:
 
 def test_full_queue_of_questions(tmp_path: Path) -> None:
     """A stopped rank accepts nobody, so its queue fills up: it is as silent as before."""
-    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as asked:
-        listening.bind(str(tmp_path / "0.sock"))
-        listening.listen(0)
+    with listening_at(tmp_path / "0.sock", backlog=0), contextlib.ExitStack() as asked:
         for _ in range(4):
             waiting = asked.enter_context(socket.socket(socket.AF_UNIX))
             waiting.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 waiting.connect(str(tmp_path / "0.sock"))
         with pytest.raises(SilentRankError):
-            FlightRecorderClient(tmp_path / "0.sock", os.geteuid(), timeout_seconds=0.2).ask()
+            client(tmp_path / "0.sock", 0.2).ask()
 
 
 def test_capturing_rank(tmp_path: Path) -> None:
@@ -324,14 +306,14 @@ def test_capturing_rank(tmp_path: Path) -> None:
     writer = Writer(tmp_path, Identity(run="job", rank=0), phases=())
     empty = http(b'{"entries": [], "pg_status": {}}')
     with server(writer.path.with_suffix(".sock"), http(HANDLERS), http(HANDLERS), empty) as path:
-        client = FlightRecorderClient(path, os.geteuid())
-        rank = RecordedRank(client, max_groups=1, run="job")
+        asking = client(path)
+        rank = RecordedRank(asking, max_groups=1, run="job")
         writer.integers[Now.CAPTURING] = 1
         with pytest.raises(CapturingRankError, match="captures a CUDA graph") as refused:
-            client.ask()
+            asking.ask()
         rank.take(1.0, refused.value, ())
         assert rank.asked < 0.0
         pulls = {each.labels[2]: each.value for each in rank.series(("job", "0"), set()) if each.labels[2:]}
         assert pulls == {"success": 0, "failure": 0, "capturing": 1}
         writer.integers[Now.CAPTURING] = 0
-        assert pull(client)["fr_trace_json"].entries == []
+        assert pull(asking)["fr_trace_json"].entries == []

@@ -22,7 +22,7 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
 from rankwatch_agent.training.life.series import BORN_SECONDS
-from support.training.ranks import go_on, rank, state, values
+from support.training.ranks import go_on, kill, rank, state, values
 
 pytestmark = pytest.mark.process
 
@@ -164,8 +164,7 @@ def test_killed_by_the_kernel(agent: Agent, tmp_path: Path) -> None:
     boxes = tmp_path / "boxes"
     with rank(boxes, "steps(1)\nready()") as process:
         agent.after(0.0)
-        process.kill()
-        process.wait()
+        kill(process)
         assert state(agent.after(0.0)) == {"0": "lost"}
         agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic(), "/c", LINE))
         assert end(agent.settled()) == ("failed", "host_out_of_memory", "SIGKILL", "0", LINE)
@@ -184,8 +183,7 @@ def test_killed_for_no_reason(agent: Agent, tmp_path: Path) -> None:
         agent.after(0.0)
         agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic() - 1000.0, "/c", LINE))
         agent.events.add_kill(OomKill(process.pid + 1, "python3", time.monotonic(), "/c", LINE))
-        process.kill()
-        process.wait()
+        kill(process)
         assert end(agent.settled()) == ("lost", "lost", "", "0", "")
 
 
@@ -207,8 +205,7 @@ def test_hostile_place_of_the_note(agent: Agent, tmp_path: Path) -> None:
         agent.after(0.0)
         for name in ("0.killed", f".0.killed.{os.getpid()}"):
             (boxes / "job" / name).symlink_to(tmp_path / "victim")
-        process.kill()
-        process.wait()
+        kill(process)
         agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic(), "/c", LINE))
         agent.settled()
     assert (tmp_path / "victim").read_text() == "untouched"
