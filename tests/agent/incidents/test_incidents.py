@@ -23,9 +23,11 @@ from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.training.conditions import RunConditions
-from support.agent.process import agent_process, page, until
+from support.agent.process import ManualClock, agent_process, page, until
 from support.incidents.incidents import condition, incident, small_disk
 from support.training.ranks import go_on, rank
+
+Pair = tuple[subprocess.Popen[str], subprocess.Popen[str]]
 
 STEPS = "ready()\nsteps(20, 0.01)\nready()\n"
 WORK = """
@@ -78,7 +80,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+def pair(tmp_path: Path) -> Iterator[Pair]:
     """Two ranks of a run; they make some steps once they may go on, and stand then."""
     with (
         rank(tmp_path / "boxes", STEPS, number=0, world=2) as first,
@@ -88,9 +90,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
 
 
 @pytest.mark.process
-def test_stalled_run_gets_a_bundle(
-    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
-) -> None:
+def test_stalled_run_gets_a_bundle(tmp_path: Path, pair: Pair) -> None:
     with watching(config(tmp_path)) as agent:
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         for process in pair:
@@ -112,9 +112,7 @@ def test_stalled_run_gets_a_bundle(
 
 
 @pytest.mark.process
-def test_killed_rank_is_the_root_cause(
-    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
-) -> None:
+def test_killed_rank_is_the_root_cause(tmp_path: Path, pair: Pair) -> None:
     for process in pair:
         go_on(process)
     with watching(config(tmp_path, stall_seconds=3600.0)) as agent:
@@ -128,7 +126,7 @@ def test_killed_rank_is_the_root_cause(
 
 
 @pytest.mark.process
-def test_stopped_rank(tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]) -> None:
+def test_stopped_rank(tmp_path: Path, pair: Pair) -> None:
     """Ranks stopped by SIGSTOP do not hang the agent, and the bundle shows their state."""
     for process in pair:
         go_on(process)
@@ -203,27 +201,30 @@ def test_killed_agent(tmp_path: Path) -> None:
     for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall"):
         (place / name).mkdir(parents=True)
     with agent_process(tmp_path, "--evidence-directory", str(place), "--collectors", "evidence") as agent:
-        until(
-            lambda: "rankwatch_evidence_bundles{" in page(agent.address),
-            "the directory was looked at",
-        )
+        until(lambda: "rankwatch_evidence_bundles{" in agent.page(), "the directory was looked at")
     assert [each.name for each in place.iterdir()] == ["20010909T014640Z-job-stall"]
 
 
-def test_no_root_cause_after_the_stall() -> None:
-    """It stays open for its minute, but later evidence may show another state."""
-    moment, conditions, registry = 200.0, RunConditions(), IncidentRegistry()
-    collector = IncidentsCollector(
+def incidents_of(
+    conditions: RunConditions, registry: IncidentRegistry, clock: ManualClock
+) -> IncidentsCollector:
+    return IncidentsCollector(
         conditions=conditions,
         registry=registry,
         stall_seconds=30.0,
         schedule=Schedule(1.0, 5.0),
-        monotonic=lambda: moment,
+        monotonic=clock,
     )
+
+
+def test_no_root_cause_after_the_stall() -> None:
+    """It stays open for its minute, but later evidence may show another state."""
+    clock, conditions, registry = ManualClock(200.0), RunConditions(), IncidentRegistry()
+    collector = incidents_of(conditions, registry, clock)
 
     def series(*progress: float) -> list[tuple[str, float]]:
         conditions.update(
-            {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, moment
+            {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, clock.now
         )
         found = collector.collect().series
         wanted = ("rankwatch_incident_open", "rankwatch_incident_root_cause")
@@ -234,21 +235,15 @@ def test_no_root_cause_after_the_stall() -> None:
     assert incident is not None
     registry.set_result(incident, EvidenceResult(Path("/bundle"), (RootCause(1, "hang", ""),)))
     assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
-    moment = 201.0
+    clock.now = 201.0
     assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]
 
 
 @pytest.mark.process
 def test_stopped_rank_without_evidence(tmp_path: Path) -> None:
     """Where no bundle is kept, a rank whose process a signal stopped is named by that alone."""
-    moment, conditions = 200.0, RunConditions()
-    collector = IncidentsCollector(
-        conditions=conditions,
-        registry=IncidentRegistry(),
-        stall_seconds=30.0,
-        schedule=Schedule(1.0, 5.0),
-        monotonic=lambda: moment,
-    )
+    conditions = RunConditions()
+    collector = incidents_of(conditions, IncidentRegistry(), ManualClock(200.0))
 
     def named() -> list[tuple[str, ...]]:
         found = collector.collect().series
@@ -259,7 +254,7 @@ def test_stopped_rank_without_evidence(tmp_path: Path) -> None:
         rank(tmp_path, "ready()", number=1, world=2) as stopped,
     ):
         boxes = [tmp_path / "job" / f"{number}.blackbox" for number in range(2)]
-        conditions.update({"job": [condition(at, path=path) for at, path in enumerate(boxes)]}, moment)
+        conditions.update({"job": [condition(at, path=path) for at, path in enumerate(boxes)]}, 200.0)
         assert named() == []
         os.kill(stopped.pid, signal.SIGSTOP)
         until(lambda: named() == [("job", "1", "stopped", "forward")], "it is named")

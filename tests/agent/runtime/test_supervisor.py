@@ -46,6 +46,11 @@ def raises(error: Exception) -> Callable[[], Collection]:
     return act
 
 
+def succeeds_once() -> Callable[[], Collection]:
+    results = iter([lambda: load(1.0)])
+    return lambda: next(results, raises(CollectError("could not read it")))()
+
+
 def runs(supervisor: Supervisor, name: str) -> dict[str, float]:
     found = shown(supervisor)
     return {key[2]: n for key, n in found.items() if key[:2] == ("rankwatch_collector_runs_total", name)}
@@ -153,15 +158,7 @@ def test_stale_result() -> None:
 
 def test_failed_run_hides_the_previous_result() -> None:
     """An old value must not look like a new one."""
-    results = iter([load(1.0)])
-
-    def act() -> Collection:
-        try:
-            return next(results)
-        except StopIteration:
-            raise CollectError("could not read it") from None
-
-    with supervising([FakeCollector(interval_seconds=0.01, act=act)]) as supervisor:
+    with supervising([FakeCollector(interval_seconds=0.01, act=succeeds_once())]) as supervisor:
         until(lambda: ("rankwatch_collector_state", "fake", "failed") in shown(supervisor), "it failed")
         found = shown(supervisor)
     assert LOAD not in found
@@ -172,17 +169,9 @@ def test_overdue() -> None:
     """From two intervals on a collector says how long ago it succeeded, unless there is nothing to read."""
     overdue = "rankwatch_collector_overdue_intervals"
     clock = ManualClock()
-    results = iter([load(1.0)])
-
-    def act() -> Collection:
-        try:
-            return next(results)
-        except StopIteration:
-            raise CollectError("could not read it") from None
-
     absent = FakeCollector("absent", act=raises(NotApplicable("there is none")))
     with supervising(
-        [FakeCollector(interval_seconds=0.01, act=act), absent], Clocks(wall=clock)
+        [FakeCollector(interval_seconds=0.01, act=succeeds_once()), absent], Clocks(wall=clock)
     ) as supervisor:
         until(lambda: ("rankwatch_collector_state", "fake", "failed") in shown(supervisor), "it failed")
         assert (overdue, "fake") not in shown(supervisor)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,6 +11,7 @@ from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.sources.preemption import PreemptionCollector
+from support.servers.loopback import Handler, serving_http
 
 AWS = '{"action": "terminate", "time": "2026-11-23T08:22:00Z"}'
 AZURE = '{"DocumentIncarnation": 1, "Events": [{"EventType": "Preempt", "NotBefore": "Mon, 23 Nov 2026"}]}'
@@ -28,37 +27,31 @@ class Metadata:
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Metadata(Handler):
+            def answer(self) -> None:
                 outer.asked.append((self.command, self.path, dict(self.headers)))
-                body = "t0ken" if self.command == "PUT" else outer.answer
-                self.send_response(302 if outer.moved_to else 200 if body else 404)
+                body = ("t0ken" if self.command == "PUT" else outer.answer).encode()
                 if outer.moved_to:
-                    self.send_header("Location", outer.moved_to)
-                self.end_headers()
-                self.wfile.write(body.encode())
+                    self.head(len(body), 302, Location=outer.moved_to)
+                    self.wfile.write(body)
+                else:
+                    self.reply(body, 200 if body else 404)
 
-            def do_PUT(self) -> None:
-                self.do_GET()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.handler = Metadata
+        self.address = ""
 
     def collector(self, cloud: str, events: NodeEvents) -> PreemptionCollector:
-        address = f"http://127.0.0.1:{self.server.server_port}"
+        server = f"http://{self.address}"
         return PreemptionCollector(
-            cloud=cloud, events=events, schedule=Schedule(5, 5), server=address, wall=lambda: 1000.0
+            cloud=cloud, events=events, schedule=Schedule(5, 5), server=server, wall=lambda: 1000.0
         )
 
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
     found = Metadata()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    with serving_http(found.handler) as found.address:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,7 @@ def test_headers(metadata: Metadata) -> None:
 def test_redirect(cloud: str, metadata: Metadata) -> None:
     """What answers in place of the metadata server sends neither token nor question to another address."""
     metadata.answer, events = {"aws": AWS, "gcp": "TRUE", "azure": AZURE}[cloud], NodeEvents()
-    metadata.moved_to = f"http://localhost:{metadata.server.server_port}/elsewhere"
+    metadata.moved_to = f"http://{metadata.address.replace('127.0.0.1', 'localhost')}/elsewhere"
     with pytest.raises(CollectError, match="302"):
         metadata.collector(cloud, events).collect()
     assert not any("elsewhere" in path for _, path, _ in metadata.asked)

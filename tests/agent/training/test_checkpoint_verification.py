@@ -83,6 +83,14 @@ class Agent:
             process._process.wait(60)
         return process
 
+    def damaged(self, mode: int = 0o644) -> Path:
+        """A checkpoint of step 7 with other content than was saved, and a note of this mode that names it."""
+        path = checkpoint(self.directory, 7)
+        (path / "model.bin").write_bytes(b"weighty" * 1000)
+        note(self.box, (path, 7, NOW - 50))
+        self.box.with_suffix(".checkpoints").chmod(mode)
+        return path
+
     def turns(self, count: int = 2) -> dict[tuple[str, ...], float]:
         """Collect so often. Returns the series of the last by name and labels."""
         collection = Collection()
@@ -187,10 +195,7 @@ def test_incomplete_is_looked_at_again(agent: Agent) -> None:
 def test_hidden_note(agent: Agent) -> None:
     """A checkpoint that a hidden note names is verified, and its damage counts; its path and the names in it
     are for nobody else, also after a restart of the agent."""
-    path = checkpoint(agent.directory, 7)
-    (path / "model.bin").write_bytes(b"weighty" * 1000)
-    note(agent.box, (path, 7, NOW - 50))
-    agent.box.with_suffix(".checkpoints").chmod(0o600)
+    path = agent.damaged(mode=0o600)
     for starts in (1, 0):
         series = agent.turns()
         assert [labels for labels in series if labels[0] == DAMAGED] == [
@@ -203,10 +208,7 @@ def test_hidden_note(agent: Agent) -> None:
 
 def test_hidden_note_that_is_gone_at_the_end(agent: Agent) -> None:
     """A user who removes the run while its checkpoint is read does not make the path public."""
-    path = checkpoint(agent.directory, 7)
-    (path / "model.bin").write_bytes(b"weighty" * 1000)
-    note(agent.box, (path, 7, NOW - 50))
-    agent.box.with_suffix(".checkpoints").chmod(0o600)
+    agent.damaged(mode=0o600)
     agent.turns(1)
     agent.box.with_suffix(".checkpoints").unlink()
     series = agent.turns(1)
@@ -234,9 +236,7 @@ def test_run_that_ends_meanwhile(agent: Agent) -> None:
             now, self._runs = self._runs, MappingProxyType({})
             return now
 
-    path = checkpoint(agent.directory, 7)
-    (path / "model.bin").write_bytes(b"weighty" * 1000)
-    note(agent.box, (path, 7, NOW - 50))
+    path = agent.damaged()
     agent.turns()
     ending = Ending()
     ending._runs = agent.collector._conditions.runs

@@ -38,6 +38,10 @@ def verified(path: Path, owner: Owner) -> dict[str, Any]:
     process = VerifyingProcess(path, owner=owner)
     process.set_rate(RATE)
     process._process.wait(60)
+    return result(process)
+
+
+def result(process: VerifyingProcess) -> dict[str, Any]:
     found = process.result()
     assert found is not None
     return found
@@ -175,9 +179,7 @@ def test_process_that_stays_stopped(tmp_path: Path) -> None:
     """It would hold its place for hours: it is given up."""
     process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", STOPPED))
     os.waitid(os.P_PID, process._process.pid, os.WSTOPPED | os.WNOWAIT)
-    found = process.result()
-    assert found is not None
-    assert "its user has stopped it" in found["error"]
+    assert "its user has stopped it" in result(process)["error"]
     process._process.wait(60)
 
 
@@ -187,9 +189,7 @@ def test_process_that_never_ends(tmp_path: Path) -> None:
     process = VerifyingProcess(tmp_path, owner=US, command=command, monotonic=lambda: now[0])
     assert process.result() is None
     now[0] = LONGEST_SECONDS + 1
-    found = process.result()
-    assert found is not None
-    assert "did not end" in found["error"]
+    assert "did not end" in result(process)["error"]
     process._process.wait(60)
 
 
@@ -225,9 +225,7 @@ def test_process_that_cannot_be_killed(tmp_path: Path) -> None:
 def test_process_that_fails(tmp_path: Path, code: str) -> None:
     process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", code))
     process._process.wait(60)
-    found = process.result()
-    assert found is not None
-    assert list(found) == ["error"]
+    assert list(result(process)) == ["error"]
 
 
 def test_memory_of_the_cgroup(tmp_path: Path) -> None:

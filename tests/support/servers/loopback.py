@@ -34,7 +34,7 @@ def listening_at(path: Path, backlog: int = 8) -> Iterator[socket.socket]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One that logs nothing. `answer` answers GET and POST."""
+    """One that logs nothing. `answer` answers GET, POST and PUT."""
 
     def answer(self) -> None:
         raise NotImplementedError
@@ -43,6 +43,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def do_POST(self) -> None:
+        self.answer()
+
+    def do_PUT(self) -> None:
         self.answer()
 
     def received(self) -> bytes:

@@ -13,10 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from support.servers.loopback import listening_at
 
 _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
+
+
+ANY_REPLY = st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
+    lambda value: json.dumps({"entries": value, "pg_status": value}).encode()
+)
+"""Bytes of any kind, and JSON that is a dump in its outermost members only."""
 
 
 def entry(record_id: int, **fields: object) -> dict[str, object]:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -123,6 +124,12 @@ class Node:
         for _ in range(int(seconds)):
             self._ahead += max(1.0, SETTLE_SECONDS)
             self.read()
+
+    def read_for(self, seconds: float) -> Self:
+        """Read the boxes, and let time pass in which what they hold is sent."""
+        self.read()
+        self.pass_time(seconds)
+        return self
 
     def named(self, name: str) -> list[TraceSpan]:
         return [each for each in self.sent if each.name == name]

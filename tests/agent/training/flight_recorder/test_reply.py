@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from rankwatch_agent.training.flight_recorder import parse
 from rankwatch_agent.training.flight_recorder.ask import parse_reply
 from rankwatch_agent.training.flight_recorder.parse import DumpError
-from support.training.recorder import entry, reply
+from support.training.recorder import ANY_REPLY, entry, reply
 
 
 def test_odd_entry_and_odd_parts() -> None:
@@ -53,10 +53,8 @@ def test_no_plain_objects(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
         pytest.fail("plain objects were made")
 
     monkeypatch.setattr(parse, "load_json", refused)
-    try:
+    with suppress(DumpError):
         assert not parse_reply(body).entries
-    except DumpError:
-        return
 
 
 def test_endless_odd_entries() -> None:
@@ -65,15 +63,8 @@ def test_endless_odd_entries() -> None:
         parse_reply(b'{"entries":[' + b",".join([b"0"] * 5000) + b"]}")
 
 
-@given(
-    st.binary(max_size=300)
-    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
-        lambda value: json.dumps({"entries": value, "pg_status": value}).encode()
-    )
-)
+@given(ANY_REPLY)
 def test_any_reply_is_parsed_or_refused(body: bytes) -> None:
     """No other error comes out of a hostile reply."""
-    try:
+    with suppress(DumpError):
         parse_reply(body)
-    except DumpError:
-        return

@@ -1,4 +1,4 @@
-"""The time of a rank: each state where it belongs, and all of them together the time that went by."""
+"""The time of a rank: each state where it belongs, all together the time that went by; over restarts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import rankwatch
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import GoodputState
 from rankwatch.identity import Identity
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
-from rankwatch_agent.training.goodput.run_ledgers import RunLedger, load_run, save_run
+from rankwatch_agent.training.goodput.run_ledgers import RunLedger, RunLedgers, load_run, save_run
 from rankwatch_agent.training.goodput.shared import MOST_ATTEMPTS
 
 BOOTED = 1_700_000_000.0
@@ -321,3 +325,42 @@ def test_cost_of_many_ended_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     run.charge_ended(1000.0, ())
     assert len(asked) <= 10 * 200
     assert {each.cursor for each in run.ranks.values()} == {399.0}
+
+
+def run_steps(run: rankwatch.Run, count: int) -> None:
+    for _ in range(count):
+        with run.step():
+            pass
+
+
+def test_process_before_a_restart(tmp_path: Path) -> None:
+    """An agent that is killed takes with it nothing of a process whose box another one has replaced."""
+    boxes, state = tmp_path / "boxes", tmp_path / "state"
+    boxes.mkdir()
+    agent = RanksCollector(directory=boxes, state_directory=state)
+    ledgers = agent.ledgers
+    with rankwatch.start(run="job", directory=boxes, rank=0) as run:
+        run_steps(run, 2)
+        agent.collect()
+        run_steps(run, 3)
+    with rankwatch.start(run="job", directory=boxes, rank=0) as run:
+        agent.collect()
+        run_steps(run, 1)
+    after = RunLedgers(state, 0.0).of("job")
+    assert after.ranks[0].process == ledgers.of("job").ranks[0].process
+    assert after.attempts.by_number[0].highest_step == 4
+    assert after.ranks[0].by_attempt[0] == ledgers.of("job").ranks[0].by_attempt[0]
+
+
+def test_many_attempts_of_a_run_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many, a run keeps the sums of the ranks that are here: neither memory nor the file is full."""
+    monkeypatch.setattr(run_ledgers, "_MOST_KEPT", 20)
+    agent = RanksCollector(directory=tmp_path)
+    with rankwatch.start(run="job", directory=tmp_path, rank=0):
+        agent.collect()
+        job = agent.ledgers.of("job")
+        job.rank_of(7, "")
+        job.ranks[0].by_attempt |= {number: {GoodputState.PRODUCTIVE: 1.0} for number in range(1, 31)}
+        agent.collect()
+    assert job.ranks.keys() == {0} and job.size <= 20
+    assert job.seconds[GoodputState.PRODUCTIVE] == 30.0

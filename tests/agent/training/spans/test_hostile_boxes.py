@@ -141,8 +141,7 @@ def test_many_steps_at_once(tmp_path: Path) -> None:
     box.origin -= 10.0
     for number in range(5000):
         box.step(number)
-    node.read()
-    node.pass_time(3)
+    node.read_for(3)
     check_spans(node)
     assert len(node.named("step")) == MAX_SAMPLED_A_MINUTE
     series = {each.metric.name: each.value for each in node.traces.collect().series}
@@ -175,14 +174,12 @@ def test_agent_restarts_between_epochs(tmp_path: Path) -> None:
     box = Box(boxes)
     for epoch in range(2):
         box.step(0, box.origin - 5.0 + epoch, box.origin - 4.9 + epoch)
-    first.read()
-    first.pass_time(3)
+    first.read_for(3)
     first.traces.close()
     second = Node(boxes, state=state)
     begun = time.monotonic() + 0.1
     box.step(0, begun, begun + 0.1)
-    second.read()
-    second.pass_time(3)
+    second.read_for(3)
     sent = [each.trace for node in (first, second) for each in node.named("step")]
     assert sent == [step_trace("c", "job", 0, 0, epoch) for epoch in range(3)]
 
@@ -194,8 +191,7 @@ def test_killed_between_record_and_now_block(tmp_path: Path) -> None:
     box.step(7)
     box.writer.integers[Now.STEP], box.writer.floats[Now.STEP_BEGAN] = 7, box.origin + 7 * 0.001
     box.die()
-    node.read()
-    node.pass_time(8)
+    node.read_for(8)
     check_spans(node)
     (step,) = node.named("step")
     assert step.attributes["rankwatch.sampled"] == "failed"  # its process died within it, or just after

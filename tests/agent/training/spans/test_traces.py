@@ -33,9 +33,7 @@ def check(spans: Sequence[TraceSpan]) -> None:
 def test_run_trace(tmp_path: Path) -> None:
     """Run, attempt, checkpoint with its stages, evaluation and a heartbeat, each below its parent."""
     train(tmp_path)
-    node = Node(tmp_path, one_in=0)
-    node.read()
-    node.pass_time(8)
+    node = Node(tmp_path, one_in=0).read_for(8)
     check(node.sent)
     spans = {each.span: each for each in node.sent}
     tree = {each.name: spans[each.parent].name if each.parent else "" for each in node.sent}
@@ -60,9 +58,7 @@ def test_run_trace(tmp_path: Path) -> None:
 def test_step_traces(tmp_path: Path) -> None:
     """A sampled step is one trace of all ranks, linked to the attempt, which links back."""
     train(tmp_path, ranks=2, world=2)
-    node = Node(tmp_path)
-    node.read()
-    node.pass_time(8)
+    node = Node(tmp_path).read_for(8)
     check(node.sent)
     steps = node.named("step")
     expected = {(step_trace("c", "job", 0, number), rank) for number in range(3) for rank in range(2)}
@@ -86,9 +82,7 @@ def test_step_traces(tmp_path: Path) -> None:
 def test_steps_with_a_reason(tmp_path: Path, how: str, why: str, number: int) -> None:
     """A failed step, a slow one and one that its rank did not survive are sampled, the others are not."""
     train(tmp_path, steps=20 if how == "failed" else 30, how=how)
-    node = Node(tmp_path, one_in=0)
-    node.read()
-    node.pass_time(8)
+    node = Node(tmp_path, one_in=0).read_for(8)
     reasons = {
         each.attributes["rankwatch.step"]: each.attributes["rankwatch.sampled"] for each in node.named("step")
     }
@@ -107,8 +101,7 @@ def test_resumed_step(tmp_path: Path) -> None:
     node = Node(tmp_path, one_in=0)
     node.read()
     train(tmp_path, TORCHELASTIC_RESTART_COUNT="1")
-    node.read()
-    node.pass_time(8)
+    node.read_for(8)
     found = [
         (each.attributes["rankwatch.attempt"], each.attributes["rankwatch.step"])
         for each in node.named("step")
@@ -121,9 +114,7 @@ def test_incident(tmp_path: Path) -> None:
     """Steps of an incident are sampled, and the incident itself is a span of the run."""
     train(tmp_path)
     open_now = {"job": OpenIncident(1, "job", "stall", 0.0, False)}
-    node = Node(tmp_path, one_in=0, incidents=lambda: open_now)
-    node.read()
-    node.pass_time(2)
+    node = Node(tmp_path, one_in=0, incidents=lambda: open_now).read_for(2)
     assert {each.attributes["rankwatch.sampled"] for each in node.named("step")} == {"incident"}
     open_now = {}
     train(tmp_path)
@@ -137,9 +128,7 @@ def test_incident(tmp_path: Path) -> None:
 def test_scheduler_trace_is_linked(tmp_path: Path) -> None:
     """The run has a trace of its own: a restart comes with another TRACEPARENT."""
     train(tmp_path, TRACEPARENT=TRACEPARENT)
-    node = Node(tmp_path)
-    node.read()
-    node.pass_time(8)
+    node = Node(tmp_path).read_for(8)
     for name in ("run", "attempt"):
         span = node.named(name)[0]
         assert [(trace_text(link.trace), f"{link.span:016x}") for link in span.links] == [
@@ -184,12 +173,8 @@ def test_agent_restarts(tmp_path: Path) -> None:
     first.traces.close()
     first.sent += first.queue.take(1000)
     train(boxes, TORCHELASTIC_RESTART_COUNT="1")
-    second = Node(boxes, state=state)
-    second.read()
-    second.pass_time(8)
-    third = Node(boxes, state=state)
-    third.read()
-    third.pass_time(8)
+    second = Node(boxes, state=state).read_for(8)
+    third = Node(boxes, state=state).read_for(8)
     check([*first.sent, *second.sent, *third.sent])
     assert len(second.named("attempt")) == 2
     assert third.sent == []
@@ -201,9 +186,7 @@ def test_agent_dies(tmp_path: Path) -> None:
     train(boxes)
     first = Node(boxes, state=state, hold_seconds=3.0)
     first.read()
-    second = Node(boxes, state=state)
-    second.read()
-    second.pass_time(8)
+    second = Node(boxes, state=state).read_for(8)
     check([*first.sent, *second.sent])
     assert len(second.named("run")) == 1
 
@@ -217,9 +200,7 @@ def test_agent_dies_between_attempts(tmp_path: Path) -> None:
     train(boxes, how="lost", TORCHELASTIC_RESTART_COUNT="1")
     first.read()
     train(boxes, TORCHELASTIC_RESTART_COUNT="2")
-    second = Node(boxes, state=state)
-    second.read()
-    second.pass_time(8)
+    second = Node(boxes, state=state).read_for(8)
     check([*first.sent, *second.sent])
     assert sorted(each.attributes["rankwatch.attempt"] for each in second.named("attempt")) == [0, 1, 2]
 
@@ -235,12 +216,9 @@ def test_broken_state(tmp_path: Path) -> None:
 def test_late_rank_joins_the_trace(tmp_path: Path) -> None:
     """A rank that is read after the decision about its step follows the decision."""
     train(tmp_path, ranks=1, world=2)
-    node = Node(tmp_path)
-    node.read()
-    node.pass_time(3)
+    node = Node(tmp_path).read_for(3)
     train(tmp_path, ranks=1, first=1, world=2, RANKWATCH_ATTEMPT="0")
-    node.read()
-    node.pass_time(3)
+    node.read_for(3)
     steps = Counter(each.trace for each in node.named("step"))
     assert sum(steps.values()) == 6
     check([each for each in node.sent if each.name in ("step", "forward")])
@@ -249,9 +227,7 @@ def test_late_rank_joins_the_trace(tmp_path: Path) -> None:
 def test_exemplars(tmp_path: Path) -> None:
     """Histograms name the newest trace in each bucket, to an OpenMetrics scrape only."""
     train(tmp_path)
-    node = Node(tmp_path)
-    node.read()
-    node.pass_time(8)
+    node = Node(tmp_path).read_for(8)
     collection = node.read()
     found = {each.metric.name: each for each in collection.histograms}
     steps, saves = found["rankwatch_step_duration_seconds"], found["rankwatch_checkpoint_duration_seconds"]

@@ -1,8 +1,9 @@
-"""The ethtool collector with the real ioctl, and the rules for statistics."""
+"""The ethtool collector and its ioctl on interfaces of this kernel, and the rules for statistics."""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,10 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.ethtool import EthtoolCollector, select
+from rankwatch_agent.sources import ethtool as structs
+from rankwatch_agent.sources.ethtool import DriverStatistics, EthtoolCollector, select
 from rankwatch_agent.sources.network import DeviceFilter
 from support.servers.netns import Namespace, namespace_with_cable
-
-pytestmark = pytest.mark.process
 
 IN_NAMESPACE = """
 import fcntl, json, socket, struct, subprocess
@@ -62,50 +62,42 @@ def cable() -> Iterator[Namespace]:
         yield namespace
 
 
+@pytest.mark.process
 def test_statistics_of_the_interface(cable: Namespace) -> None:
     """Each end of a cable reports the number of the other, here halved. Names are requested once."""
-    answer = json.loads(
-        cable.python(
-            IN_NAMESPACE
-            + """
+    code = """
 ethtool = collector(select=select)
 index = {name: int(Path(f"/sys/class/net/{name}/ifindex").read_text()) for name in ("v0", "v1")}
 print(json.dumps([index, found(ethtool), found(ethtool), len(asked)]))
 """
-        )
-    )
-    index, first, second, times = answer
+    index, first, second, times = json.loads(cable.python(IN_NAMESPACE + code))
     assert first == second == {"v0": index["v1"] / 2, "v1": index["v0"] / 2}
     assert times == 2
 
 
+@pytest.mark.process
 def test_new_number_of_statistics(cable: Namespace) -> None:
     """With more queues a driver has its statistics at other positions."""
-    answer = json.loads(
-        cable.python(
-            IN_NAMESPACE
-            + SETUP_CHANNELS
-            + """
+    code = (
+        SETUP_CHANNELS
+        + """
 ethtool = collector(select=select)
 set_queues(1)
 before = found(ethtool)
 set_queues(4)
 print(json.dumps([before, found(ethtool), asked]))
 """
-        )
     )
-    before, after, asked = answer
+    before, after, asked = json.loads(cable.python(IN_NAMESPACE + code))
     assert before == after
     assert len(asked) == 3
     assert asked[2] > asked[0]
 
 
+@pytest.mark.process
 def test_new_carrier(cable: Namespace) -> None:
     """A link that comes up may bring other statistics."""
-    answer = json.loads(
-        cable.python(
-            IN_NAMESPACE
-            + """
+    code = """
 ethtool = collector(select=select)
 found(ethtool)
 for name in ("v0", "v1"):
@@ -113,16 +105,17 @@ for name in ("v0", "v1"):
 found(ethtool)
 print(json.dumps(asked))
 """
-        )
-    )
+    answer = json.loads(cable.python(IN_NAMESPACE + code))
     assert len(answer) == 4
 
 
+@pytest.mark.process
 def test_driver_without_known_statistics(cable: Namespace) -> None:
     """veth counts none of them."""
     assert "no statistics of pauses" in cable.python(IN_NAMESPACE + "print(found(collector()))")
 
 
+@pytest.mark.process
 def test_interface_of_another_namespace(cable: Namespace, tmp_path: Path) -> None:
     """With the host's sysfs in a pod, the host's eth0 is not the pod's, even if the numbers agree."""
     answer = cable.python(
@@ -145,6 +138,7 @@ print(found(collector({str(tmp_path)!r}, select=select)))
     assert answer[1:] == ["v0 lies in another network namespace"] * 2
 
 
+@pytest.mark.process
 def test_files_among_the_interfaces(tmp_path: Path) -> None:
     """The bonding driver keeps one there."""
     (tmp_path / "class/net").mkdir(parents=True)
@@ -196,6 +190,7 @@ def chosen(*names: str) -> dict[str, tuple[str, ...]]:
         ("pps_allowance_exceeded", (DISCARD, "", "pps_allowance_exceeded")),
     ],
 )
+@pytest.mark.process
 def test_known_statistics(name: str, expected: tuple[str, ...]) -> None:
     """mlx5, bnxt_en, ice, i40e, ena."""
     assert chosen(name) == {name: expected}
@@ -215,19 +210,94 @@ def test_known_statistics(name: str, expected: tuple[str, ...]) -> None:
         "",
     ],
 )
+@pytest.mark.process
 def test_unknown_statistics(name: str) -> None:
     """Thousands of queues, bytes that other collectors count, frames that end a pause."""
     assert chosen(name) == {}
 
 
+@pytest.mark.process
 def test_durations_are_in_seconds() -> None:
     """mlx5 and bnxt_en count microseconds."""
     found = select(["rx_prio3_pause_duration", "rx_prio3_pause"])
     assert [found[0].factor, found[1].factor] == [1e-6, 1]
 
 
+@pytest.mark.process
 def test_two_statistics_of_one_series() -> None:
     """mlx5 counts global pauses twice. The more exact one is used, in either order."""
     both = ("rx_pause_ctrl_phy", "rx_global_pause")
     assert set(chosen(*both)) == {"rx_global_pause"}
     assert set(chosen(*reversed(both))) == {"rx_global_pause"}
+
+
+READ = """
+import json, socket
+from pathlib import Path
+from rankwatch_agent.sources.ethtool import DriverStatistics
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    statistics = DriverStatistics(any_socket, "v0")
+    names = statistics.names()
+    found = dict(zip(names, statistics.values(len(names)), strict=True))
+print(json.dumps({"found": found, "peer": int(Path("/sys/class/net/v1/ifindex").read_text())}))
+"""
+
+
+@pytest.mark.process
+def test_names_and_values(cable: Namespace) -> None:
+    """veth reports the number of its other end, which sysfs confirms."""
+    answer = json.loads(cable.python(READ))
+    assert answer["found"]["peer_ifindex"] == answer["peer"]
+    assert len(answer["found"]) > 5
+
+
+@pytest.mark.parametrize("interface", ["lo", "no-such-one", "a-name-of-more-than-15-bytes"])
+def test_interface_without_statistics(interface: str) -> None:
+    """The loopback's driver has none, nor has an interface that just vanished."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, pytest.raises(NotApplicable):
+        DriverStatistics(any_socket, interface).names()
+
+
+def test_interface_request() -> None:
+    """`struct ifreq` has 40 bytes on 64-bit machines: 16 for the name, then a union, here the pointer."""
+    request = structs.interface_request("eth0", 0x0102030405060708)
+    assert request == b"eth0" + bytes(12) + bytes([8, 7, 6, 5, 4, 3, 2, 1]) + bytes(16)
+
+
+@pytest.mark.parametrize("name", ["a" * 16, "é" * 8])
+def test_interface_name_is_too_long(name: str) -> None:
+    """It would be cut, and name another interface."""
+    with pytest.raises(ValueError):
+        structs.interface_request(name, 0)
+
+
+def test_statistics_count() -> None:
+    """A cleared bit means that the driver has none, whatever stands behind it."""
+    assert structs.count_request() == bytes([0x37, 0, 0, 0]) + bytes(4) + bytes([2]) + bytes(7) + bytes(4)
+    head = bytes([0x37, 0, 0, 0, 0, 0, 0, 0])
+    assert structs.parse_statistics_count(head + bytes([2]) + bytes(7) + bytes([5, 1, 0, 0])) == 261
+    assert structs.parse_statistics_count(head + bytes(8) + bytes([5, 1, 0, 0])) == 0
+
+
+def test_parse_names() -> None:
+    """bnxt_en and others pad with spaces. Bytes outside ASCII are replaced."""
+    assert structs.names_request(2) == bytes([0x1B, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])
+    names = (b"rx_prio3_pause\0garbage", b"     tx_bytes", b"\xff", b"a" * 32)
+    answer = structs.names_request(4) + b"".join(name.ljust(32, b"\0") for name in names) + bytes(100)
+    assert structs.parse_names(answer) == ("rx_prio3_pause", "tx_bytes", "\ufffd", "a" * 32)
+
+
+def test_parse_values() -> None:
+    """As many as the answer says, not as many as there is room for."""
+    assert structs.values_request(3) == bytes([0x1D, 0, 0, 0, 3, 0, 0, 0])
+    answer = structs.values_request(2) + bytes([1]) + bytes(7) + b"\xff" * 8 + bytes(8)
+    assert structs.parse_values(answer) == (1, 2**64 - 1)
+
+
+@pytest.mark.process
+def test_answer_is_cut_off() -> None:
+    """Nothing behind the answer may be taken for a statistic."""
+    with pytest.raises(ValueError):
+        structs.parse_names(structs.names_request(2) + bytes(63))
+    with pytest.raises(ValueError):
+        structs.parse_values(structs.values_request(2) + bytes(15))
