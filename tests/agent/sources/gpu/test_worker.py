@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,21 +33,24 @@ print(*sys.modules)
 """
 
 
+@pytest.fixture
+def worker(fake_driver: FakeDriver) -> Iterator[Worker]:
+    with worker_process(fake_driver.environ) as running:
+        yield running
+
+
 def functions_called(driver: FakeDriver) -> list[str]:
     return [function for _, function in driver.calls]
 
 
-def test_answers(fake_driver: FakeDriver) -> None:
+def test_answers(fake_driver: FakeDriver, worker: Worker) -> None:
     """Each has every GPU, its values and its processes."""
-    with worker_process(fake_driver.environ) as worker:
-        for _ in range(3):
-            reading = worker.read()
-        assert [gpu.uuid for gpu in reading.gpus] == [gpu["uuid"] for gpu in fake_driver.node["gpus"]]
-        assert [values_of(gpu)["power_watts",] for gpu in reading.gpus] == [
-            610.25 + each for each in range(8)
-        ]
-        assert reading.gpus[6].pids == (40006,)
-        assert worker.end() == (0, "")
+    for _ in range(3):
+        reading = worker.read()
+    assert [gpu.uuid for gpu in reading.gpus] == [gpu["uuid"] for gpu in fake_driver.node["gpus"]]
+    assert [values_of(gpu)["power_watts",] for gpu in reading.gpus] == [610.25 + each for each in range(8)]
+    assert reading.gpus[6].pids == (40006,)
+    assert worker.end() == (0, "")
     assert functions_called(fake_driver) == ["nvmlInit", "nvmlShutdown"]
 
 
@@ -108,13 +112,12 @@ def test_driver_goes_during_a_hung_wait(fake_driver: FakeDriver) -> None:
     assert "nvmlShutdown" not in functions_called(fake_driver)
 
 
-def test_end_of_input_during_a_hung_call(fake_driver: FakeDriver) -> None:
+def test_end_of_input_during_a_hung_call(fake_driver: FakeDriver, worker: Worker) -> None:
     """The call gets some time, then the process exits without it."""
-    with worker_process(fake_driver.environ) as worker:
-        fake_driver.hang("nvmlInit")  # the one call that shows when it begins
-        worker.request()
-        until(lambda: functions_called(fake_driver) == ["nvmlInit"], "the call has begun")
-        assert worker.end() == (0, "")
+    fake_driver.hang("nvmlInit")  # the one call that shows when it begins
+    worker.request()
+    until(lambda: functions_called(fake_driver) == ["nvmlInit"], "the call has begun")
+    assert worker.end() == (0, "")
     assert functions_called(fake_driver) == ["nvmlInit"]
 
 
@@ -134,12 +137,11 @@ def test_end_of_input_during_a_hung_shutdown(fake_driver: FakeDriver) -> None:
         LENGTH.pack(2) + msgspec.msgpack.encode({})[:1] + b"x",
     ],
 )
-def test_bad_request(fake_driver: FakeDriver, garbage: bytes) -> None:
+def test_bad_request(fake_driver: FakeDriver, worker: Worker, garbage: bytes) -> None:
     """The process shuts the driver down and ends with one line of log."""
-    with worker_process(fake_driver.environ) as worker:
-        worker.read()
-        worker.write(garbage)
-        status, log = worker.ended()
+    worker.read()
+    worker.write(garbage)
+    status, log = worker.ended()
     assert status == 1
     assert log.startswith("rankwatch NVML worker: not a request: ")
     assert log.count("\n") == 1
@@ -154,37 +156,33 @@ def test_unknown_request(fake_driver: FakeDriver) -> None:
         assert worker.ended()[0] == 1
 
 
-def test_half_a_request(fake_driver: FakeDriver) -> None:
+def test_half_a_request(worker: Worker) -> None:
     """The agent died while it wrote: this is the end of input."""
-    with worker_process(fake_driver.environ) as worker:
-        worker.write(LENGTH.pack(10) + b"abc")
-        assert worker.end() == (0, "")
+    worker.write(LENGTH.pack(10) + b"abc")
+    assert worker.end() == (0, "")
 
 
-def test_sigint_is_ignored(fake_driver: FakeDriver) -> None:
+def test_sigint_is_ignored(worker: Worker) -> None:
     """Ctrl-C reaches the whole process group, but the agent ends the worker in order."""
-    with worker_process(fake_driver.environ) as worker:
-        worker.read()
-        worker.process.send_signal(signal.SIGINT)
-        assert len(worker.read().gpus) == 8
+    worker.read()
+    worker.process.send_signal(signal.SIGINT)
+    assert len(worker.read().gpus) == 8
 
 
-def test_sigterm(fake_driver: FakeDriver) -> None:
+def test_sigterm(worker: Worker) -> None:
     """It ends the worker without output."""
-    with worker_process(fake_driver.environ) as worker:
-        worker.read()
-        worker.process.send_signal(signal.SIGTERM)
-        assert worker.ended() == (-signal.SIGTERM, "")
+    worker.read()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.ended() == (-signal.SIGTERM, "")
 
 
-def test_agent_is_gone(fake_driver: FakeDriver) -> None:
+def test_agent_is_gone(fake_driver: FakeDriver, worker: Worker) -> None:
     """The worker shuts the driver down and ends."""
-    with worker_process(fake_driver.environ) as worker:
-        worker.read()
-        assert worker.process.stdout
-        worker.process.stdout.close()
-        worker.request()
-        assert worker.process.wait(DEADLINE_SECONDS) == 0
+    worker.read()
+    assert worker.process.stdout
+    worker.process.stdout.close()
+    worker.request()
+    assert worker.process.wait(DEADLINE_SECONDS) == 0
     assert functions_called(fake_driver) == ["nvmlInit", "nvmlShutdown"]
 
 
@@ -215,15 +213,14 @@ def test_xids_are_in_the_next_answer(fake_driver: FakeDriver) -> None:
     assert set(found) == {79}
 
 
-def test_readings_leak_nothing(fake_driver: FakeDriver) -> None:
+def test_readings_leak_nothing(worker: Worker) -> None:
     """A reading leaves no thread, no open file and no memory behind."""
-    with worker_process(fake_driver.environ) as worker:
-        for _ in range(20):
-            worker.read()
-        before = _held(worker.process.pid)
-        for _ in range(100):
-            worker.read()
-        after = _held(worker.process.pid)
+    for _ in range(20):
+        worker.read()
+    before = _held(worker.process.pid)
+    for _ in range(100):
+        worker.read()
+    after = _held(worker.process.pid)
     assert after[:2] == before[:2]
     assert after[2] - before[2] < 1 << 20
 
