@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
-from itertools import repeat
 from pathlib import Path
+from timeit import Timer
 from typing import NamedTuple, TextIO
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -66,13 +65,6 @@ FULL = Effort(rounds=101, turn_seconds=0.004)
 QUICK = Effort(rounds=15, turn_seconds=0.002)
 
 
-class TimedCall(NamedTuple):
-    """A call, and a loop that makes it `count` times."""
-
-    name: str
-    loop: Callable[[int], None]
-
-
 class _Event(NamedTuple):
     """What CUDA does is left out: recording and reading an event cost nothing."""
 
@@ -104,114 +96,66 @@ class _Stream:
     is_current = in_backward = is_capturing = follow
 
 
+_GPU_STEP = """
+with run.step():
+    for name in names:
+        with run.phase(name):
+            pass
+"""
+_PHASES_OF_GPU_STEP = ("forward", "backward", "optimizer", "communication") * 2
+
+
 def compared_calls(
     run: Run, long_steps: Run, short_steps: Run, bare: TextIO, kept: TextIO
-) -> list[TimedCall]:
+) -> dict[str, Timer]:
     """The calls, in the order of the table. The last two runs are on a GPU. kept: a stream whose lines the
     first run keeps."""
-    return [
-        TimedCall(PHASE, _phase(run)),
-        TimedCall(STEP, _step(run)),
-        TimedCall(LONG_GPU_STEP, _step_of_phases(long_steps, 1e3)),
-        TimedCall(SHORT_GPU_STEP, _step_of_phases(short_steps, 1.0)),
-        TimedCall(OBSERVE, _prometheus_observe()),
-        TimedCall(RECORD, _opentelemetry_record()),
-        TimedCall(SPAN, _opentelemetry_span()),
-        TimedCall(PRINT, _print(bare)),
-        TimedCall(KEPT_PRINT, _print(kept)),
-        TimedCall(LOG, _log(bare, kept=False)),
-        TimedCall(KEPT_LOG, _log(bare, kept=True)),
-    ]
+    declared = PrometheusHistogram("phase_seconds", "Phases.", ["phase"], registry=CollectorRegistry())
+    observed = declared.labels("forward")  # looked up once: the cheapest use of the peer
+    meter = MeterProvider(metric_readers=[InMemoryMetricReader()]).get_meter("bench")
+    recorded = meter.create_histogram("phase.duration", unit="s")
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")
+    printed = "print('step', 1200, 'loss', 2.5312, file=stream)"
+    logged = "logger.info('step %d loss %.4f', 1200, 2.5312)"
+    return {
+        PHASE: _timer("with run.phase('forward'): pass", run=run),
+        STEP: _timer("with run.step(): pass", run=run),
+        LONG_GPU_STEP: _timer(_GPU_STEP, run=_timed(long_steps, 1e3), names=_PHASES_OF_GPU_STEP),
+        SHORT_GPU_STEP: _timer(_GPU_STEP, run=_timed(short_steps, 1.0), names=_PHASES_OF_GPU_STEP),
+        OBSERVE: _timer("histogram.observe(seconds)", histogram=observed, seconds=_SECONDS),
+        RECORD: _timer(
+            "histogram.record(seconds, attributes)",
+            histogram=recorded,
+            seconds=_SECONDS,
+            attributes={"phase": "forward"},
+        ),
+        SPAN: _timer("with tracer.start_as_current_span('forward'): pass", tracer=tracer),
+        PRINT: _timer(printed, stream=bare),
+        KEPT_PRINT: _timer(printed, stream=kept),
+        LOG: _timer(logged, logger=_logger(bare, kept=False)),
+        KEPT_LOG: _timer(logged, logger=_logger(bare, kept=True)),
+    }
 
 
-def _phase(run: Run) -> Callable[[int], None]:
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with run.phase("forward"):
-                pass
-
-    return loop
+def _timer(statement: str, **names: object) -> Timer:
+    return Timer(statement, globals=names)
 
 
-def _step(run: Run) -> Callable[[int], None]:
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with run.step():
-                pass
-
-    return loop
-
-
-def _step_of_phases(run: Run, milliseconds: float) -> Callable[[int], None]:
+def _timed(run: Run, milliseconds: float) -> Run:
+    """The run, with a stream of a GPU on which a step of so many phases takes this long."""
     timeline = run.device
     assert timeline is not None
     timeline.use(_Stream(milliseconds))
     run.after_steps(timeline.resolve)
-    names = ("forward", "backward", "optimizer", "communication") * 2
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with run.step():
-                for name in names:
-                    with run.phase(name):
-                        pass
-
-    return loop
+    return run
 
 
-def _prometheus_observe() -> Callable[[int], None]:
-    declared = PrometheusHistogram("phase_seconds", "Phases.", ["phase"], registry=CollectorRegistry())
-    histogram = declared.labels("forward")  # looked up once: the cheapest use of the peer
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            histogram.observe(_SECONDS)
-
-    return loop
-
-
-def _opentelemetry_record() -> Callable[[int], None]:
-    provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
-    histogram = provider.get_meter("bench").create_histogram("phase.duration", unit="s")
-    attributes = {"phase": "forward"}
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            histogram.record(_SECONDS, attributes)
-
-    return loop
-
-
-def _opentelemetry_span() -> Callable[[int], None]:
-    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with tracer.start_as_current_span("forward"):
-                pass
-
-    return loop
-
-
-def _print(stream: TextIO) -> Callable[[int], None]:
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            print("step", 1200, "loss", 2.5312, file=stream)
-
-    return loop
-
-
-def _log(stream: TextIO, *, kept: bool) -> Callable[[int], None]:
+def _logger(stream: TextIO, *, kept: bool) -> logging.Logger:
     logger = logging.Logger("train")
     logger.addHandler(logging.StreamHandler(stream))
     if not kept:
         logger.callHandlers = partial(_call_handlers, logger)  # type: ignore[method-assign]
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            logger.info("step %d loss %.4f", 1200, 2.5312)
-
-    return loop
+    return logger
 
 
 def measure(*, quick: bool) -> Result:
@@ -237,36 +181,25 @@ def _on_gpu(directory: str, name: str) -> Run:
     return Run(identity, Writer(Path(directory, name), identity, phases=PHASES), PHASES, on_gpu=True)
 
 
-def interleave(compared: Sequence[TimedCall], effort: Effort) -> dict[str, list[float]]:
-    """Nanoseconds per call, by call and round. As in `timeit`, no garbage is collected meanwhile."""
-    counts = {each.name: _calls_in(each, effort.turn_seconds) for each in compared}
-    samples: dict[str, list[float]] = {each.name: [] for each in compared}
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        for number in range(effort.rounds):
-            first = number % len(compared)  # no call always follows the same one
-            for each in (*compared[first:], *compared[:first]):
-                samples[each.name].append(_seconds(each, counts[each.name]) / counts[each.name] * 1e9)
-            gc.collect()
-    finally:
-        if was_enabled:
-            gc.enable()
+def interleave(compared: Mapping[str, Timer], effort: Effort) -> dict[str, list[float]]:
+    """Nanoseconds per call, by call and round. `timeit` lets no garbage be collected meanwhile."""
+    counts = {name: _calls_in(timer, effort.turn_seconds) for name, timer in compared.items()}
+    samples: dict[str, list[float]] = {name: [] for name in compared}
+    names = list(compared)
+    for number in range(effort.rounds):
+        first = number % len(names)  # no call always follows the same one
+        for name in (*names[first:], *names[:first]):
+            samples[name].append(compared[name].timeit(counts[name]) / counts[name] * 1e9)
+        gc.collect()
     return samples
 
 
-def _calls_in(call: TimedCall, seconds: float) -> int:
+def _calls_in(timer: Timer, seconds: float) -> int:
     """Calls that fill this time; measuring it also warms the call up."""
     count = 100
-    while (taken := _seconds(call, count)) < seconds / 4:
+    while (taken := timer.timeit(count)) < seconds / 4:
         count *= 2
     return max(1, round(count * seconds / taken))
-
-
-def _seconds(call: TimedCall, count: int) -> float:
-    began = time.perf_counter()
-    call.loop(count)
-    return time.perf_counter() - began
 
 
 def _result(samples: Mapping[str, Sequence[float]]) -> Result:
