@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,16 +41,87 @@ def test_slow_rank(dp: int, pp: int, factor: float) -> None:
     assert named["slower_by_ratio"] == pytest.approx(factor - 1.0, abs=0.02)
 
 
-def test_first_step() -> None:
-    """It is where the slowness began, not where the table begins."""
-    verdict = diagnose(SmallJob(dp=4, pp=4).slow_rank(6, 1.2, first=9).table())
-    assert (verdict.ranks, verdict.first_step) == ((6,), 9)
+GRID = partial(SmallJob, dp=4, pp=4)
 
 
-def test_past_episode() -> None:
-    """It is found, although the median of the whole run does not show it."""
-    verdict = diagnose(SmallJob().slow_rank(2, 1.3, first=5, end=13).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (2,), 5)
+def names(cause: Cause, *ranks: int, **more: object) -> dict[str, object]:
+    """What a verdict says."""
+    return {"cause": cause, "ranks": ranks, **more}
+
+
+def times(job: SmallJob, of: str, where: Any, factor: Any) -> SmallJob:
+    """The job, whose compute, transfer or loading takes so many times as long there."""
+    getattr(job, of)[where] *= factor
+    return job
+
+
+def with_work(job: SmallJob) -> SmallJob:
+    """The job, with the work units of its microbatches as they are now."""
+    job.work = 1000.0 * job.compute[:, :, 0, :]
+    return job
+
+
+VERDICTS = {
+    # It is where the slowness began, not where the table begins.
+    "first step": (GRID().slow_rank(6, 1.2, first=9), names(Cause.SLOW_RANK, 6, first_step=9)),
+    # It is found, although the median of the whole run does not show it.
+    "past episode": (SmallJob().slow_rank(2, 1.3, first=5, end=13), names(Cause.SLOW_RANK, 2, first_step=5)),
+    # Each is named by its own residual.
+    "several slow ranks": (GRID().slow_rank(6, 1.2).slow_rank(9, 1.3), names(Cause.SLOW_RANK, 6, 9)),
+    # Without a second stage, only work units tell a slow rank from long microbatches.
+    "work units": (with_work(SmallJob().uneven(0.3)).slow_rank(6, 1.2), names(Cause.SLOW_RANK, 6)),
+    # Work units show that it is not slow.
+    "rank with more work": (with_work(SmallJob().slow_rank(3, 1.3)), names(Cause.UNEQUAL_BATCHES)),
+    # Its ranks share their microbatches, so it abstains.
+    "slow replica": (times(GRID(), "compute", np.s_[:, 1], 1.3), names(Cause.INCONCLUSIVE)),
+    # Neither is the odd one if nothing else shows how far ranks differ, or if they differ by little.
+    "pair": (SmallJob(dp=2).slow_rank(1, 1.2), names(Cause.INCONCLUSIVE)),
+    "pair, a little slow": (SmallJob(dp=2, pp=4).slow_rank(1, 1.06), names(Cause.INCONCLUSIVE)),
+    # The rank that became slower is compared with its own past.
+    "pair with a change": (
+        SmallJob(dp=2, pp=4).slow_rank(1, 1.2, first=12),
+        names(Cause.SLOW_RANK, 1, first_step=12),
+    ),
+    # Where the pairs of all stages differ, none of them is odd.
+    "pairs with unequal accelerators": (
+        times(
+            SmallJob(dp=2, pp=4),
+            "compute",
+            ...,
+            np.array([[1.0, 1.15, 1.0, 1.12], [1.13, 1.0, 1.16, 1.0]])[None, :, :, None],
+        ),
+        {"ranks": ()},
+    ),
+    # A heavy stage and a slow rank look the same, so neither is named.
+    "single replica": (SmallJob(dp=1, pp=4).slow_rank(1, 1.3), names(Cause.INCONCLUSIVE, stages=())),
+    # It is heavy in every replica, so no rank of it is to blame.
+    "slow stage": (times(GRID(), "compute", np.s_[:, :, 3], 1.3), names(Cause.SLOW_STAGE, stages=(3,))),
+    # Embedding and head make it a little heavier on purpose.
+    "end stage": (times(GRID(), "compute", np.s_[:, :, 3], 1.08), {"cause": Cause.NONE}),
+    # No rank arrives later than before, so it is the network and no rank.
+    "growing transfers": (
+        times(SmallJob(), "transfer", np.s_[10:], 6.0),
+        names(Cause.NETWORK, first_step=10),
+    ),
+    "growing transfers of a pipeline": (
+        times(GRID(), "transfer", np.s_[10:], 6.0),
+        names(Cause.NETWORK, first_step=10),
+    ),
+    # Its compute is as fast as its peers'.
+    "data loading of a rank": (
+        times(SmallJob(), "loading", np.s_[8:, 3], 8.0),
+        names(Cause.SLOW_RANK, 3, phase=SlowPhase.DATA_LOADING, first_step=8),
+    ),
+    # A table may come from a model, without any noise.
+    "no noise": (SmallJob(noise=0.0).slow_rank(5, 1.1), names(Cause.SLOW_RANK, 5)),
+}
+
+
+@pytest.mark.parametrize(("job", "expected"), VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdict(job: SmallJob, expected: dict[str, object]) -> None:
+    """What is at fault, since when, and nobody where the table does not prove it."""
+    verdict = diagnose(job.table())
+    assert {name: getattr(verdict, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("steps", [np.arange(0, 30, 3), np.r_[4:9, 20:24], np.array([2, 9, 11, 17, 22, 28])])
@@ -95,12 +168,6 @@ def test_accelerators_that_differ(spread: float) -> None:
         verdict = diagnose(job.slow_rank(6, 1.08, first=12).table())
         assert any(6 in each.ranks for each in verdict.causes), seed
     assert named <= 1
-
-
-def test_several_slow_ranks() -> None:
-    """Each is named by its own residual."""
-    job = SmallJob(dp=4, pp=4).slow_rank(6, 1.2).slow_rank(9, 1.3)
-    assert diagnose(job.table()).ranks == (6, 9)
 
 
 def test_blip_beside_a_slow_rank() -> None:
@@ -156,41 +223,11 @@ def test_slow_rank_among_unequal_batches() -> None:
     assert [each.cause for each in verdict.causes] == [Cause.SLOW_RANK, Cause.UNEQUAL_BATCHES]
 
 
-def test_work_units() -> None:
-    """Without a second stage, only they tell a slow rank from long microbatches."""
-    job = SmallJob().uneven(0.3)
-    job.work = 1000.0 * job.compute[:, :, 0, :].copy()
-    assert diagnose(job.slow_rank(6, 1.2).table()).ranks == (6,)
-
-
-def test_rank_with_more_work() -> None:
-    """Work units show that it is not slow."""
-    job = SmallJob().slow_rank(3, 1.3)
-    job.work = 1000.0 * job.compute[:, :, 0, :].copy()
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.UNEQUAL_BATCHES, ())
-
-
 def test_confounded_rank() -> None:
     """One stage, unequal microbatches, no work units and one late rank: it abstains."""
     verdict = diagnose(SmallJob().uneven(0.3).slow_rank(3, 1.4).table())
     assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
     assert "no work units" in str(verdict.evidence["why"])
-
-
-def test_slow_replica() -> None:
-    """Its ranks share their microbatches, so it abstains."""
-    job = SmallJob(dp=4, pp=4)
-    job.compute[:, 1] *= 1.3
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
-
-
-@pytest.mark.parametrize(("pp", "factor"), [(1, 1.2), (4, 1.06)])
-def test_pair(pp: int, factor: float) -> None:
-    """Neither is the odd one if nothing else shows how far ranks differ, or if they differ by little."""
-    verdict = diagnose(SmallJob(dp=2, pp=pp).slow_rank(1, factor).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
 
 
 @pytest.mark.parametrize(("rank", "factor"), [(0, 1.2), (3, 1.5), (7, 2.0)])
@@ -211,40 +248,6 @@ def test_two_slow_ranks_of_a_pair() -> None:
     verdict = diagnose(job.table())
     assert {rank for each in verdict.causes for rank in each.ranks} == {1, 5}
     assert [each.stages for each in verdict.causes if each.stages] == []
-
-
-def test_pairs_with_unequal_accelerators() -> None:
-    """Where the pairs of all stages differ, none of them is odd."""
-    job = SmallJob(dp=2, pp=4)
-    job.compute *= np.array([[1.0, 1.15, 1.0, 1.12], [1.13, 1.0, 1.16, 1.0]])[None, :, :, None]
-    assert diagnose(job.table()).ranks == ()
-
-
-def test_pair_with_a_change() -> None:
-    """The rank that became slower is compared with its own past."""
-    verdict = diagnose(SmallJob(dp=2, pp=4).slow_rank(1, 1.2, first=12).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (1,), 12)
-
-
-def test_single_replica() -> None:
-    """A heavy stage and a slow rank look the same, so neither is named."""
-    verdict = diagnose(SmallJob(dp=1, pp=4).slow_rank(1, 1.3).table())
-    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.INCONCLUSIVE, (), ())
-
-
-def test_slow_stage() -> None:
-    """It is heavy in every replica, so no rank of it is to blame."""
-    job = SmallJob(dp=4, pp=4)
-    job.compute[:, :, 3] *= 1.3
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_STAGE, (), (3,))
-
-
-def test_end_stage() -> None:
-    """Embedding and head make it a little heavier on purpose."""
-    job = SmallJob(dp=4, pp=4)
-    job.compute[:, :, 3] *= 1.08
-    assert diagnose(job.table()).cause is Cause.NONE
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
@@ -283,15 +286,6 @@ def test_late_in_the_same_operations() -> None:
     assert verdict.slowdown == pytest.approx(truth, rel=0.01)
 
 
-@pytest.mark.parametrize(("dp", "pp"), [(8, 1), (4, 4)])
-def test_growing_transfers(dp: int, pp: int) -> None:
-    """No rank arrives later than before, so it is the network and no rank."""
-    job = SmallJob(dp=dp, pp=pp)
-    job.transfer[10:] *= 6.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.NETWORK, (), 10)
-
-
 def test_slow_group() -> None:
     """It is seen against groups like it, even if it has been slow since the table began."""
     job = SmallJob(dp=4, pp=4)
@@ -309,18 +303,8 @@ def test_missing_rank() -> None:
     assert "missing" in str(verdict.evidence["why"])
 
 
-def test_slow_data_loading_of_a_rank() -> None:
-    """Its compute is as fast as its peers'."""
-    job = SmallJob()
-    job.loading[8:, 3] *= 8.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.phase) == (Cause.SLOW_RANK, SlowPhase.DATA_LOADING)
-    assert (verdict.ranks, verdict.first_step) == ((3,), 8)
-
-
 @pytest.mark.parametrize(
-    ("operation", "phase"),
-    [("save_checkpoint", SlowPhase.CHECKPOINT), ("evaluation", SlowPhase.OTHER)],
+    ("operation", "phase"), [("save_checkpoint", SlowPhase.CHECKPOINT), ("evaluation", SlowPhase.OTHER)]
 )
 def test_slow_host_work_of_a_rank(operation: str, phase: SlowPhase) -> None:
     """The name of the operation tells a checkpoint from other host work."""
@@ -373,12 +357,6 @@ def test_order_of_rows() -> None:
     order = np.random.default_rng(0).permutation(len(table))
     mixed = diagnose(table.take(order))
     assert (mixed.ranks, mixed.slowdown) == ((6,), pytest.approx(diagnose(table).slowdown))
-
-
-def test_no_noise() -> None:
-    """A table may come from a model, without any noise."""
-    job = SmallJob(noise=0.0).slow_rank(5, 1.1)
-    assert diagnose(job.table()).ranks == (5,)
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(8, 1), (4, 4)])
