@@ -12,7 +12,7 @@ from rankwatch_cli.commands.diagnose.hang import lines, main
 from rankwatch_cli.output import show_verdict
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.agent.process import rankwatch
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.hang_jobs import Shape, hung_job
 from support.diagnosis.run_boxes import stalled_for
 from support.training.recorder import recorder_pickle
 
@@ -20,9 +20,7 @@ from support.training.recorder import recorder_pickle
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Dumps of a job in which rank 5 sleeps."""
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
-    for rank, document in job.dumps().items():
+    for rank, document in hung_job(Shape(4, 1, 2), 5, 4).dumps().items():
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(recorder_pickle(document))
     return tmp_path
 

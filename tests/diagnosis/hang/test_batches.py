@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankwatch_diagnosis.hang.engine import diagnose
-from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape, Uneven, parsed
+from rankwatch_diagnosis.hang.verdict import State
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, Uneven, hung_job, judged, parsed
 
 KINDS = ("asleep", "killed", "loading", "device")
 SEEDS = range(12)
@@ -33,10 +32,6 @@ def drawn(stages: int, seed: int, **options: Any) -> tuple[HungJob, int] | None:
         return None
     job.run(Fault(kind, (rank,), draw.choice(places)))
     return job, rank
-
-
-def judged(dumps: dict[int, dict[str, Any]]) -> HangVerdict:
-    return diagnose([parsed(each, rank) for rank, each in dumps.items()])
 
 
 def jobs(stages: int, **options: Any) -> Iterable[tuple[HungJob, int]]:
@@ -92,9 +87,7 @@ def test_batch_without_peers() -> None:
 
     It is not named.
     """
-    job = HungJob(Shape(1, 4), 1, lead=0)
-    job.run(Fault("asleep", (3,), job.places(3, "asleep")[0]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(1, 4), 3, 0, seed=1, lead=0).dumps()
     (waits,) = (each for each in dumps[2]["entries"][-1:])
     assert (waits["profiling_name"], waits["is_p2p"], waits["state"]) == (
         "nccl:coalesced",
@@ -217,17 +210,3 @@ def test_other_call_in_place_of_an_uneven_one() -> None:
     job.run(Fault("other", (5,), place))
     verdict = judged(job.dumps())
     assert (verdict.state, verdict.ranks) == (State.DESYNC, (5,))
-
-
-def test_given_up_by_the_watchdog() -> None:
-    """What the watchdog of NCCL gave up is retired and still pending: only its state tells.
-
-    FlightRecorder.hpp says so of `retired_`; the process lives on under NoHandling.
-    """
-    job = HungJob(Shape(4), 1, lead=0)
-    job.run(Fault("asleep", (2,), job.places(2, "asleep")[1]))
-    dumps = job.dumps()
-    for each in dumps.values():
-        for entry in each["entries"]:
-            entry["retired"] = True
-    assert judged(dumps).ranks == (2,)

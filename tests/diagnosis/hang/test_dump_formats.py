@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,86 +16,91 @@ from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
-from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from rankwatch_diagnosis.hang.verdict import State
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, hung_job, judged, parsed
 from support.paths import RECORDED
 from support.training import recorder
 from support.training.recorder import recorder_pickle, reply
 
 REAL = RECORDED / "flight_recorder"
-Dumps = dict[int, dict[str, Any]]
+Dump = dict[str, Any]
+Dumps = dict[int, Dump]
 
 
 @pytest.fixture
 def dumps() -> Dumps:
     """Rank 5 of a job of 4 x 1 x 2 sleeps."""
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
-    return job.dumps()
+    return hung_job(Shape(4, 1, 2), 5, 4).dumps()
 
 
-def verdict_on(dumps: Dumps) -> tuple[State, tuple[int, ...]]:
-    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
+def named(dumps: Dumps) -> tuple[State, tuple[int, ...]]:
+    verdict = judged(dumps)
     return verdict.state, verdict.ranks
 
 
-def test_numbers_as_text(dumps: Dumps) -> None:
-    """Numbers may be written as text.
+def numbers_as_text(dump: Dump) -> None:
+    """PyTorch's JSON holds pg_status as text."""
+    for status in dump["pg_status"].values():
+        status.update({name: str(value) for name, value in status.items()})
 
-    PyTorch's JSON holds pg_status as text.
+
+def entries_alone(dump: Dump) -> None:
+    """The oldest formats have neither status nor groups. Members are those who have entries in a group."""
+    del dump["pg_status"], dump["pg_config"]
+
+
+def gloo_sets_retired_only(dump: Dump) -> None:
+    """Gloo leaves the state alone: it stays scheduled. Its pg_config has no name."""
+    dump["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+    for entry in dump["entries"]:
+        entry |= {"state": "scheduled", "profiling_name": entry["profiling_name"].replace("nccl", "gloo")}
+
+
+def groups_of_one_name(dump: Dump) -> None:
+    """Split groups may share a name: those of different members are kept apart."""
+    groups = dump["pg_config"].values()
+    dump["pg_config"] = {("0" if each["desc"] == "default_pg" else each["desc"]): each for each in groups}
+    for entry in dump["entries"]:
+        name, description = entry["process_group"]
+        entry["process_group"] = (name if description == "default_pg" else description, description)
+
+
+def time_before_newest_entry(dump: Dump) -> None:
+    """It may count from the start of the run. The dump is judged as one without a time."""
+    dump["time_seconds"] = 12.5
+
+
+def given_up_by_the_watchdog(dump: Dump) -> None:
+    """What the watchdog of NCCL gave up is retired and still pending: only its state tells.
+
+    FlightRecorder.hpp says so of `retired_`; the process lives on under NoHandling.
     """
+    for entry in dump["entries"]:
+        entry["retired"] = True
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        numbers_as_text,
+        entries_alone,
+        gloo_sets_retired_only,
+        groups_of_one_name,
+        time_before_newest_entry,
+        given_up_by_the_watchdog,
+    ],
+)
+def test_other_form(dumps: Dumps, written: Callable[[Dump], None]) -> None:
+    """However the recorders of the ranks write it down, the job is the same, and so is the verdict."""
     for each in dumps.values():
-        for status in each["pg_status"].values():
-            status.update({name: str(value) for name, value in status.items()})
-    assert verdict_on(dumps) == (State.HANG, (5,))
-
-
-def test_entries_alone(dumps: Dumps) -> None:
-    """A dump without status and groups is judged by its entries.
-
-    The oldest formats; members are then those who have entries in a group.
-    """
-    for each in dumps.values():
-        del each["pg_status"], each["pg_config"]
-    assert verdict_on(dumps) == (State.HANG, (5,))
-
-
-def test_gloo_sets_retired_only(dumps: Dumps) -> None:
-    """Gloo leaves the state alone and sets retired.
-
-    Its pg_config has no name, and its states stay scheduled.
-    """
-    for each in dumps.values():
-        each["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
-        for entry in each["entries"]:
-            entry |= {"state": "scheduled", "profiling_name": entry["profiling_name"].replace("nccl", "gloo")}
-    assert verdict_on(dumps) == (State.HANG, (5,))
-
-
-def test_groups_of_one_name(dumps: Dumps) -> None:
-    """Groups of one name and different members are kept apart.
-
-    Split groups may share a name.
-    """
-    for each in dumps.values():
-        renamed = {
-            ("0" if config["desc"] == "default_pg" else config["desc"]): config
-            for config in each["pg_config"].values()
-        }
-        each["pg_config"] = renamed
-        for entry in each["entries"]:
-            name, description = entry["process_group"]
-            entry["process_group"] = (name if description == "default_pg" else description, description)
-    assert verdict_on(dumps) == (State.HANG, (5,))
+        written(each)
+    assert named(dumps) == (State.HANG, (5,))
 
 
 def test_rank_without_entries(dumps: Dumps) -> None:
-    """The status of a rank without entries is found through its peers.
-
-    Its status is keyed by a local number that only the entries of others explain.
-    """
+    """Its status is keyed by a local number that only the entries of its peers explain."""
     dumps[5]["entries"] = []
-    assert verdict_on(dumps) == (State.HANG, (5,))
+    assert named(dumps) == (State.HANG, (5,))
 
 
 def test_device_that_has_not_started(dumps: Dumps) -> None:
@@ -107,7 +113,7 @@ def test_device_that_has_not_started(dumps: Dumps) -> None:
     timed = job.dumps()
     for rank, each in timed.items():
         each["entries"][-1] |= {"state": "scheduled" if rank == 1 else "started", "retired": False}
-    assert verdict_on(timed) == (State.HANG, (1,))
+    assert named(timed) == (State.HANG, (1,))
 
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], {}, {"record_id": 1}, {"process_group": [1]}])
@@ -138,7 +144,7 @@ def test_odd_field_never_raises(dumps: Dumps, field: str, value: object) -> None
     for entry in hostile["entries"]:
         entry[field] = value
     dumps[1] = hostile
-    verdict_on(dumps)
+    judged(dumps)
 
 
 @pytest.mark.parametrize("document", [None, [], 3, "x", {}, {"entries": 3}, {"entries": {}}])
@@ -153,9 +159,7 @@ def test_mixed_versions() -> None:
 
     In a job with sends: an old one without status and types, one with numbers as text, a new one.
     """
-    job = HungJob(Shape(2, 2, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(2, 2, 2), 5, 4).dumps()
     for rank, each in dumps.items():
         if rank % 3 == 0:
             each |= {"version": "2.2", "pg_status": {}}
@@ -163,9 +167,8 @@ def test_mixed_versions() -> None:
                 del entry["input_dtypes"], entry["output_dtypes"]
         elif rank % 3 == 1:
             each["version"] = "2.10"
-            for status in each["pg_status"].values():
-                status.update({name: str(value) for name, value in status.items()})
-    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
+            numbers_as_text(each)
+    verdict = judged(dumps)
     assert (verdict.state, verdict.ranks) == (State.HANG, (5,))
     assert "2.10, 2.2, 2.9" in str(verdict.evidence["notes"])
 
@@ -210,10 +213,6 @@ def hung(shape: Shape, rank: int, *, batched: bool = True) -> Dumps:
     return job.dumps()
 
 
-def judged(dumps: Dumps) -> HangVerdict:
-    return diagnose([parsed(each, rank) for rank, each in dumps.items()])
-
-
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("batched", [False, True])
 def test_format_before_p2p(rank: int, batched: bool) -> None:
@@ -227,8 +226,7 @@ def test_format_before_p2p(rank: int, batched: bool) -> None:
         for entry in each["entries"]:
             entry["seq_id"] = entry.pop("collective_seq_id") + entry.pop("p2p_seq_id")
             del entry["is_p2p"], entry["op_id"]
-    verdict = judged(dumps)
-    assert (verdict.state, verdict.ranks) == (State.HANG, (rank,))
+    assert named(dumps) == (State.HANG, (rank,))
 
 
 def test_active_only_batches() -> None:
@@ -251,8 +249,7 @@ def test_status_without_entries_is_inconclusive() -> None:
     dumps = hung(Shape(4), 2)
     for each in dumps.values():
         del each["entries"]
-    verdict = judged(dumps)
-    assert (verdict.state, verdict.ranks) == (State.INCONCLUSIVE, ())
+    assert named(dumps) == (State.INCONCLUSIVE, ())
 
 
 @pytest.mark.parametrize(
@@ -323,17 +320,6 @@ def test_torchcomms(tmp_path: Path, asleep: int) -> None:
         read_source(file)
     with pytest.raises(DumpError, match="torchcomms"):
         parse(recorder_pickle(dumps["0"]))
-
-
-def test_time_before_newest_entry() -> None:
-    """A time before the newest entry is no time.
-
-    It may count from the start of the run. The dump is judged as one without a time.
-    """
-    dumps = hung(Shape(4), 2)
-    for each in dumps.values():
-        each["time_seconds"] = 12.5
-    assert judged(dumps).ranks == (2,)
 
 
 def test_computing_between_snapshots_is_slow() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
-from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from rankwatch_diagnosis.hang.verdict import State
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, hung_job, judged, parsed
 from support.paths import RECORDED
 
 SHAPES = (
@@ -59,11 +59,6 @@ def drawn(kind: str, seed: int, **options: bool) -> tuple[HungJob, int]:
             return job, rank
 
 
-def judged(job: HungJob) -> HangVerdict:
-    """The verdict on the dumps of a job."""
-    return diagnose([parsed(document, rank) for rank, document in job.dumps().items()])
-
-
 @pytest.mark.parametrize("kind", ["asleep", "killed", "loading", "device"])
 def test_stopped_rank_is_named(kind: str) -> None:
     """The rank that stopped is named, and no victim is.
@@ -72,7 +67,7 @@ def test_stopped_rank_is_named(kind: str) -> None:
     """
     for seed in SEEDS:
         job, rank = drawn(kind, seed)
-        verdict = judged(job)
+        verdict = judged(job.dumps())
         assert (verdict.state, verdict.ranks) == (State.HANG, (rank,)), (kind, seed, job.shape)
 
 
@@ -84,7 +79,7 @@ def test_mismatched_call_is_a_desync(kind: str) -> None:
     """
     for seed in SEEDS:
         job, rank = drawn(kind, seed)
-        verdict = judged(job)
+        verdict = judged(job.dumps())
         assert verdict.state is State.DESYNC, (kind, seed, job.shape)
         assert verdict.ranks in ((rank,), ()), (kind, seed, job.shape)
         if verdict.ranks == ():
@@ -100,7 +95,7 @@ def test_skipped_collective() -> None:
     named = 0
     for seed in range(120):
         job, rank = drawn("skip", seed)
-        verdict = judged(job)
+        verdict = judged(job.dumps())
         assert verdict.ranks in ((rank,), ()), (seed, job.shape)
         named += verdict.ranks == (rank,)
     assert named >= 90
@@ -115,7 +110,7 @@ def test_receive_posted_early(kind: str) -> None:
     right = 0
     for seed in range(80):
         job, rank = drawn(kind, seed, receives_early=True)
-        verdict = judged(job)
+        verdict = judged(job.dumps())
         expected = {(State.HANG, (rank,)), (State.INCONCLUSIVE, ())}
         assert (verdict.state, verdict.ranks) in expected, (kind, seed, job.shape)
         right += bool(verdict.ranks)
@@ -130,7 +125,7 @@ def test_several_root_causes() -> None:
     job = HungJob(Shape(4, 2, 2), 1)
     place = job.places(9, "asleep")[2]
     job.run(Fault("asleep", (9, 14), place))
-    assert judged(job).ranks == (9, 14)
+    assert judged(job.dumps()).ranks == (9, 14)
 
 
 @pytest.mark.process
@@ -159,11 +154,9 @@ def test_missing_dump_of_a_victim() -> None:
 
     The dump of a victim may be lost as well.
     """
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(4, 1, 2), 5, 4).dumps()
     del dumps[2]
-    verdict = diagnose([parsed(document, rank) for rank, document in dumps.items()])
+    verdict = judged(dumps)
     assert (verdict.ranks, verdict.missing_ranks) == ((5,), (2,))
 
 
@@ -172,9 +165,7 @@ def test_few_dumps_are_inconclusive() -> None:
 
     Where most dumps are missing, their absence proves nothing.
     """
-    job = HungJob(Shape(8), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[1]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(8), 5, 1).dumps()
     few = [parsed(dumps[rank], rank) for rank in (0, 1)]
     verdict = diagnose(few)
     assert (verdict.state, verdict.ranks) == (State.INCONCLUSIVE, ())
@@ -188,8 +179,8 @@ def test_finished_job_is_ok() -> None:
     """
     job = HungJob(Shape(4, 2), 3, lead=0)
     job.run(Fault("none", ()))
-    assert judged(job) == diagnose([parsed(each, rank) for rank, each in job.dumps().items()])
-    assert (judged(job).state, judged(job).ranks) == (State.OK, ())
+    verdict = judged(job.dumps())
+    assert (verdict.state, verdict.ranks) == (State.OK, ())
 
 
 def test_recent_operation_is_slow() -> None:
@@ -197,9 +188,7 @@ def test_recent_operation_is_slow() -> None:
 
     Half a second old: slow; a minute old: a hang.
     """
-    job = HungJob(Shape(4), 3, lead=0)
-    job.run(Fault("asleep", (2,), job.places(2, "asleep")[1]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(4), 2, 1, lead=0).dumps()
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     for later, state, ranks in ((0.5, State.SLOW, ()), (60.0, State.HANG, (2,))):
         timed = [parsed(each | {"time_seconds": newest + later}, rank) for rank, each in dumps.items()]
@@ -230,7 +219,7 @@ def test_operation_reached_by_all() -> None:
     job.run(Fault("none", ()))
     for rank in range(4):
         job.shown[rank] = job.enqueued[rank] - 1
-    verdict = judged(job)
+    verdict = judged(job.dumps())
     assert (verdict.state, verdict.ranks) == (State.INCONCLUSIVE, ())
     assert verdict.operation == "all_reduce"
     assert "arrived_by_all" in verdict.evidence
@@ -253,7 +242,7 @@ def test_two_ranks_out_of_step(kind: str, share: float) -> None:
         if not places:
             continue
         job.run(Fault(kind, tuple(ranks), draw.choice(sorted(places))))
-        verdict = judged(job)
+        verdict = judged(job.dumps())
         assert set(verdict.ranks) <= set(ranks), (seed, shape)
         named[len(verdict.ranks)] += 1
     assert named[2] >= share * named.total(), named
@@ -268,7 +257,7 @@ def test_wrong_majority_is_outvoted_by_other_groups() -> None:
     job = HungJob(Shape(3, 1, 3), 1, lead=0)
     place = next(each for each in job.places(1, "other") if job.programs[1][each].group == "dp")
     job.run(Fault("other", (1, 4), place))
-    verdict = judged(job)
+    verdict = judged(job.dumps())
     assert (verdict.state, verdict.ranks) == (State.DESYNC, ())
     assert "mismatches" in verdict.evidence
 
@@ -278,9 +267,8 @@ def test_desync_between_two() -> None:
 
     The dumps show that they disagree, and not which is wrong.
     """
-    job = HungJob(Shape(2), 1, lead=0)
-    job.run(Fault("other", (1,), job.places(1, "other")[0]))
-    verdict = judged(job)
+    job = hung_job(Shape(2), 1, 0, kind="other", seed=1, lead=0)
+    verdict = judged(job.dumps())
     assert (verdict.state, verdict.ranks) == (State.DESYNC, ())
     (mismatch,) = verdict.evidence["mismatches"]  # type: ignore[attr-defined] - a list, as JSON has it
     assert sorted(map(tuple, mismatch["calls"].values())) == [(0,), (1,)]
@@ -291,11 +279,9 @@ def test_lost_dump_beside_desync() -> None:
 
     It may be a victim like the others.
     """
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("other", (5,), job.places(5, "other")[2]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(4, 1, 2), 5, 2, kind="other").dumps()
     del dumps[2]
-    verdict = diagnose([parsed(document, rank) for rank, document in dumps.items()], broken={2: "lost"})
+    verdict = judged(dumps, broken={2: "lost"})
     assert (verdict.state, verdict.ranks, verdict.missing_ranks) == (State.DESYNC, (5,), (2,))
 
 
@@ -306,9 +292,7 @@ def test_late_rank_is_not_blamed_early(world: int, soon: tuple[int, ...], later:
     The ranks are out of step at once; the odd one is named once the late rank cannot change the
     majority.
     """
-    job = HungJob(Shape(world), 1, lead=0)
-    job.run(Fault("other", (1,), job.places(1, "other")[1]))
-    dumps = job.dumps()
+    dumps = hung_job(Shape(world), 1, 1, kind="other", seed=1, lead=0).dumps()
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     late = dumps[0]["entries"].pop()
     assert late["state"] != "completed"

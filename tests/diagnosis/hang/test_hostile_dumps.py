@@ -22,7 +22,7 @@ from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.hang.worker import bounded_memory, read_dumps
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, hung_job, judged, parsed
 from support.processes.users import ALICE
 from support.training.recorder import entry, recorder_pickle, reply
 
@@ -76,11 +76,9 @@ NAMES = tuple(payloads(Path("/nowhere")))
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Dumps of a job in which rank 5 sleeps."""
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
     dumps = tmp_path / "dumps"
     dumps.mkdir()
-    for rank, document in job.dumps().items():
+    for rank, document in hung_job(Shape(4, 1, 2), 5, 4).dumps().items():
         (dumps / f"_dump_{rank}").write_bytes(recorder_pickle(document))
     return dumps
 
@@ -141,7 +139,7 @@ def test_calls_that_read_the_same() -> None:
     ):
         calls = (plain, plain, odd)
         documents = [reply(entry(0, **each), enqueued=1, ranks="[0, 1, 2]") for each in calls]
-        verdict = diagnose([parsed(each, rank) for rank, each in enumerate(documents)])
+        verdict = judged(dict(enumerate(documents)))
         assert verdict.state is state
         assert json.dumps(verdict.evidence)
 
@@ -164,9 +162,8 @@ def test_byte_that_is_no_text(directory: Path) -> None:
     A line that nobody can read has no rank and is counted.
     """
     ranks = {each.rank for each in read_source(directory).snapshots}
-    job = HungJob(Shape(4, 1, 2), 3)
-    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
-    texts = {rank: json.dumps({"rank": rank, **each}).encode() for rank, each in job.dumps().items()}
+    dumps = hung_job(Shape(4, 1, 2), 5, 4).dumps()
+    texts = {rank: json.dumps({"rank": rank, **each}).encode() for rank, each in dumps.items()}
     texts[0] = texts[0].replace(b'"version": "', b'"version": "\xff', 1)
     assert b"\xff" in texts[0]
     texts[1] = texts[1][:-1] + b"\xff"
@@ -329,7 +326,7 @@ def test_too_few_dumps_are_not_ok(tmp_path: Path) -> None:
     snapshots = [parsed(document, rank) for rank, document in job.dumps().items()]
     assert diagnose(snapshots).state is State.OK
     assert diagnose(snapshots[:1], broken={3: "it was cut off"}).state is State.INCONCLUSIVE
-    assert diagnose([parsed({"entries": []}, rank) for rank in range(4)]).state is State.INCONCLUSIVE
+    assert judged({rank: {"entries": []} for rank in range(4)}).state is State.INCONCLUSIVE
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -23,8 +24,10 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from rankwatch_agent.training.flight_recorder.parse import parse_document
+from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.job import HangSnapshot
+from rankwatch_diagnosis.hang.verdict import HangVerdict
 
 START_NS = 1_758_610_505_000_000_000
 
@@ -32,6 +35,18 @@ START_NS = 1_758_610_505_000_000_000
 def parsed(document: object, rank: int) -> HangSnapshot:
     """The snapshot in a loaded dump."""
     return snapshot_of(parse_document(document), rank)
+
+
+def judged(dumps: Mapping[int, object], **how: Any) -> HangVerdict:
+    """The verdict on loaded dumps by rank."""
+    return diagnose([parsed(each, rank) for rank, each in dumps.items()], **how)
+
+
+def hung_job(shape: Shape, rank: int, place: int, *, kind: str = "asleep", **options: Any) -> HungJob:
+    """A job that stands because of a fault of this rank, at the call so far into those that can have it."""
+    job = HungJob(shape, **{"seed": 3} | options)
+    job.run(Fault(kind, (rank,), job.places(rank, kind)[place]))
+    return job
 
 
 class Op(NamedTuple):
