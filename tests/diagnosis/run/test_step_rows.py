@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,74 +31,70 @@ def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
     return [(each.operation, round(each.start, 6), round(each.seconds, 6)) for each in pieces]
 
 
-def test_unclaimed_piece() -> None:
-    """What no phase claims is a piece of its own.
+FORWARD = (1.0, 2.0, "forward")
+NESTED = [(1.2, 1.6, "inner"), (1.0, 2.0, "outer")]
+LAID_OUT = {
+    # Before, between and after phases; below 50 microseconds it is a pause.
+    "what no phase claims": (
+        (0.5, 3.5),
+        [FORWARD, (2.00002, 3.0, "backward")],
+        [],
+        [("other", 0.5, 0.5), ("forward", 1.0, 1.0), ("backward", 2.00002, 0.99998), ("other", 3.0, 0.5)],
+    ),
+    # It is taken out of its phase and follows it. Tensor parallelism has them inside of forward.
+    "blocking collective": (
+        (1.0, 2.0),
+        [FORWARD],
+        [(1.2, 1.5, True, "all_reduce", "tp")],
+        [("forward", 1.0, 0.7), ("all_reduce", 1.7, 0.3)],
+    ),
+    # They block from the last enqueue to the last end. What runs under the backward pass before is hidden.
+    "asynchronous buckets": (
+        (1.0, 2.0),
+        [(1.0, 2.0, "backward")],
+        [(1.1, 1.6, False, "all_reduce", "dp"), (1.5, 1.9, False, "all_reduce", "dp")],
+        [("backward", 1.0, 0.6), ("all_reduce", 1.6, 0.4)],
+    ),
+    # A phase is recorded when it ends. Where two end or begin together, the inner one lies in the outer.
+    "both end": (
+        (1.0, 2.0),
+        [(1.4, 2.0, "data_wait"), FORWARD],
+        [],
+        [("forward", 1.0, 0.4), ("data_wait", 1.4, 0.6)],
+    ),
+    "both begin": (
+        (1.0, 2.0),
+        [(1.0, 1.3, "data_wait"), FORWARD],
+        [],
+        [("forward", 1.0, 0.7), ("data_wait", 1.7, 0.3)],
+    ),
+    # It belongs to the innermost phase that holds its beginning: to the outer one once that has ended.
+    "collective in the inner phase": (
+        (1.0, 2.0),
+        NESTED,
+        [(1.3, 1.4, True, "all_gather", "tp")],
+        [("outer", 1.0, 0.6), ("inner", 1.6, 0.3), ("all_gather", 1.9, 0.1)],
+    ),
+    "collective behind it": (
+        (1.0, 2.0),
+        NESTED,
+        [(1.7, 1.8, True, "all_gather", "tp")],
+        [("outer", 1.0, 0.5), ("inner", 1.5, 0.4), ("all_gather", 1.9, 0.1)],
+    ),
+}
 
-    Before, between and after phases; below 50 microseconds it is a pause.
-    """
-    phases = [(1.0, 2.0, "forward"), (2.00002, 3.0, "backward")]
-    assert told(lay_out(0.5, 3.5, phases, [])) == [
-        ("other", 0.5, 0.5),
-        ("forward", 1.0, 1.0),
-        ("backward", 2.00002, 0.99998),
-        ("other", 3.0, 0.5),
-    ]
 
-
-def test_blocking_piece() -> None:
-    """A blocking collective is taken out of its phase and follows it.
-
-    As tensor parallelism has them inside of forward.
-    """
-    calls = [(1.2, 1.5, True, "all_reduce", "tp")]
-    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "forward")], calls)) == [
-        ("forward", 1.0, 0.7),
-        ("all_reduce", 1.7, 0.3),
-    ]
-
-
-def test_bucket_piece() -> None:
-    """Asynchronous buckets block from the last enqueue to the last end.
-
-    What runs under the backward pass before that is hidden.
-    """
-    calls = [
-        (1.1, 1.6, False, "all_reduce", "dp"),
-        (1.5, 1.9, False, "all_reduce", "dp"),
-    ]
-    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "backward")], calls)) == [
-        ("backward", 1.0, 0.6),
-        ("all_reduce", 1.6, 0.4),
-    ]
+@pytest.mark.parametrize(("step", "phases", "calls", "pieces"), LAID_OUT.values(), ids=LAID_OUT.keys())
+def test_pieces(step: Any, phases: list[Any], calls: list[Any], pieces: list[Any]) -> None:
+    """Begin and end of a step, its phases and its collectives give these pieces, in any order of phases."""
+    for each in (phases, phases[::-1]):
+        assert told(lay_out(*step, each, calls)) == pieces
 
 
 def test_nested_piece() -> None:
     """A phase inside another is taken out of it. Both are pieces, and together as long as the outer one."""
-    phases = [(1.0, 2.0, "forward"), (1.2, 1.5, "data_wait")]
-    pieces = lay_out(1.0, 2.0, phases, [])
-    assert {each.operation: pytest.approx(each.seconds) for each in pieces} == {
-        "forward": 0.7,
-        "data_wait": 0.3,
-    }
-
-
-def test_nested_phases_in_record_order() -> None:
-    """A phase is recorded when it ends. Where two end or begin together, the inner one lies in the outer."""
-    both_end = [(1.4, 2.0, "data_wait"), (1.0, 2.0, "forward")]
-    for phases in (both_end, both_end[::-1]):
-        assert told(lay_out(1.0, 2.0, phases, [])) == [("forward", 1.0, 0.4), ("data_wait", 1.4, 0.6)]
-    both_begin = [(1.0, 1.3, "data_wait"), (1.0, 2.0, "forward")]
-    for phases in (both_begin, both_begin[::-1]):
-        assert told(lay_out(1.0, 2.0, phases, [])) == [("forward", 1.0, 0.7), ("data_wait", 1.7, 0.3)]
-
-
-def test_collective_in_a_nested_phase() -> None:
-    """It belongs to the innermost phase that holds its beginning: to the outer one once that has ended."""
-    phases = [(1.2, 1.6, "inner"), (1.0, 2.0, "outer")]
-    inside = lay_out(1.0, 2.0, phases, [(1.3, 1.4, True, "all_gather", "tp")])
-    assert told(inside) == [("outer", 1.0, 0.6), ("inner", 1.6, 0.3), ("all_gather", 1.9, 0.1)]
-    behind = lay_out(1.0, 2.0, phases, [(1.7, 1.8, True, "all_gather", "tp")])
-    assert told(behind) == [("outer", 1.0, 0.5), ("inner", 1.5, 0.4), ("all_gather", 1.9, 0.1)]
+    pieces = lay_out(1.0, 2.0, [FORWARD, (1.2, 1.5, "data_wait")], [])
+    assert {each.operation: round(each.seconds, 6) for each in pieces} == {"forward": 0.7, "data_wait": 0.3}
 
 
 def test_collective_outside_of_phases() -> None:
@@ -225,16 +222,17 @@ def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
     return [(each.operation, round(1e3 * each.seconds)) for each in rows_on_device(rank, step)]
 
 
-def steps_before(rank: LoneRank) -> None:
-    """The first step of a process has no rows."""
+@pytest.fixture
+def rank(tmp_path: Path) -> LoneRank:
+    """A rank after the first step of its process, which has no rows."""
+    rank = LoneRank(tmp_path)
     rank.idle_step()
     rank.device_finishes()
+    return rank
 
 
-def test_waits_that_take_turns(tmp_path: Path) -> None:
+def test_waits_that_take_turns(rank: LoneRank) -> None:
     """On a GPU the waits of a phase in one group are one row: only their sum ends for all ranks at once."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step(), rank.run.phase("backward"):
         for operation in ("all_gather", "reduce_scatter", "all_gather"):
             rank.peer_comes(0.020)
@@ -244,11 +242,9 @@ def test_waits_that_take_turns(tmp_path: Path) -> None:
     assert device_rows(rank, 1) == [("backward", 30), ("all_gather", 60)]
 
 
-def test_unknown_messages_of_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_messages_of_a_pipeline(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that does not show its messages, as in older boxes, has the name of the pass that follows."""
     monkeypatch.setattr(layout, "message", lambda peer, received: 0)
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         for number, phase in enumerate(("forward", "forward", "backward")):
             peer = rank.network.meet((1, 0, number), 2, 0.0)
@@ -266,10 +262,8 @@ def test_unknown_messages_of_a_pipeline(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
-def test_messages_of_a_batch(tmp_path: Path) -> None:
+def test_messages_of_a_batch(rank: LoneRank) -> None:
     """A wait shows each message of its batch, and how long before the wait the batch was enqueued."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         for transfer, source, target in (("early", 0, 1), ("sent", 0, 1), ("received", 1, 0)):
             rank.network.meet((source, target, transfer), 2, 0.0).arrive(rank.host.now + 0.050, ())
@@ -287,10 +281,8 @@ def test_messages_of_a_batch(tmp_path: Path) -> None:
     assert [each.seconds for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
 
 
-def test_batch_without_a_wait(tmp_path: Path) -> None:
+def test_batch_without_a_wait(rank: LoneRank) -> None:
     """It keeps its place before the batch that the rank waits for, however long the host has been up."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         rank.network.meet((0, 1, "sent"), 2, 0.0).arrive(rank.host.now, ())
         rank.network.meet((1, 0, "received"), 2, 0.0).arrive(rank.host.now + 0.0123, ())
@@ -310,11 +302,9 @@ def test_batch_without_a_wait(tmp_path: Path) -> None:
         assert [round(each.seconds, 2) for each in waits] == [0.0, 0.01]
 
 
-def test_batches_of_the_same_messages(tmp_path: Path) -> None:
+def test_batches_of_the_same_messages(rank: LoneRank) -> None:
     """Two batches that were enqueued together have a row each: else the sends of later ones would belong to
     other receives."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         for transfer, seconds in (("first", 0.010), ("second", 0.030)):
             rank.network.meet((0, 1, transfer), 2, 0.0).arrive(rank.host.now + seconds, ())
@@ -325,10 +315,8 @@ def test_batches_of_the_same_messages(tmp_path: Path) -> None:
     assert [each.seconds for each in waits] == pytest.approx([0.010, 0.020], abs=1e-4)
 
 
-def test_large_batch(tmp_path: Path) -> None:
+def test_large_batch(rank: LoneRank) -> None:
     """A batch of more messages than a record holds shows none of them."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         for transfer in range(layout.DEVICE_MESSAGES + 1):
             rank.network.meet((0, 1, transfer), 2, 0.0).arrive(rank.host.now, ())
@@ -339,10 +327,8 @@ def test_large_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", [layout.MESSAGE_RECEIVED, 0xFFFF])
 @pytest.mark.parametrize("group", [0, 1])
-def test_message_of_nobody(tmp_path: Path, word: int, group: int) -> None:
+def test_message_of_nobody(rank: LoneRank, word: int, group: int) -> None:
     """A wait whose peer is no member of its group shows no message. A box is untrusted."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step():
         rank.compute(0.010)
     number = rank.groups.of(PAIR).number if group else 0
@@ -351,10 +337,8 @@ def test_message_of_nobody(tmp_path: Path, word: int, group: int) -> None:
     assert [each.messages for each in rows_on_device(rank, 1) if each.kind == "communication"] == [()]
 
 
-def test_unknown_waits(tmp_path: Path) -> None:
+def test_unknown_waits(rank: LoneRank) -> None:
     """A step whose own time and waits could not be told apart has no rows."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     timeline = rank.timeline
     with rank.run.step(), rank.run.phase("forward"):
         rank.compute(0.010)
@@ -362,10 +346,8 @@ def test_unknown_waits(tmp_path: Path) -> None:
     assert device_rows(rank, 1) == []
 
 
-def test_lost_wait(tmp_path: Path) -> None:
+def test_lost_wait(rank: LoneRank) -> None:
     """A step of which a wait is lost has no rows: the wait would pass for the rank's own work."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     with rank.run.step(), rank.run.phase("backward"):
         rank.peer_comes(0.020)
         rank.collective("all_reduce", PAIR, 0.0)
@@ -375,10 +357,8 @@ def test_lost_wait(tmp_path: Path) -> None:
     assert all_rows(replace(box, records=left), {}) == []
 
 
-def test_epochs_on_a_gpu(tmp_path: Path) -> None:
+def test_epochs_on_a_gpu(rank: LoneRank) -> None:
     """Steps of one number, of two epochs, do not share their rows."""
-    rank = LoneRank(tmp_path)
-    steps_before(rank)
     for seconds in (0.010, 0.020):
         for number in range(2):
             with rank.run.step(number), rank.run.phase("forward"):
