@@ -140,8 +140,7 @@ def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
     assert verdict.ranks == ranks
     if ranks:
         assert verdict.state is State.HANG
-        reasons = verdict.evidence["reasons"]
-        assert isinstance(reasons, dict)
+        reasons: Any = verdict.evidence["reasons"]
         assert reasons["1"].startswith("is stuck in all_reduce number 2 of ")
 
 

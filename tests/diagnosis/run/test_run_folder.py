@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,8 +163,7 @@ def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
     assert verdict.sources["boxes_skipped"] == {"truncated": 1, "symlink": 1}
     assert verdict.hang.missing_ranks == (0,)
     assert verdict.sources["boxes_missing_on_seen_hosts"] == [0]
-    silent = verdict.hang.evidence["flight_recorders_silent"]
-    assert isinstance(silent, dict)
+    silent: Any = verdict.hang.evidence["flight_recorders_silent"]
     assert set(silent) == {"1", "3"}
 
 

@@ -11,7 +11,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_waiting
 from rankwatch_diagnosis.run.gpus import AT_THE_STALL, GpuFigures, GpuState, with_gpus
-from support.diagnosis.run_boxes import RankBox, boxes_seen, make_bundle
+from support.diagnosis.run_boxes import at_one_collective, boxes_seen, make_bundle
 
 SPINS = GpuFigures(up=1.0, utilization=1.0, multiprocessors=0.04, power_share=0.2)
 IDLE = GpuFigures(up=1.0, utilization=0.0, multiprocessors=0.0, power_share=0.1)
@@ -22,20 +22,10 @@ GPUS = ("GPU-a", "GPU-b", "GPU-c")
 NOBODY = HangVerdict(state=State.HANG)
 
 
-def waiting(directory: Path, gpus: Sequence[str] = GPUS) -> list[RankBox]:
-    """Three ranks that have waited in the same collective for 70 s: by the boxes nobody holds it up."""
-    ranks = [RankBox(directory, number) for number in range(3)]
-    for each, gpu in zip(ranks, gpus, strict=True):
-        each.writer.set_gpu(gpu)
-        each.completes(5, 70.02, 70.01)
-        each.enqueues(6, open_since=70.0)
-    return ranks
-
-
 @pytest.fixture
 def boxes(tmp_path: Path) -> Iterator[Boxes]:
-    ranks = waiting(tmp_path)
-    yield boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0))
+    ranks = at_one_collective(tmp_path, GPUS)
+    yield boxes_seen(tmp_path)
     for each in ranks:
         each.writer.unlock()
 
@@ -115,7 +105,7 @@ def page(*figures: tuple[float, float], more: str = "") -> str:
 
 
 def bundle(directory: Path, text: str, *, gpus: Sequence[str] = GPUS) -> Path:
-    for each in waiting(directory / "blackboxes", gpus):
+    for each in at_one_collective(directory / "blackboxes", gpus):
         each.writer.unlock()
     make_bundle(directory, len(gpus), AT_THE_STALL, text)
     return directory

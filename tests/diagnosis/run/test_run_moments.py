@@ -26,9 +26,8 @@ def judged(boxes: Boxes, *, stall: float = 5.0) -> HangVerdict:
 def test_late_rank_is_named(tmp_path: Path) -> None:
     """A rank that does not come for longer than the limit is named. And for less than that nobody."""
     stalled_for(tmp_path, 8.0)
-    seen = dict.fromkeys(range(3), 0.0)
-    assert judged(boxes_seen(tmp_path, seen)).ranks == (1,)
-    assert judged(boxes_seen(tmp_path, seen), stall=10.0).state not in STANDS
+    assert judged(boxes_seen(tmp_path)).ranks == (1,)
+    assert judged(boxes_seen(tmp_path), stall=10.0).state not in STANDS
 
 
 @pytest.mark.parametrize("late", [(0, 2), (1,)])
@@ -50,7 +49,7 @@ def test_collective_ends_while_read(tmp_path: Path) -> None:
     """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].completes(6, 8.0, 0.0)
-    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    found = judged(boxes_seen(tmp_path))
     assert not [each for each in found.groups if "recv" in each.operation]
     assert 2 not in found.ranks
 
@@ -62,7 +61,7 @@ def test_receive_ends_while_read(tmp_path: Path) -> None:
     """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].receives(8.0, 0.0)
-    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    found = judged(boxes_seen(tmp_path))
     assert not [each for each in found.groups if "recv" in each.operation]
 
 
@@ -73,7 +72,7 @@ def test_last_arrival(tmp_path: Path) -> None:
     """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].enqueues(6)
-    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    found = judged(boxes_seen(tmp_path))
     assert not {0, 2} & set(found.ranks)
 
 
@@ -85,7 +84,7 @@ def test_just_served(tmp_path: Path) -> None:
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].completes(6, 0.01, 0.0)
     boxes[1].enqueues(6)
-    found = judged(boxes_seen(tmp_path, {0: 0.0, 1: 0.0, 2: 0.0}))
+    found = judged(boxes_seen(tmp_path))
     assert (found.state in STANDS, found.ranks) == (False, ())
 
 

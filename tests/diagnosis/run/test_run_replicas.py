@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import rankwatch
 from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.report import as_json, colour_of, lines
 from rankwatch_diagnosis.run.summary import summary_lines
 from support.automatic.programs import run_program
+from support.diagnosis.run_boxes import recorded_run
 
 EVERY = 10
 
@@ -33,10 +33,7 @@ def train(directory: Path, ranks: int, change: Change | None = None, changed: in
     for number in range(ranks):
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20)))
-        run = rankwatch.start(
-            run="job", rank=number, world_size=ranks, directory=directory,
-            flight_recorder=False, collectives=False,
-        )  # fmt: skip
+        run = recorded_run(directory, rank=number, world=ranks)
         for step in range(46):
             with run.step(step):
                 run.fingerprint(model)
@@ -101,10 +98,7 @@ def test_gradient_norms(norms: tuple[float, ...], odd: tuple[int, ...], tmp_path
     for number, norm in enumerate(norms):
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 4)
-        run = rankwatch.start(
-            run="job", rank=number, world_size=4, directory=tmp_path,
-            flight_recorder=False, collectives=False,
-        )  # fmt: skip
+        run = recorded_run(tmp_path, rank=number, world=4)
         for step in range(16):
             with run.step(step):
                 run.fingerprint(model)
@@ -172,10 +166,7 @@ def test_step_taken_again(tmp_path: Path) -> None:
     for number in range(3):
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 4)
-        run = rankwatch.start(
-            run="job", rank=number, world_size=3, directory=tmp_path,
-            flight_recorder=False, collectives=False,
-        )  # fmt: skip
+        run = recorded_run(tmp_path, rank=number, world=3)
         for step in (0, 10, 20, *((10,) if number == 1 else ())):
             with run.step(step), torch.no_grad():
                 model.weight += 1
@@ -194,7 +185,7 @@ def test_step_taken_again(tmp_path: Path) -> None:
 )
 def test_nothing_to_compare(why: Unseen | None, words: str, tmp_path: Path) -> None:
     """One line says why; the capability is not said a second time. JSON has the reason, too."""
-    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
+    run = recorded_run(tmp_path)
     with run, run.step():
         if why is not None:
             run.cannot_see(Capability.REPLICAS, why)

@@ -6,16 +6,17 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import rankwatch
 from rankwatch_agent.training.verifications import (
     VerificationRecord,
     VerificationRecords,
 )
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import lines
+from support.diagnosis.run_boxes import recorded_run
 from support.training.ranks import rank
 
 
@@ -31,14 +32,7 @@ def attempt(
     """Two ranks that save at step `saved`, and rank 1 one step later, too."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     for number in range(2):
-        run = rankwatch.start(
-            run="job",
-            rank=number,
-            world_size=2,
-            directory=directory,
-            flight_recorder=False,
-            collectives=False,
-        )
+        run = recorded_run(directory, rank=number, world=2)
         if resumed is not None:
             run.resumed(resumed)
         for step in range(0 if resumed is None else resumed + 1, to + 1):
@@ -51,8 +45,7 @@ def attempt(
 
 
 def good_step(found: Mapping[str, object]) -> object:
-    good = found["last_good"]
-    assert isinstance(good, dict)
+    good: Any = found["last_good"]
     return good["step"]
 
 
@@ -74,7 +67,7 @@ def test_last_good_of_an_earlier_attempt(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_last_good_where_the_run_verifies(tmp_path: Path) -> None:
     """What is saved and not verified yet does not count."""
-    run = rankwatch.start(run="job", rank=0, world_size=1, directory=tmp_path)
+    run = recorded_run(tmp_path)
     for operation, step in (("save", 3), ("verify", 3), ("save", 6), ("upload", 6)):
         with run.checkpoint(operation, step=step):
             pass

@@ -18,13 +18,12 @@ from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
 from rankwatch_diagnosis.run.summary import MOST_LINES, summary_lines
 from rankwatch_diagnosis.straggler.verdict import Verdict
+from support.diagnosis.run_boxes import recorded_run
 
 
 def record(directory: Path, *, rank: int = 0, world: int = 1, pause: float = 0.0, save: bool = False) -> None:
     """A rank with 30 steps, each of which takes a millisecond in `forward`; `pause` is the length of one."""
-    run = rankwatch.start(
-        run="job", rank=rank, world_size=world, directory=directory, flight_recorder=False, collectives=False
-    )
+    run = recorded_run(directory, rank=rank, world=world)
     for step in range(30):
         with run.step(), run.phase("forward"):
             time.sleep(pause if step == 20 else 0.001)
@@ -38,10 +37,7 @@ def record(directory: Path, *, rank: int = 0, world: int = 1, pause: float = 0.0
 def test_save_in_the_background(tmp_path: Path) -> None:
     """Saves are counted on the rank that saves most; time beside training is told apart."""
     record(tmp_path, rank=1, world=2)
-    run = rankwatch.start(
-        run="job", rank=0, world_size=2, directory=tmp_path, flight_recorder=False, collectives=False
-    )
-    assert isinstance(run, rankwatch.Run)
+    run = recorded_run(tmp_path, world=2)
     began = time.monotonic()
     for step in range(3):
         run.checkpoint_log.operation("save", began, began + 4.0, step=step, blocked_seconds=1.0)
@@ -100,7 +96,7 @@ def test_stall(tmp_path: Path) -> None:
 
 def test_interrupted_while_it_hangs(tmp_path: Path) -> None:
     """The pause before Ctrl-C is in no completed step, and is shown all the same."""
-    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False, collectives=False)
+    run = recorded_run(tmp_path)
     with pytest.raises(KeyboardInterrupt), run:
         for step in range(6):
             with run.step(), run.phase("forward"):
@@ -133,7 +129,7 @@ def test_nothing(tmp_path: Path) -> None:
 
 def test_what_is_not_visible(tmp_path: Path) -> None:
     """Card and verdict say what zero-code recording does not see, and why; nothing where all is explicit."""
-    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
+    run = recorded_run(tmp_path)
     with run, run.step():
         assert "not" not in parts(tmp_path)
         run.sees(Capability.STEPS)
@@ -187,7 +183,7 @@ def test_lack_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tracker(tmp_path: Path) -> None:
     """Card and verdict say where an experiment tracker shows the run, if there is a sensible note of it."""
-    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
+    run = recorded_run(tmp_path)
     with run, run.step():
         pass
     assert "tracker" not in parts(tmp_path)

@@ -211,7 +211,7 @@ def test_first_checkpoint(tmp_path: Path) -> None:
     Nothing tells it from a hang: the limit is that of the alert, and an age that is given counts.
     """
     learnt(tmp_path)
-    boxes = boxes_seen(tmp_path, {0: 0.0, 1: 0.0})
+    boxes = boxes_seen(tmp_path)
     assert stall_seconds(boxes) == MOST_STALL_SECONDS
     assert judged(boxes, stall=stall_seconds(boxes)).state not in STANDS
     assert judged(boxes, stall=30.0).ranks == (0,)
@@ -227,14 +227,14 @@ def test_long_steps(tmp_path: Path) -> None:
         box = RankBox(directory, 0, world=1)
         for step in range(12):
             box.steps(step, 500.0 - seconds * step, 500.0 - seconds * (step + 1))
-        assert stall_seconds(boxes_seen(directory, {0: 0.0})) == pytest.approx(limit)
+        assert stall_seconds(boxes_seen(directory)) == pytest.approx(limit)
 
 
 def test_long_start(tmp_path: Path) -> None:
     """A run that takes long to start is not stalled. Nothing is learnt, and nobody waits for anybody."""
     for number in range(2):
         RankBox(tmp_path, number, world=2)
-    boxes = boxes_seen(tmp_path, {0: 0.0, 1: 0.0})
+    boxes = boxes_seen(tmp_path)
     assert judged(boxes, stall=stall_seconds(boxes)).state not in STANDS
 
 
@@ -244,7 +244,7 @@ def test_lone_rank(tmp_path: Path) -> None:
     for number in range(5):
         box.steps(number, 1000.0 - number, 999.5 - number)
     box.in_phase("forward", 990.0)
-    boxes = boxes_seen(tmp_path, {0: 0.0})
+    boxes = boxes_seen(tmp_path)
     found = judge_waiting(boxes, Recorders(), stall=30.0, complete=False, given=True)
     assert (found.state, found.ranks, found.evidence["phases"]) == (State.HANG, (0,), {"forward": [0]})
     assert "notes" not in found.evidence

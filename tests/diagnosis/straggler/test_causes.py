@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.pricing import found_cause, price
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
-from support.diagnosis.operations import SmallJob
+from support.diagnosis.operations import SmallJob, last_end
 
 
 def test_cost_of_each() -> None:
@@ -22,9 +21,9 @@ def test_cost_of_each() -> None:
     assert (later.ranks, later.first_step, later.last_step) == ((2,), 20, 39)
     assert (earlier.ranks, earlier.first_step, earlier.last_step) == ((5,), 4, 17)
     assert (later.share_of_steps, earlier.share_of_steps) == (0.5, 14 / 40)
-    both = _seconds(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
-    without_later = _seconds(_job().slow_rank(5, 1.3, first=4, end=18).table())
-    without_earlier = _seconds(_job().slow_rank(2, 1.6, first=20).table())
+    both = last_end(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
+    without_later = last_end(_job().slow_rank(5, 1.3, first=4, end=18).table())
+    without_earlier = last_end(_job().slow_rank(2, 1.6, first=20).table())
     _check_cost(later, both, without_later)
     _check_cost(earlier, both, without_earlier)
 
@@ -45,7 +44,7 @@ def test_ranks_that_throttle_together() -> None:
     (cause,) = diagnose(job.table()).causes
     assert (cause.ranks, cause.first_step) == ((4, 5, 6), 10)
     assert [each["rank"] for each in _listed(cause)] == [4, 5, 6]
-    _check_cost(cause, _seconds(job.table()), _seconds(_job().table()))
+    _check_cost(cause, last_end(job.table()), last_end(_job().table()))
 
 
 def test_head_repeats_the_first() -> None:
@@ -136,8 +135,8 @@ def _job() -> SmallJob:
 
 
 def _expected(slow: float, behind: float) -> float:
-    both = _seconds(_job().slow_rank(2, slow).slow_rank(5, behind).table())
-    return both / _seconds(_job().slow_rank(5, behind).table())
+    both = last_end(_job().slow_rank(2, slow).slow_rank(5, behind).table())
+    return both / last_end(_job().slow_rank(5, behind).table())
 
 
 def _check_cost(cause: FoundCause, seconds: float, without: float) -> None:
@@ -151,7 +150,3 @@ def _listed(cause: FoundCause | Verdict, name: str = "slow_ranks") -> list[dict[
     listed = cause.evidence[name]
     assert isinstance(listed, list)
     return listed
-
-
-def _seconds(table: OperationTable) -> float:
-    return float((table.start_seconds + table.duration_seconds).max())

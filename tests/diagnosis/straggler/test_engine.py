@@ -17,7 +17,7 @@ from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.visits import measure_visits
-from support.diagnosis.operations import SmallJob
+from support.diagnosis.operations import SmallJob, last_end
 
 SHAPES = [(8, 1), (4, 4), (8, 2), (16, 1)]
 
@@ -128,13 +128,13 @@ def test_verdict(job: SmallJob, expected: dict[str, object]) -> None:
 def test_part_of_the_steps(steps: np.ndarray) -> None:
     """A rank that is slow in less than half of its window is named. It costs what these steps cost."""
     job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
-    healthy = _last_end(job.table())
+    healthy = last_end(job.table())
     job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
     job.compute[steps, 1, 2] *= 1.5
     table = job.table()
     verdict = diagnose(table)
     assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
-    excess = _last_end(table) / healthy - 1.0
+    excess = last_end(table) / healthy - 1.0
     assert verdict.slowdown - 1.0 == pytest.approx(excess, rel=0.05)
     cause = verdict.causes[0]
     assert cause.share_of_steps == pytest.approx(len(steps) / 30)
@@ -195,10 +195,10 @@ def test_blip_beside_a_slow_rank() -> None:
 def test_slowdown() -> None:
     """It is within 3 % of the same random numbers without the fault; lost time counts every rank."""
     slow, healthy = SmallJob(dp=8, noise=0.02).slow_rank(3, 1.5).table(), SmallJob(dp=8, noise=0.02).table()
-    truth = _last_end(slow) / _last_end(healthy)
+    truth = last_end(slow) / last_end(healthy)
     verdict = diagnose(slow)
     assert verdict.slowdown == pytest.approx(truth, rel=0.03)
-    assert verdict.lost_rank_seconds == pytest.approx(8 * (_last_end(slow) - _last_end(healthy)), rel=0.1)
+    assert verdict.lost_rank_seconds == pytest.approx(8 * (last_end(slow) - last_end(healthy)), rel=0.1)
 
 
 @pytest.mark.parametrize("messages", [True, False])
@@ -206,7 +206,7 @@ def test_slowdown_in_a_pipeline(messages: bool) -> None:
     """With rows of sends and receives, and by the order of stages without them."""
     slow = SmallJob(dp=4, pp=4, noise=0.01, with_messages=messages).slow_rank(6, 1.5).table()
     healthy = SmallJob(dp=4, pp=4, noise=0.01, with_messages=messages).table()
-    assert diagnose(slow).slowdown == pytest.approx(_last_end(slow) / _last_end(healthy), rel=0.03)
+    assert diagnose(slow).slowdown == pytest.approx(last_end(slow) / last_end(healthy), rel=0.03)
 
 
 @pytest.mark.parametrize(("dp", "pp"), SHAPES)
@@ -234,11 +234,11 @@ def test_confounded_rank() -> None:
 def test_slow_one_of_a_pair(rank: int, factor: float) -> None:
     """The pairs of other stages differ by nothing, and no accelerator is too fast by that much."""
     job = SmallJob(dp=2, pp=4)
-    healthy = _last_end(job.table())
+    healthy = last_end(job.table())
     table = SmallJob(dp=2, pp=4).slow_rank(rank, factor).table()
     verdict = diagnose(table)
     assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_RANK, (rank,), ())
-    assert verdict.slowdown == pytest.approx(_last_end(table) / healthy, rel=0.02)
+    assert verdict.slowdown == pytest.approx(last_end(table) / healthy, rel=0.02)
 
 
 def test_two_slow_ranks_of_a_pair() -> None:
@@ -388,7 +388,3 @@ def test_too_small_table() -> None:
     table = SmallJob().slow_rank(5, 2.0).table()
     assert diagnose(table.take(table.rank == 5)).cause is Cause.INCONCLUSIVE
     assert diagnose(table.take(table.rank < 0)).cause is Cause.INCONCLUSIVE
-
-
-def _last_end(table: object) -> float:
-    return float((table.start_seconds + table.duration_seconds).max())  # type: ignore[attr-defined]

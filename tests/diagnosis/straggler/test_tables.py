@@ -11,7 +11,14 @@ from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.diagnosis.operations import SmallJob, on_wall_clocks, transfers_only, with_gaps, without
+from support.diagnosis.operations import (
+    SmallJob,
+    last_end,
+    on_wall_clocks,
+    transfers_only,
+    with_gaps,
+    without,
+)
 
 
 def test_first_step_compiles() -> None:
@@ -126,11 +133,7 @@ def _compiling(job: SmallJob) -> SmallJob:
 
 def _truth(slow: OperationTable, healthy: SmallJob) -> float:
     """How much longer the job takes than the same random numbers without the fault."""
-    return _last_end(slow) / _last_end(healthy.table())
-
-
-def _last_end(table: OperationTable) -> float:
-    return float((table.start_seconds + table.duration_seconds).max())
+    return last_end(slow) / last_end(healthy.table())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -131,6 +131,11 @@ class SmallJob:
         free[replica, stage] += seconds
 
 
+def last_end(table: OperationTable) -> float:
+    """Seconds at which the last row ends."""
+    return float((table.start_seconds + table.duration_seconds).max())
+
+
 def as_table(rows: Sequence[tuple[Any, ...]]) -> OperationTable:
     """Rows of (step, rank, operation, kind, start, duration, stage, replica, microbatch, group, work)."""
     columns = list(zip(*rows, strict=True))

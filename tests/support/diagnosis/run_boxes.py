@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import rankwatch
+from rankwatch import Run
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
@@ -91,6 +93,25 @@ class RankBox:
         self.writer.append(RecordKind.LIFECYCLE, number, at, at, layout.LIFECYCLE, 0, detail)
 
 
+def recorded_run(directory: Path, *, rank: int = 0, world: int = 1) -> Run:
+    """Run `job` of this process as that rank, without hooks. Tests end it."""
+    run = rankwatch.start(
+        run="job", rank=rank, world_size=world, directory=directory, flight_recorder=False, collectives=False
+    )
+    assert isinstance(run, Run)
+    return run
+
+
+def at_one_collective(directory: Path, gpus: Sequence[str] = ("", "", "")) -> list[RankBox]:
+    """Three ranks that have waited in the same collective for 70 s: by the boxes nobody holds it up."""
+    boxes = [RankBox(directory, rank) for rank in range(3)]
+    for each, gpu in zip(boxes, gpus, strict=True):
+        each.writer.set_gpu(gpu)
+        each.completes(5, 70.02, 70.01)
+        each.enqueues(6, open_since=70.0)
+    return boxes
+
+
 def make_bundle(directory: Path, ranks: int, page: str, text: str) -> None:
     """Make an evidence bundle of a folder with boxes: all ranks lived, and this is a page of metrics."""
     lived = [{"rank": rank, "state": "running"} for rank in range(ranks)]
@@ -99,10 +120,10 @@ def make_bundle(directory: Path, ranks: int, page: str, text: str) -> None:
     (directory / "metrics" / page).write_text(text)
 
 
-def boxes_seen(directory: Path, ago: Mapping[int, float]) -> Boxes:
-    """The boxes as if their ranks lived, each as of when it was read, so many seconds before now."""
+def boxes_seen(directory: Path, ago: Mapping[int, float] | None = None) -> Boxes:
+    """The boxes as if their ranks lived, each as of when it was read: now, or so many seconds before."""
     found = read_boxes(find_run(directory).boxes, copied=None)
-    now = time.time()
+    now, ago = time.time(), ago or dict.fromkeys(found.by_rank, 0.0)
     by_rank = {
         rank: replace(box, alive=True, state=RankState.RUNNING, seen_wall=now - ago[rank])
         for rank, box in found.by_rank.items()
