@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     if given.one is not None:
         print(json.dumps(_measure(given.one)))
         return 0
-    samples = [_sample(ranks) for ranks in RANKS]
+    samples = [_made(partial(write_job, ranks=ranks, steps=STEPS)) for ranks in RANKS]
     recorded = [_diagnosed(path) for path in RECORDED_JOBS if path.is_file()]
-    wide = [_wide_sample(path) for path in RECORDED_JOBS[:1] if path.is_file()]
+    wide = [_made(partial(write_wide_job, recorded=path)) for path in RECORDED_JOBS[:1] if path.is_file()]
     print(as_markdown(_result(samples, recorded, wide)))
     return 0
 
@@ -109,17 +110,11 @@ def write_wide_job(path: Path, recorded: Path) -> None:
     pyarrow.parquet.write_table(pa.concat_tables(copies), path)
 
 
-def _sample(ranks: int) -> dict[str, float]:
+def _made(write: Callable[[Path], object]) -> dict[str, float]:
+    """The diagnosis of a table that this writes."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "job.parquet"
-        write_job(path, ranks, STEPS)
-        return _diagnosed(path)
-
-
-def _wide_sample(recorded: Path) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "job.parquet"
-        write_wide_job(path, recorded)
+        write(path)
         return _diagnosed(path)
 
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.training.recorder import recorder_pickle
@@ -22,11 +22,6 @@ _TIMES_FASTER = 10.0
 _START_NS = 1_758_610_505_000_000_000
 _OURS = (sys.executable, "-m", "rankwatch_cli", "diagnose", "hang", "--json")
 _THEIRS = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
-
-
-def measure(*, quick: bool) -> Result:
-    """The comparison at a size that fits the time: 64 ranks in the short form, else 1,024."""
-    return compare(64 if quick else 1024, 500 if quick else 2000)
 
 
 def compare(ranks: int, entries: int) -> Result:
@@ -112,13 +107,15 @@ def _entry(index: int, local: int, group: tuple[str, str], number: int, complete
     }
 
 
-def _lines(arguments: Sequence[str]) -> Iterator[str]:
+def main(arguments: Sequence[str]) -> int:
+    """Print the table. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hang_scale", description=__doc__)
     parser.add_argument("--ranks", type=int, default=64, help="a multiple of 8, at least 16 (default 64)")
     parser.add_argument("--entries", type=int, default=500, help="of each rank (default 500)")
     given = parser.parse_args(arguments)
-    yield as_markdown(compare(given.ranks, given.entries))
+    print(as_markdown(compare(given.ranks, given.entries)))
+    return 0
 
 
 if __name__ == "__main__":
-    print("\n".join(_lines(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

@@ -158,12 +158,8 @@ def total(scores: Iterable[Score]) -> Score:
     """All kinds together."""
     all_kinds = Score()
     for each in scores:
-        all_kinds.healthy_steps += each.healthy_steps
-        all_kinds.healthy += each.healthy
-        all_kinds.disturbed += each.disturbed
-        all_kinds.false += each.false
-        all_kinds.diverging += each.diverging
-        all_kinds.delays += each.delays
+        for name, value in vars(each).items():
+            setattr(all_kinds, name, getattr(all_kinds, name) + value)
     return all_kinds
 
 

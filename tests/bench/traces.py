@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,13 +121,15 @@ def _cpu_seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _lines(arguments: Sequence[str]) -> Iterator[str]:
+def main(arguments: Sequence[str]) -> int:
+    """Print the table. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.traces", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100, help="of each rank (default 100)")
     parser.add_argument("--packed", action="store_true", help="under gzip")
     given = parser.parse_args(arguments)
-    yield as_markdown(diagnose(given.megabytes, packed=given.packed))
+    print(as_markdown(diagnose(given.megabytes, packed=given.packed)))
+    return 0
 
 
 if __name__ == "__main__":
-    print("\n".join(_lines(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

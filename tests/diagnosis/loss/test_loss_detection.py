@@ -19,17 +19,27 @@ def verdict(rows: Iterable[StepValues]) -> LossVerdict:
     return detect(rows, ReadCounts())
 
 
-def anomalies(losses: Iterable[float], begin: int = 0) -> tuple[Anomaly, ...]:
-    return verdict(StepValues(step, loss) for step, loss in enumerate(losses, begin)).anomalies
+def rows(losses: Iterable[float], begin: int = 0) -> Iterable[StepValues]:
+    return (StepValues(step, loss) for step, loss in enumerate(losses, begin))
+
+
+def anomalies(losses: Iterable[float]) -> tuple[Anomaly, ...]:
+    return verdict(rows(losses)).anomalies
+
+
+def divergence(*losses: float) -> Anomaly:
+    """The only one of these losses."""
+    (found,) = (each for each in anomalies(losses) if each.kind is Kind.DIVERGENCE)
+    return found
+
+
+def told(anomaly: Anomaly) -> tuple[int, Kind, Severity]:
+    return anomaly.step, anomaly.kind, anomaly.severity
 
 
 def of_curve(curve: Curve) -> tuple[Anomaly, ...]:
-    rows = (StepValues(*pair) for pair in zip(curve.steps, curve.losses, strict=True))
-    return detect(rows, ReadCounts(), new_levels=curve.new_levels).anomalies
-
-
-def rows(losses: Iterable[float], begin: int = 0) -> Iterable[StepValues]:
-    return (StepValues(step, loss) for step, loss in enumerate(losses, begin))
+    taken = map(StepValues, curve.steps, curve.losses)
+    return detect(taken, ReadCounts(), new_levels=curve.new_levels).anomalies
 
 
 def steady(count: int) -> list[float]:
@@ -82,12 +92,7 @@ def test_single_spike() -> None:
     losses = steady(200)
     losses[150] = 6.0
     (anomaly,) = anomalies(losses)
-    assert (anomaly.step, anomaly.kind, anomaly.value, anomaly.severity) == (
-        150,
-        Kind.SPIKE,
-        6.0,
-        Severity.INFO,
-    )
+    assert (told(anomaly), anomaly.value) == ((150, Kind.SPIKE, Severity.INFO), 6.0)
     assert anomaly.expected == pytest.approx(2.0, abs=0.1)
     assert anomaly.recovered
 
@@ -109,8 +114,8 @@ def test_divergence_severity() -> None:
     What recovers needs nobody at once.
     """
     high = [3.0] * 100
-    (back,) = (each for each in anomalies(steady(200) + high + steady(300)) if each.kind is Kind.DIVERGENCE)
-    (stays,) = (each for each in anomalies(steady(200) + high) if each.kind is Kind.DIVERGENCE)
+    back = divergence(*steady(200), *high, *steady(300))
+    stays = divergence(*steady(200), *high)
     assert (back.step, back.severity, back.recovered) == (200, Severity.WARNING, True)
     assert (stays.step, stays.severity, stays.recovered) == (200, Severity.CRITICAL, False)
     assert back.confirmed_step == stays.confirmed_step is not None
@@ -122,11 +127,7 @@ def test_rise_at_the_end_of_the_file() -> None:
     Ten steps are too few to tell a spike from the start of a divergence.
     """
     (anomaly,) = anomalies(steady(200) + [4.0] * 10)
-    assert (anomaly.kind, anomaly.severity, anomaly.confirmed_step) == (
-        Kind.DIVERGENCE,
-        Severity.WARNING,
-        None,
-    )
+    assert (told(anomaly)[1:], anomaly.confirmed_step) == ((Kind.DIVERGENCE, Severity.WARNING), None)
 
 
 def test_nan_severity() -> None:
@@ -138,7 +139,7 @@ def test_nan_severity() -> None:
     losses[50] = math.nan
     (passes,) = anomalies(losses)
     (stays,) = anomalies(steady(100) + [math.inf] * 100)
-    assert (passes.step, passes.kind, passes.severity) == (50, Kind.NON_FINITE, Severity.WARNING)
+    assert told(passes) == (50, Kind.NON_FINITE, Severity.WARNING)
     assert (stays.step, stays.values, stays.severity) == (100, 100, Severity.CRITICAL)
 
 
@@ -166,7 +167,7 @@ def test_update_norm_precedes_divergence() -> None:
     ]
     found = verdict(rows)
     jump, divergence = found.anomalies
-    assert (jump.step, jump.kind, jump.severity) == (290, Kind.UPDATE_NORM_JUMP, Severity.WARNING)
+    assert told(jump) == (290, Kind.UPDATE_NORM_JUMP, Severity.WARNING)
     assert (divergence.step, found.precursors(divergence)) == (300, (jump,))
     assert found.precursors(jump) == ()
 
@@ -179,7 +180,7 @@ def test_single_gradient_norm_jump() -> None:
     norms = [1.0 + 0.1 * math.sin(5 * step) for step in range(200)]
     norms[120] = 9.0
     (anomaly,) = verdict(StepValues(step, 2.0, grad_norm=norm) for step, norm in enumerate(norms)).anomalies
-    assert (anomaly.step, anomaly.kind, anomaly.severity) == (120, Kind.GRADIENT_NORM_JUMP, Severity.INFO)
+    assert told(anomaly) == (120, Kind.GRADIENT_NORM_JUMP, Severity.INFO)
 
 
 def scaled(*scales: float) -> tuple[Anomaly, ...]:
@@ -232,8 +233,8 @@ def test_slow_return_is_a_warning() -> None:
     The trend gets used to the raised level before the loss is back; the verdict waits for it.
     """
     raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
-    (back,) = (each for each in anomalies([*steady(400), *raised]) if each.kind is Kind.DIVERGENCE)
-    (cut,) = (each for each in anomalies([*steady(400), *raised[:500]]) if each.kind is Kind.DIVERGENCE)
+    back = divergence(*steady(400), *raised)
+    cut = divergence(*steady(400), *raised[:500])
     assert (back.severity, back.recovered) == (Severity.WARNING, True)
     assert (cut.severity, cut.recovered) == (Severity.CRITICAL, False)
 

@@ -184,14 +184,10 @@ def _losses(_: Path) -> list[Document]:
     csv = "step,loss,grad_norm,loss_scale\n" + "".join(f"{a},{b:.4f},{c},65536\n" for a, b, c in rows)
     log = "".join(f"iteration {a}/ 500 | lm loss: {b:.4E} | grad norm: {c} |\n" for a, b, c in rows)
     lines = "".join(json.dumps({"step": a, "loss": b, "grad_norm": c}) + "\n" for a, b, c in rows)
-    plain = (("loss.csv", csv), ("train.log", log), ("loss.jsonl", lines))
-    found = [Document(files={name: text.encode()}) for name, text in plain]
-    packed = (("loss.csv.gz", csv), ("train.log.gz", log), ("loss.tsv", csv.replace(",", "\t")))
-    found += [
-        Document(files={name: gzip.compress(text.encode()) if name.endswith("gz") else text.encode()})
-        for name, text in packed
-    ]
-    return found
+    plain = {"loss.csv": csv, "train.log": log, "loss.jsonl": lines, "loss.tsv": csv.replace(",", "\t")}
+    found = [{name: text.encode()} for name, text in plain.items()]
+    found += [{f"{name}.gz": gzip.compress(plain[name].encode())} for name in ("loss.csv", "train.log")]
+    return [Document(files=each) for each in found]
 
 
 PRICES = b"""[[price]]

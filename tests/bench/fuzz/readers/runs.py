@@ -46,8 +46,6 @@ from support.training.traced import Node, check_spans, train
 from ..reader import COMMAND_REFUSES, Document, Reader, command, document
 
 _SLOTS = 256
-_SIZE_FIELDS = (10, 14)
-"""Of `layout.FIXED`: see `_shrunk`."""
 _STACK = '  File "/job/train.py", line 3, in <module>\n  File "/job/model.py", line 42, in forward\n'
 _CRASH = "Fatal Python error: Aborted\n\nThread 0x00007fb5ddcb6b80 (most recent call first):\n" + _STACK
 _STDERR = (

@@ -228,7 +228,6 @@ def _ask_dcgm(url: str) -> None:
     relay(answer.samples, GpuInventory())
 
 
-_HOSTILE = ("--prometheus", "--timeout-seconds")
 READERS = (
     Reader("answers of a recorder", _recorders, _recorder, share=8),
     Reader("answers of NCCL RAS", _ras, _read_ras, (CollectError,), share=8),
