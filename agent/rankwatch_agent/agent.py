@@ -134,7 +134,7 @@ class Agent:
 
 
 def _build_probes(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> MetricsServer | None:
-    """The listener for probes, if one is set: scrapes and their clients take no place from it."""
+    """Return the listener for probes, if one is set: scrapes and their clients take no place from it."""
     address = config.probe_address()
     if address is None:
         return None
@@ -147,7 +147,7 @@ def _build_probes(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> Metr
 
 
 def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpExport | None:
-    """The export over OTLP, if an endpoint is set. Otherwise its modules are not imported."""
+    """Return the export over OTLP, if an endpoint is set. Otherwise its modules are not imported."""
     if not config.otlp_endpoint:
         return None
     from rankwatch_agent.runtime.otlp_metrics import OtlpExport

@@ -73,8 +73,8 @@ class Adjustments:
 
 
 def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterator[dict[str, Any]]:
-    """The alerting rules of a group, as the settings want them; those that are off are left out, and those
-    that differ in nothing but their reasons any more are one."""
+    """Yield the alerting rules of a group, as the settings want them; those that are off are left out, and
+    those that differ in nothing but their reasons any more are one."""
     found: dict[object, dict[str, Any]] = {}
     for rule in rules:
         if rule["alert"] not in config.disabled_alerts:
@@ -97,8 +97,8 @@ def _together(rule: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 
 
 def _parts(rule: Mapping[str, Any], config: Adjustments) -> Iterator[Mapping[str, Any]]:
-    """The rule without reasons that are off. Where its series have the reason, each that has an override is a
-    rule of its own."""
+    """Yield the rule without reasons that are off. Where its series have the reason, each that has an
+    override is a rule of its own."""
     reasons = reasons_of(rule)
     off = [each for each in reasons if f"{rule['alert']}/{each}" in config.disabled_alerts]
     if _static(rule) or not reasons:
@@ -157,7 +157,7 @@ def reasons_by_alert(rules: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str,
 
 
 def _static(rule: Mapping[str, Any]) -> str:
-    """The reason that a label of the rule gives to all its series; empty if they have it themselves."""
+    """Return the reason that a label of the rule gives all its series; empty if they have it themselves."""
     return reason_of(rule.get("labels", {}))
 
 
@@ -186,7 +186,7 @@ def _adjusted(rule: Mapping[str, Any], config: Adjustments) -> dict[str, Any]:
 
 
 def is_plain(text: str) -> bool:
-    """True for printable text in which no template begins."""
+    """Return True for printable text in which no template begins."""
     return text.isprintable() and "{{" not in text
 
 

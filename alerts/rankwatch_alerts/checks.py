@@ -96,7 +96,7 @@ def refuse_wrong(config: RuleConfig) -> None:
 
 
 def check_group(group: RuleGroup) -> Iterator[Violation]:
-    """What keeps a group from being read by people, or evaluated by another ruler."""
+    """Yield what keeps a group from being read by people, or evaluated by another ruler."""
     if len(group.rules) > MOST_RULES:
         yield Violation("group-size", group.name, f"{len(group.rules)} rules are more than {MOST_RULES}")
     for rule in group.rules:
@@ -190,7 +190,7 @@ def _annotation_text(rule: AlertRule) -> Iterator[Violation]:
 
 
 def _template_queries(rule: AlertRule) -> Iterator[Violation]:
-    """Queries of annotations, each checked like an expression."""
+    """Check the queries of annotations like expressions."""
     for annotation, text in rule.annotations.items():
         for query in template_queries(text):
             presence_of = _PRESENCE_OF.get(rule.alert, frozenset())
@@ -198,6 +198,6 @@ def _template_queries(rule: AlertRule) -> Iterator[Violation]:
 
 
 def template_queries(text: str) -> Iterator[str]:
-    """The queries of an annotation or a label, with x as the value of every label."""
+    """Yield the queries of an annotation or a label, with x as the value of every label."""
     for query in _QUERY_IN_TEMPLATE.findall(text):
         yield query.replace("%q", '"x"')

@@ -42,12 +42,12 @@ def receiver_names(owners: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def destination(given: Mapping[str, str], receiver: str) -> str:
-    """What a setting says for a receiver such as `page-platform`; without it, what it says for `page`."""
+    """Return what a setting says for a receiver such as `page-platform`; without it, that for `page`."""
     return given.get(receiver, given.get(receiver.partition("-")[0], ""))
 
 
 def in_alertmanager(name: str) -> str:
-    """The name of a receiver or time interval in a configuration that others have parts of, too."""
+    """Return the name of a receiver or time interval in a configuration that others have parts of, too."""
     return f"rankwatch-{name}"
 
 
@@ -140,7 +140,7 @@ class Delivery(Adjustments):
 
 
 def lacks_slack_url(config: Delivery) -> bool:
-    """True if channels of Slack are named, but not how to reach it."""
+    """Return True if channels of Slack are named, but not how to reach it."""
     return bool(config.slack_channels or config.contact_slack_channels) and not config.slack_api_url_file
 
 
@@ -173,7 +173,8 @@ def _weekdays(text: str) -> bool:
 
 
 def _is_zone(name: str) -> bool:
-    """True if Alertmanager, which has all zones, knows it; a machine without any is no judge of names."""
+    """Return True if Alertmanager, which has all zones, knows it; a machine without any cannot judge
+    names."""
     try:
         return name in ("UTC", "Local") or bool(ZoneInfo(name))
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a folder of zones
@@ -186,7 +187,7 @@ def _hours(text: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """True for an http(s) URL to which a path can be appended."""
+    """Return True for an http(s) URL to which a path can be appended."""
     if not (text.isascii() and text.isprintable() and _URL.fullmatch(text)):
         return False
     try:

@@ -30,7 +30,7 @@ _HEADER = f"{_GENERATED}: change alerts/rules or the settings, not this file.\n"
 
 
 def to_yaml(document: Mapping[str, object] | Sequence[object]) -> str:
-    """The document as YAML below a header: same input, same bytes."""
+    """Return the document as YAML below a header: same input, same bytes."""
     return _HEADER + yaml_text(document)
 
 
@@ -61,7 +61,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_yaml(path: Path, document: Mapping[str, object] | Sequence[object]) -> Path:
-    """The same with a document."""
+    """Write a document as `write_text` writes text."""
     return write_text(path, to_yaml(document))
 
 
@@ -112,7 +112,7 @@ def prometheus_config(
     agent_targets: Sequence[str],
     alertmanager_targets: Sequence[str] = (),
 ) -> dict[str, object]:
-    """A complete configuration as Prometheus reads it, for the demo and tests; targets are `host:port`."""
+    """Return a complete configuration for Prometheus, for the demo and tests; targets are `host:port`."""
     interval = duration(config.scrape_interval_seconds)
     return {
         "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
@@ -125,7 +125,7 @@ def prometheus_config(
 
 
 def rule_file(config: RuleConfig, groups: Sequence[RuleGroup]) -> dict[str, list[dict[str, object]]]:
-    """The groups as a file of rules, with the names of labels that the settings give."""
+    """Return the groups as a file of rules, with the names of labels that the settings give."""
     return {"groups": [each.as_dict(config.label_names) for each in groups]}
 
 
@@ -168,7 +168,7 @@ class Role:
 
 
 def roles(config: RuleConfig) -> tuple[Role, Role]:
-    """The role of the shards, and that of the fleet server: each group is in one of them."""
+    """Return the role of the shards, and that of the fleet server: each group is in one of them."""
     groups = (*recording_groups(config), *alert_groups(config))
     return (
         Role(tuple(each for each in groups if not each.of_fleet)),
@@ -239,14 +239,14 @@ def _server(
 
 
 def _kept_by_fleet(config: RuleConfig, role: Role) -> list[dict[str, object]]:
-    """What belongs to no run, and of runs what the rules read."""
+    """Return what belongs to no run, and of runs what the rules read."""
     run = config.label_names.get("run", "run")
     names = "|".join(role.scraped)
     return [{"source_labels": ["__name__", run], "regex": f"[^;]+;|({names});.*", "action": "keep"}]
 
 
 def _kept_by_shard(config: RuleConfig, role: Role, number: int) -> list[dict[str, object]]:
-    """The runs of this shard, by a hash of cluster and run, and what its rules read of no run."""
+    """Return the runs of this shard, by a hash of cluster and run, and what its rules read of no run."""
     cluster, run = (config.label_names.get(each, each) for each in ("cluster", "run"))
     modulus, names = len(config.prometheus_shards), "|".join(role.scraped)
     of_no_run: Mapping[str, object] = {"source_labels": ["__name__", run], "target_label": _SHARD}
@@ -260,7 +260,7 @@ def _kept_by_shard(config: RuleConfig, role: Role, number: int) -> list[dict[str
 
 
 def _federated(job: str, addresses: tuple[str, ...], names: Iterable[str]) -> dict[str, object]:
-    """A scrape of what other servers record. Their times are left out, so that a series ends when it does."""
+    """Return a scrape of what other servers record, without its times, so that a series ends when it does."""
     return {
         "job_name": job,
         "metrics_path": "/federate",
@@ -280,7 +280,7 @@ _PAGE = Path(__file__).with_name("reference.md")
 
 
 def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
-    """The page, below its title, in Markdown; `texts` holds the docstring of each field of RuleConfig."""
+    """Yield the page, below its title, in Markdown; `texts`: the docstring of each field of RuleConfig."""
     defaults = RuleConfig()
     interval = duration(defaults.scrape_interval_seconds)
     text = _PAGE.read_text(encoding="utf-8") % {"interval": interval, "job": defaults.agent_job}
@@ -289,7 +289,7 @@ def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
 
 
 def settings_reference(config: RuleConfig, texts: Mapping[str, str], column: str = "value") -> Iterator[str]:
-    """A table of the settings and their values, in Markdown; `texts` as above."""
+    """Yield a table of the settings and their values, in Markdown; `texts` as above."""
     yield from (f"| setting | {column} | meaning |", "| --- | --- | --- |")
     for name, value in asdict(config).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -298,7 +298,7 @@ def settings_reference(config: RuleConfig, texts: Mapping[str, str], column: str
 
 
 def alerts_reference(config: RuleConfig) -> Iterator[str]:
-    """A table of the alerting rules, in Markdown, in the order of triage."""
+    """Yield a table of the alerting rules, in Markdown, in the order of triage."""
     yield from ("| alert | severity | owner | for | what it says |", "| --- | --- | --- | --- | --- |")
     for rule in alert_rules(config):
         reason = f", `{rule.reason}`" if rule.reason else ""

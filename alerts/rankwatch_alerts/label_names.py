@@ -31,7 +31,7 @@ RESERVED = frozenset({"alertname", "alertstate", "severity", "job", "instance", 
 
 
 def wrong_names(names: Mapping[str, str]) -> bool:
-    """True if a name is no label of rankwatch, is no name for a label, or would stand for two."""
+    """Return True if a name is no label of rankwatch, is no name for a label, or would stand for two."""
     known = {str(each) for each in Label}
     others = (known - names.keys()) | RESERVED
     new = list(names.values())
@@ -80,7 +80,7 @@ class _Bracket:
         self.argument = 0
 
     def names_label(self, text: str, end: int) -> bool:
-        """True if a bare name that ends there is a label."""
+        """Return True if a bare name that ends there is a label."""
         if self.word == "{":
             return bool(_MATCHED.match(text, end))
         if self.word == "label_values":
@@ -88,7 +88,7 @@ class _Bracket:
         return self.word in _LISTS
 
     def quotes_label(self) -> bool:
-        """True if a string is a label."""
+        """Return True if a string is a label."""
         match self.word:
             case "label_replace":
                 return self.argument in (1, 3)
@@ -107,7 +107,7 @@ _OF_TEMPLATE = re.compile(
 
 
 def in_template(text: str, names: Mapping[str, str]) -> str:
-    """A template of Prometheus or Alertmanager, with the queries in it."""
+    """Rename labels in a template of Prometheus or Alertmanager, and in the queries in it."""
 
     def translated(found: re.Match[str]) -> str:
         if query := found["query"]:
@@ -121,7 +121,7 @@ _MATCHER = re.compile(r"\w+")
 
 
 def in_routes(value: Any, names: Mapping[str, str], key: str = "") -> Any:
-    """A configuration of Alertmanager: lists of labels, matchers, and texts of notifications."""
+    """Rename labels in a configuration of Alertmanager: lists, matchers, and texts of notifications."""
     match value:
         case dict():
             return {each: in_routes(inner, names, each) for each, inner in value.items()}
@@ -141,5 +141,5 @@ _QUERY_OF_RUNBOOK = re.compile(r"(?<=\bask \")[^\"]*")
 
 
 def in_runbook(text: str, names: Mapping[str, str]) -> str:
-    """A page: the queries of its commands."""
+    """Rename labels in the queries of a page's commands."""
     return _QUERY_OF_RUNBOOK.sub(lambda found: in_query(found[0], names), text) if names else text

@@ -75,7 +75,7 @@ def labels_of(metric: str) -> frozenset[str] | None:
 
 
 def parse(expression: str) -> Any:
-    """The syntax tree; raises ValueError where the expression does not parse."""
+    """Return the syntax tree; raises ValueError where the expression does not parse."""
     return promql_parser.parse(expression)
 
 

@@ -55,7 +55,7 @@ class RuleFileError(SettingError):
 
 @cache
 def rule_documents(directory: str = "") -> Mapping[str, Document]:
-    """The files of rules and what they share, by name without suffix.
+    """Return the files of rules and what they share, by name without suffix.
 
     A directory of the user's own may hold some of them, which take the place of those that are shipped, and
     further ones. Raises RuleFileError for what is no YAML or no file of rules.
@@ -66,7 +66,7 @@ def rule_documents(directory: str = "") -> Mapping[str, Document]:
 
 @cache
 def document(name: str, directory: str = "") -> Any:
-    """What a file holds, of the user's own directory if it is there. Raises RuleFileError."""
+    """Return what a file holds, of the user's own directory if it is there. Raises RuleFileError."""
     file = _own_files(directory).get(name) or shipped_rules() / f"{name}.yaml"
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def _own_files(directory: str) -> Mapping[str, Path]:
 
 
 def _checked(name: str, document: Any) -> Document:
-    """The document, if its groups and rules have what they need. Raises RuleFileError."""
+    """Return the document, if its groups and rules have what they need. Raises RuleFileError."""
     with _readable(name):
         _refuse_without(document, "a file of rules")
         _refuse_without(document.get("lookups") or {}, "lookups")
@@ -117,7 +117,7 @@ def _refuse_wrong_labels(alert: str, labels: Any) -> None:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """What is wrong says in which file."""
+    """Say in which file something is wrong."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -127,12 +127,13 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
-    """Groups of recording rules. Raises RuleFileError."""
+    """Return the groups of recording rules. Raises RuleFileError."""
     return tuple(_groups(config, "record"))
 
 
 def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
-    """Groups of alerting rules. Raises RuleFileError, and FieldError for a setting that changes no rule."""
+    """Return the groups of alerting rules. Raises RuleFileError; FieldError for a setting that changes
+    none."""
     refuse_unknown(written_alerts(config.rules_directory), config)
     return tuple(_groups(config, "alert"))
 
@@ -184,7 +185,7 @@ class _Renderer:
         self._links = partial(links, runbooks=config.runbook_base_url, dashboards=config.dashboard_base_url)
 
     def recording(self, rule: Document) -> RecordingRule:
-        """A recording rule."""
+        """Return a recording rule."""
         with _named(rule["record"]):
             return RecordingRule(
                 record=rule["record"],
@@ -194,7 +195,7 @@ class _Renderer:
             )
 
     def alerting(self, rule: Document) -> AlertRule:
-        """An alerting rule."""
+        """Return an alerting rule."""
         labels = rule["labels"]
         reason = reason_of(labels)
         with _named(f"{rule['alert']} {reason}".rstrip()):
@@ -216,7 +217,7 @@ class _Renderer:
             )
 
     def seconds(self, text: str | float) -> float:
-        """The time of `${name}`, or a number of seconds."""
+        """Return the time of `${name}`, or a number of seconds."""
         found = _PLACE.fullmatch(text) if isinstance(text, str) else None
         seconds = _evaluated(found[1], self._values)[0] if found else text
         _duration(str(text), seconds)
@@ -234,7 +235,7 @@ class _Renderer:
         )
 
     def _text_of(self, rule: Document, text: str | Mapping[str, str]) -> str:
-        """An annotation, of which there may be one for each value of the label that `by` names."""
+        """Return an annotation, of which there may be one for each value of the label that `by` names."""
         if isinstance(text, str):
             return _FIRST_ACT.sub(r"\1", self._annotation(text))
         label = rule["by"]
@@ -255,7 +256,7 @@ class _Renderer:
         return self._written[name]
 
     def _lookup(self, lookup: Document) -> str:
-        """A template that queries when the alert fires. People read it: its query must bound a list."""
+        """Return a template that queries when the alert fires. People read it: its query must bound lists."""
         query = fill(lookup["query"], self._values).replace("%", "%%")
         labels = "".join(f" $labels.{each}" for each in _OF_ALERT.findall(query))
         by = f' | sortByLabel "{lookup["by"]}"' if "by" in lookup else ""
@@ -276,7 +277,7 @@ class _Renderer:
 
 @contextmanager
 def _named(rule: str) -> Iterator[None]:
-    """What is wrong says in which rule."""
+    """Say in which rule something is wrong."""
     try:
         yield
     except KeyError as error:
@@ -304,14 +305,14 @@ _SHOWN = {
 
 
 def _opened_on(board: str) -> str:
-    """A board whose variables have the values of the alert's labels, from `uid?label&label`."""
+    """Return a board whose variables have the values of the alert's labels, from `uid?label&label`."""
     uid, _, labels = board.partition("?")
     chosen = "&".join(f"var-{each}={{{{ $labels.{each} | urlquery }}}}" for each in labels.split("&") if each)
     return f"{uid}?{chosen}" if chosen else uid
 
 
 def _quoted(run_class: str) -> str:
-    """A class as a regular expression in a string of PromQL."""
+    """Return a class as a regular expression in a string of PromQL."""
     return re.sub(r"[.+]", r"[\g<0>]", run_class)
 
 
@@ -326,7 +327,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """The text with its `${...}` written out. Raises RuleFileError for a name that no setting has."""
+    """Return the text with its `${...}` written out. Raises RuleFileError for a name that no setting has."""
     return _PLACE.sub(lambda found: _text(found[1], values), text)
 
 
@@ -347,7 +348,7 @@ def _duration(text: str, seconds: Any) -> str:
 
 
 def _evaluated(source: str, values: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The value, and whether it is a duration: a name without its `_seconds` makes it one."""
+    """Return the value, and whether it is a duration: a name without its `_seconds` makes it one."""
     is_duration = False
 
     def value(node: ast.expr) -> Any:

@@ -53,7 +53,7 @@ LEARNING_UID = "rankwatch-learning"
 
 
 def shipped_rules() -> Path:
-    """The folder of the files of rules: in an installed package, or in the repository."""
+    """Return the folder of the files of rules: in an installed package, or in the repository."""
     here = Path(__file__).parent
     return next(each for each in (here / "shipped_rules", here.parent / "rules") if each.is_dir())
 
@@ -71,7 +71,7 @@ REASONS = ("reason", "cause")
 
 
 def reason_of(labels: Mapping[str, str]) -> str:
-    """The one that an alert or its rule has; empty for none."""
+    """Return the reason that an alert or its rule has; empty for none."""
     return next((labels[each] for each in REASONS if each in labels), "")
 
 
@@ -86,7 +86,7 @@ class RecordingRule:
     help: str
 
     def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
-        """The rule as Prometheus reads it; `names` are other names of labels."""
+        """Return the rule as Prometheus reads it; `names` are other names of labels."""
         return {"record": self.record, "expr": in_query(self.expression, names)}
 
 
@@ -119,7 +119,7 @@ class AlertRule:
         return reason_of(self.labels)
 
     def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
-        """The rule as Prometheus reads it; `names` are other names of labels."""
+        """Return the rule as Prometheus reads it; `names` are other names of labels."""
         return {
             "alert": self.alert,
             "expr": in_query(self.expression, names),
@@ -142,7 +142,7 @@ class RuleGroup:
     servers, it belongs to the one that has the machines."""
 
     def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
-        """The group as Prometheus reads it; `names` are other names of labels."""
+        """Return the group as Prometheus reads it; `names` are other names of labels."""
         return {
             "name": self.name,
             "interval": duration(self.interval_seconds),
@@ -151,7 +151,7 @@ class RuleGroup:
 
 
 def duration(seconds: float) -> str:
-    """The shortest exact Prometheus duration: 300 -> `5m`, 90 -> `90s`, 0.25 -> `250ms`.
+    """Return the shortest exact Prometheus duration: 300 -> `5m`, 90 -> `90s`, 0.25 -> `250ms`.
 
     Raises ValueError for a time that is negative or shorter than a millisecond, zero apart.
     """

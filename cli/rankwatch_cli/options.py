@@ -96,7 +96,7 @@ def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prometheus_api(given: argparse.Namespace) -> PrometheusApi:
-    """The client. Raises UserError for an address or a token that cannot be used."""
+    """Return the client. Raises UserError for an address or a token that cannot be used."""
     from rankwatch_diagnosis.prometheus_api import PrometheusApi
 
     token = given.bearer_token_file
@@ -113,7 +113,7 @@ def _seconds(text: str) -> float:
 
 
 def seconds_above_zero(text: str) -> float:
-    """A number of seconds of an option."""
+    """Return a number of seconds of an option."""
     try:
         seconds = float(text)
     except ValueError:

@@ -59,7 +59,8 @@ def progress(text: str) -> None:
 
 
 def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
-    """True on a terminal, unless NO_COLOR is set (no-color.org). `stream` is None if the output is closed."""
+    """Return True on a terminal, unless NO_COLOR is set (no-color.org). `stream`: None for a closed
+    output."""
     return stream is not None and stream.isatty() and not environ.get("NO_COLOR")
 
 

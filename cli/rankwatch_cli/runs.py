@@ -70,13 +70,13 @@ def runs_directory(given: Path | None = None) -> Path:
 
 
 def find_runs(base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
-    """The runs below `base`, the newest first. Folders without a usable box are left out, and those that
-    cannot be read within these seconds; a note says how many."""
+    """Return the runs below `base`, the newest first. Folders without a usable box are left out, and those
+    that cannot be read within these seconds; a note says how many."""
     return _runs_in(_folders(base), base, seconds)
 
 
 def named_run(text: str | None, base: Path | None = None, *, announce: bool = False) -> Path:
-    """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
+    """Return what a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
     A full name comes before a short one. A short name means its newest run, also where it is the beginning of
     several names. But anybody can record a newer run, or one of any short name. So an ordinary user gets the
@@ -110,7 +110,7 @@ def named_run(text: str | None, base: Path | None = None, *, announce: bool = Fa
 
 
 def _called(name: str, exact: Sequence[_RunFolder], short: Sequence[_RunFolder]) -> _RunFolder:
-    """The run with this full name, else one with this short name; the own one first, but for root."""
+    """Return the run with this full name, else one with this short name; the own one first, but for root."""
     me = os.geteuid()
     kinds = [[each for each in kind if me and each.owner == me] for kind in (exact, short)]
     found = _of_one_user(next(filter(None, (*kinds, exact, short))), repr(name))
@@ -132,7 +132,7 @@ def _newest_run(base: Path, announce: bool) -> Path:
 
 
 def _of_one_user(fitting: Sequence[_RunFolder], meant: str) -> _RunFolder:
-    """The first of these runs. Those of the own user come before others, but root is there for everybody.
+    """Return the first of these runs. The own user's come before others, but root is there for everybody.
 
     Raises UserError if they belong to several users.
     """
@@ -179,7 +179,7 @@ def _folder_of(run: RunSeen) -> _RunFolder:
 
 
 def _folders(base: Path) -> list[_RunFolder]:
-    """The directories of runs, also those of tenants, the newest first.
+    """Return the directories of runs, also those of tenants, the newest first.
 
     Where there are too many, users take turns with their newest ones, so that nobody hides those of others.
     """
@@ -221,7 +221,7 @@ def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, 
 
 
 def _folder_called(name: str, base: Path) -> list[_RunFolder]:
-    """The directory of this name, if there is one."""
+    """Return the directory of this name, if there is one."""
     try:
         with Folder.open(base, follow=True) as folder:
             status = folder.status_of(name)
@@ -256,7 +256,7 @@ def _runs_in(folders: Sequence[_RunFolder], base: Path, seconds: float = READ_SE
 
 
 def _read(folder: _RunFolder, base: Path, ends: float) -> RunSeen | None:
-    """What the boxes in a directory show. Raises TimeoutError after the moment `ends`, monotonic."""
+    """Return what the boxes in a directory show. Raises TimeoutError after the moment `ends`, monotonic."""
     try:
         with Folder.open(folder.path) as opened:
             boxes = _boxes_in(opened).values() if opened.owner == folder.owner else ()

@@ -37,7 +37,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_panels(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The panels of a dashboard, rows included, those inside closed rows too."""
+    """Yield the panels of a dashboard, rows included, those inside closed rows too."""
     for panel in document["panels"]:
         yield panel
         yield from panel.get("panels") or ()
@@ -67,7 +67,7 @@ _GROUPED = frozenset({"groupby", "aggregate"})
 
 
 def in_dashboard(document: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The dashboard with these names of labels. Names of its variables, and so its links, stay."""
+    """Return the dashboard with these names of labels. Names of its variables, and so its links, stay."""
     return {key: _translated(value, names, key) for key, value in document.items()} if names else document
 
 

@@ -46,7 +46,7 @@ def _cost() -> str:
 
 
 def _quiet_runs() -> str:
-    """The running runs without an alert that lose most."""
+    """Return the running runs without an alert that lose most."""
     running = f"run:rankwatch_ranks_running:sum{{{CLUSTER}}} > 0"
     quiet = f"{_lost()} and on (cluster, run) {running} unless on (cluster, run) {of_runs()}"
     return f'label_replace(topk({_MOST_QUIET_RUNS}, {quiet}) ^ 0, "severity", "{_QUIET}", "", "")'

@@ -77,7 +77,7 @@ Document = Mapping[str, Any]
 
 @cache
 def document(name: str) -> Document:
-    """A file of boards, or `shared`, as it is written."""
+    """Return a file of boards, or `shared`, as it is written."""
     found: Document = yaml.safe_load((Path(__file__).parent / "boards" / f"{name}.yaml").read_text())
     return found
 
@@ -213,7 +213,7 @@ class _BoardFile:
         return Query(expression=written["query"], legend=written["legend"], steps=steps)
 
     def _values(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a panel or a column with names turned into what they stand for."""
+        """Return the fields of a panel or a column with names turned into what they stand for."""
         turned: dict[str, Callable[[Any], Any]] = {
             "drawing": Drawing,
             "steps": _steps,
@@ -234,7 +234,7 @@ class _BoardFile:
 
 
 def _found(board_name: str, title: str) -> dict[str, Any]:
-    """A panel of another file, as it is written there."""
+    """Return a panel of another file, as it is written there."""
     return next(
         dict(panel)
         for row in document(board_name)["rows"]
@@ -254,7 +254,7 @@ def _mappings(written: str | list[Any]) -> panels.Mappings:
 
 
 def _told(panel: Panel, no_data: str) -> Panel:
-    """The panel with what no data means: what it says itself, else what holds for its row."""
+    """Return the panel with what no data means: what it says itself, else what holds for its row."""
     if panel.no_data or not no_data:
         return panel
     none = "there is none, which is good, or "
@@ -272,7 +272,7 @@ def _flowing(panels: Iterable[Panel], top: int) -> Iterator[tuple[Panel, GridPos
 
 
 def chosen(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    """A variable by the values of a label."""
+    """Return a variable by the values of a label."""
     return (
         dashboard.QueryVariable(name)
         .label(label)
@@ -284,17 +284,17 @@ def chosen(name: str, label: str, query: str) -> dashboard.QueryVariable:
 
 
 def several(variable: dashboard.QueryVariable) -> dashboard.QueryVariable:
-    """The variable with a choice of several values, by default all."""
+    """Return the variable with a choice of several values, by default all."""
     return variable.multi(True).include_all(True).all_value(".+")
 
 
 def any_cluster(query: str) -> dashboard.QueryVariable:
-    """The variable `cluster`: agents without that setting have no such label, which .+ would not match."""
+    """Return the variable `cluster`. Agents without that setting have no such label; .+ would not match."""
     return chosen("cluster", "Cluster", query).include_all(True).all_value(".*")
 
 
 def variables_of_run() -> tuple[dashboard.QueryVariable, ...]:
-    """A run and ranks of it."""
+    """Return the variables that choose a run and ranks of it."""
     return (
         any_cluster("label_values(rankwatch_rank_info, cluster)"),
         chosen("run", "Run", 'label_values(rankwatch_rank_info{cluster=~"$cluster"}, run)'),
@@ -314,7 +314,7 @@ def _links() -> dashboard.DashboardLink:
 
 
 def _events(events: str, window: str) -> Iterator[dashboard.AnnotationQuery]:
-    """What happened to the runs or nodes with these labels. Checkpoints of many runs would hide the rest."""
+    """Yield what happened to these runs or nodes. Checkpoints of many runs would hide the rest."""
     alerts = firing(events)
     if "$run" in events:
         alerts += f" or {firing(f'{CLUSTER}, {named(HARDWARE_ALERTS)}')} {ON_ITS_NODES}"

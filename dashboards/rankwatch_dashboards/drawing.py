@@ -50,7 +50,7 @@ _ROOM_FOR_VALUES = 8
 
 
 def build(panel: Panel, interval_seconds: float) -> Builder:
-    """A fresh builder of the panel with everything Grafana leaves out by default.
+    """Return a fresh builder of the panel with everything Grafana leaves out by default.
 
     `interval_seconds`: time between two scrapes, below which there is nothing to draw.
     """

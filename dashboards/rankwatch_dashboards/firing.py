@@ -14,17 +14,18 @@ _RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
 
 
 def selected(matchers: str) -> str:
-    """The selector. Rulers write ALERTS; Grafana, if it is set to, writes its state history beside it."""
+    """Return the selector. Rulers write ALERTS; Grafana, if set to, writes its state history beside it."""
     return f'{{__name__=~"ALERTS|GRAFANA_ALERTS", {_FIRING}, {matchers}}}'
 
 
 def firing(matchers: str = CLUSTER, *, since: bool = False) -> str:
-    """The firing alerts with these labels; with `since`, when each began to hold: Grafana does not say."""
+    """Return the firing alerts with these labels; with `since`, when each began, which Grafana does not
+    say."""
     return _alike(_firing(matchers, since=since))
 
 
 def of_runs(matchers: str = CLUSTER, *, since: bool = False) -> str:
-    """Firing alerts, those on hardware with the run and the rank that use the GPU or the node."""
+    """Select firing alerts, those on hardware with the run and the rank that use the GPU or the node."""
     hardware = _firing(f"{matchers}, {named(HARDWARE_ALERTS)}", since=since)
     rank = f"({RANK_OF_GPU}{{{CLUSTER}}} > bool 0)"
     found = (
@@ -48,7 +49,7 @@ def _alike(alerts: str) -> str:
 
 
 def named(alerts: Iterable[Alert]) -> str:
-    """The matcher of these alerts, also where titles of Grafana's rules say more after the name."""
+    """Return the matcher of these alerts, also where titles of Grafana's rules say more after the name."""
     names = "|".join(each.removeprefix("Rankwatch") for each in alerts)
     return f'alertname=~"Rankwatch({names})( .+)?"'
 
@@ -88,7 +89,7 @@ def _of_parts(part: str, users: str) -> str:
 
 
 def first_non_finite(matchers: str) -> str:
-    """The step at which a rank was the first with a value that was not finite, of the loss if it was one.
+    """Return the step at which a rank was first with a value that was not finite, of the loss if it was one.
 
     A gradient norm is that of all ranks: the loss says whose it was.
     """
@@ -98,7 +99,7 @@ def first_non_finite(matchers: str) -> str:
 
 
 def failing_checkpoints(matchers: str) -> str:
-    """Firing alerts on checkpoints that fail."""
+    """Select firing alerts on checkpoints that fail."""
     return firing(f'{matchers}, {named((Alert.CHECKPOINT_AT_RISK,))}, reason="failed"')
 
 
@@ -118,7 +119,7 @@ _COSTLY = 1 - 1 / RuleConfig().straggler_critical_slowdown
 
 
 def _recorded(matchers: str) -> Iterable[str]:
-    """What rules and agents record of suspected ranks."""
+    """Yield what rules and agents record of suspected ranks."""
 
     def of(series: str) -> str:
         return f"{series}{{{matchers}}}"
@@ -158,7 +159,7 @@ def evidence() -> str:
 
 
 def _evidence() -> Iterator[str]:
-    """A value becomes text by `count_values`; nothing else turns it into a label."""
+    """Yield values as labels, which only `count_values` turns them into."""
     steps = f'count_values by ({_RANK_OF_RUN}, name) ("step", {first_non_finite(RANKS)})'
     yield f'label_join({steps}, "evidence", " is not finite from step ", "name", "step")'
     good = f"max by (cluster, run) (rankwatch_checkpoint_last_good_step{{{RUN}}})"

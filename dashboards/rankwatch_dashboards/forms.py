@@ -56,7 +56,7 @@ _LABELS = {"app.kubernetes.io/name": "rankwatch"}
 def prometheus_rules(
     config: RuleConfig, name: str, groups: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The groups of a rule file as objects of the Prometheus operator, as few as their size allows.
+    """Yield the groups of a rule file as objects of the Prometheus operator, as few as their size allows.
 
     Raises ValueError for a group that is too large for an object of its own.
     """
@@ -86,7 +86,7 @@ def prometheus_rules(
 
 
 def config_map(config: RuleConfig, dashboard: dict[str, Any]) -> dict[str, Any]:
-    """A dashboard for the sidecar of Grafana, which takes ConfigMaps with its label."""
+    """Return a dashboard for the sidecar of Grafana, which takes ConfigMaps with its label."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -100,7 +100,7 @@ def config_map(config: RuleConfig, dashboard: dict[str, Any]) -> dict[str, Any]:
 
 
 def grafana_dashboard(config: RuleConfig, dashboard: dict[str, Any]) -> dict[str, Any]:
-    """A dashboard for the Grafana operator."""
+    """Return a dashboard for the Grafana operator."""
     return {
         "apiVersion": "grafana.integreatly.org/v1beta1",
         "kind": "GrafanaDashboard",
@@ -124,7 +124,7 @@ _VALUE = re.compile(r"\$value\b")
 
 
 def grafana_alerts(config: RuleConfig, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A file for `provisioning/alerting`. Recording rules stay with Prometheus.
+    """Return a file for `provisioning/alerting`. Recording rules stay with Prometheus.
 
     Grafana has no function `query` in templates: what a text looks up there shows as not known.
     """
@@ -146,7 +146,7 @@ def grafana_alerts(config: RuleConfig, groups: Sequence[dict[str, Any]]) -> dict
 
 
 def _titles(rules: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The name of the alert; where several rules have it, with what tells them apart."""
+    """Yield the name of the alert; where several rules have it, with what tells them apart."""
     repeated = Counter(rule["alert"] for rule in rules)
     seen: Counter[str] = Counter()
     for rule in rules:
@@ -157,7 +157,7 @@ def _titles(rules: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _rule(config: RuleConfig, title: str, rule: dict[str, Any]) -> dict[str, Any]:
-    """An alerting rule of Prometheus. In labels Grafana looks for variables of the environment."""
+    """Return an alerting rule of Prometheus. In labels Grafana looks for variables of the environment."""
     labels = {**rule["labels"], "alert": rule["alert"]}
     return {
         "uid": f"rankwatch-{hashlib.sha256(title.encode()).hexdigest()[:24]}",
@@ -175,7 +175,7 @@ def _rule(config: RuleConfig, title: str, rule: dict[str, Any]) -> dict[str, Any
 
 
 def _queries(config: RuleConfig, expression: str) -> list[dict[str, Any]]:
-    """The instant query, and a condition that holds for each of its series, whatever the value.
+    """Return the instant query, and a condition that holds for each of its series, whatever the value.
 
     Grafana takes zero for "does not fire", Prometheus takes a series for "fires".
     """
@@ -200,7 +200,7 @@ def _text(template: str) -> str:
 
 
 def _interval_seconds(interval: str) -> int:
-    """The next multiple of what Grafana evaluates at."""
+    """Return the next multiple of what Grafana evaluates at."""
     number, unit = re.fullmatch(r"(\d+)(ms|s|m|h)", interval).groups()  # type: ignore[union-attr]
     return _BASE_SECONDS * math.ceil(int(number) * _UNITS[unit] / _BASE_SECONDS)
 
@@ -225,7 +225,7 @@ _USED = re.compile(r'\{\{(-?) ?template "([\w.]+)" ([\w.]+|\([^()]+\)) ?(-?)\}\}
 
 
 def alertmanager_config_object(config: RuleConfig) -> dict[str, Any]:
-    """The object. Tickets go out at all hours where the settings have a time zone, of which it knows none."""
+    """Return the object. It knows no time zones: with one in the settings, tickets go out at all hours."""
     ours = fragments(config)
     parts = {key: _converted(key, part, config) for key, part in ours.items()}
     in_hours = config.ticket_time_zone in ("UTC", "Etc/UTC")
@@ -245,7 +245,7 @@ def alertmanager_config_object(config: RuleConfig) -> dict[str, Any]:
 
 
 def _converted(key: str, value: Any, config: RuleConfig) -> Any:
-    """A part of a configuration in the words of the object."""
+    """Return a part of a configuration in the words of the object."""
     match value:
         case list() if key.endswith("matchers"):
             return [_matcher(each) for each in value]
@@ -283,7 +283,7 @@ def _at_all_hours(route: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_text(text: str, config: RuleConfig) -> str:
-    """The text with the templates that it names in place of their names."""
+    """Return the text with the templates that it names in place of their names."""
     given = in_template(TEMPLATES.read_text(encoding="utf-8"), config.label_names)
     defined = {name: _body(before, body) for name, before, body in _DEFINED.findall(given)}
 
@@ -296,6 +296,6 @@ def whole_text(text: str, config: RuleConfig) -> str:
 
 
 def _body(trimmed: str, text: str) -> str:
-    """What stands between `define` and its `end`, without the spaces that these trim."""
+    """Return what stands between `define` and its `end`, without the spaces that these trim."""
     inner = _ENDED.sub("", text)
     return inner.lstrip() if trimmed else inner

@@ -43,7 +43,7 @@ class Link:
 
 
 def opens(uid: str, title: str, *labels: str) -> Link:
-    """A board that opens on the values of these labels; without labels, on what this board shows.
+    """Return a board that opens on the values of these labels; without labels, on what this board shows.
 
     The cluster is the one that this board shows: not all series have that label.
     """
@@ -63,7 +63,7 @@ TO_TRACKER = Link(title="Experiment tracker", url="${__field.labels.tracker_url:
 
 
 def to_runbook(config: RuleConfig) -> Link | None:
-    """The page of the alert that a row names; None without `runbook_base_url`."""
+    """Return the page of the alert that a row names; None without `runbook_base_url`."""
     urls = links("{alertname}", runbooks=config.runbook_base_url)
     labels = ("alertname",)
     return Link(title="Runbook", url=urls["runbook_url"], labels=labels, new_tab=True) if urls else None

@@ -46,7 +46,7 @@ def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
 
 
 def slis_reference(config: RuleConfig) -> Iterator[str]:
-    """The page, below its title, in Markdown."""
+    """Yield the page, below its title, in Markdown."""
     shown = panels_by_series(config)
     yield _HEAD
     for part, listed in slis(config.rules_directory).items():
@@ -85,7 +85,7 @@ def _judged(sli: Sli, shown: Mapping[str, list[str]]) -> str:
 
 
 def named_in(expression: str) -> set[str]:
-    """The declared series that an expression names."""
+    """Return the declared series that an expression names."""
     return {_SERIES[each] for each in _NAME.findall(expression) if each in _SERIES}
 
 
@@ -124,7 +124,7 @@ class Sli:
     """Why nothing does; empty where something does."""
 
     def expression(self, config: RuleConfig) -> str:
-        """The figure over its window, as Prometheus reads it."""
+        """Return the figure over its window, as Prometheus reads it."""
         window = duration(getattr(config, self.window)) if self.window else ""
         return self.figure.replace("$window", window)
 

@@ -125,7 +125,7 @@ def _checkpoint(record: RawRecord, name: str, names: Mapping[int, str]) -> Slice
 
 
 def _open(box: Box) -> Iterator[Slice]:
-    """The step and the phase that had not ended when the box was read, or when its process did."""
+    """Yield the step and the phase that had not ended when the box was read, or when its process did."""
     end = box.last_sign if box.ended else box.seen_wall - box.wall(0.0)
     if box.open_phase is not None and box.open_phase[1] <= end:
         yield Slice(box.open_phase[1], end, PHASES, box.open_phase[0], {"open": True})
@@ -217,7 +217,7 @@ class Run:
     """The boxes of a run, read once."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises UserError without a usable box."""
+        """Read the newest boxes in a directory; raises UserError without a usable one."""
         self.boxes: Boxes = read_run(directory)[-1]
         self._slices = {rank: rank_slices(box) for rank, box in self.boxes.by_rank.items()}
 
@@ -228,7 +228,7 @@ class Run:
         return StepWindow(min(numbers), max(numbers)) if numbers else None
 
     def trace(self, steps: range | None, *, most_events: int = MOST_EVENTS) -> ChromeTrace:
-        """The trace of these steps and of what lies between them; None takes everything."""
+        """Return the trace of these steps and of what lies between them; None takes everything."""
         start = min(each.header.started_wall for each in self.boxes.by_rank.values())
         critical = self._critical(steps)
         metadata: list[Event] = []

@@ -70,7 +70,7 @@ class RunFigures:
 
 
 def read_figures(directory: Path) -> RunFigures:
-    """The figures of the run in a directory, live or dead, or of a bundle. Raises UserError."""
+    """Return the figures of the run in a directory, live or dead, or of a bundle. Raises UserError."""
     *_, boxes = read_run(directory)
     steps = _step_seconds(boxes)
     if not steps:
@@ -165,7 +165,7 @@ class Shift(NamedTuple):
 
 
 def shift_between(before: Sequence[float], after: Sequence[float]) -> Shift | None:
-    """The factor from `before` to `after`, positive values in the order in which they were measured.
+    """Return the factor from `before` to `after`, positive values in the order in which they were measured.
 
     Hodges and Lehmann's estimate with its interval (Annals of Mathematical Statistics 34, 1963), on the
     logarithms of the medians of blocks: no distribution is assumed, and outliers do not move it. None if
@@ -308,7 +308,7 @@ def _figures(before: RunFigures, after: RunFigures) -> Iterator[_Figure]:
 
 
 def _phases(before: RunFigures, after: RunFigures) -> Iterator[_Figure]:
-    """The phases that both runs have, those with the most time first."""
+    """Yield the phases that both runs have, those with the most time first."""
     both = before.phase_seconds.keys() & after.phase_seconds.keys()
     order = sorted(both, key=lambda name: -median(before.phase_seconds[name].values()))
     for name in order[:_MOST_PHASES]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def json_value(value: object) -> object:
-    """The value with mappings and sequences as dicts and lists, and null for NaN and infinite numbers."""
+    """Return the value with dicts and lists for mappings and sequences, null for NaN and infinite numbers."""
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -22,13 +22,13 @@ _ANY_RATIO_BYTES = 1 << 20
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """The file to read; raises OSError. A pipe that nobody writes to is empty and does not block for ever."""
+    """Open a file to read; raises OSError. A pipe that nobody writes to is empty and does not block."""
     return path.open("rb") if path.is_file() else open(path, "rb", opener=_without_waiting)
 
 
 def unpacked(file: io.BufferedReader, path: Path) -> io.BufferedReader:
-    """The content of the file, unpacked where it is a gzip. Reading it raises DAMAGED, and UserError where a
-    gzip holds far more than what people pack: a small file must not take hours."""
+    """Return the content of the file, unpacked where it is a gzip. Reading it raises DAMAGED, and UserError
+    where a gzip holds far more than what people pack: a small file must not take hours."""
     if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
         return file
     return io.BufferedReader(_Unpacked(file, path), _BLOCK_BYTES)

@@ -27,13 +27,13 @@ _REFUSED = {
 
 
 def quoted(text: str) -> str:
-    """A string of PromQL."""
+    """Return a string of PromQL."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
 def whole(text: str) -> int | None:
-    """The number in a label, such as that of a rank; None for another text."""
+    """Return the number in a label, such as that of a rank; None for another text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
@@ -74,12 +74,12 @@ class PrometheusApi:
             raise UserError("--prometheus is no URL such as http://prometheus:9090")
 
     def query(self, expression: str) -> list[Sample]:
-        """The series of an expression now."""
+        """Return the series of an expression now."""
         found = self._ask("query", {"query": expression})
         return [Sample(labels, points[0][1]) for labels, points in found]
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[Points]:
-        """The series of an expression from `start` to `end`, every `step` seconds."""
+        """Return the series of an expression from `start` to `end`, every `step` seconds."""
         asked = {"query": expression, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
         return self._ask("query_range", asked)
 
@@ -126,7 +126,7 @@ class PrometheusApi:
 
 
 def _series(row: Any) -> Points:
-    """A series of an answer. Raises what a row of another form raises."""
+    """Return a series of an answer. Raises what a row of another form raises."""
     labels, pairs = row["metric"], [row["value"]] if "value" in row else row["values"]
     if not all(isinstance(each, str) for each in (*labels, *labels.values())):
         raise TypeError

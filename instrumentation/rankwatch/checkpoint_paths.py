@@ -99,13 +99,13 @@ class CheckpointPaths:
 
 
 def note_content(entries: Iterable[NotedCheckpoint]) -> bytes:
-    """A note with these entries."""
+    """Return a note with these entries."""
     return json.dumps({"checkpoints": [each._asdict() for each in entries]}).encode()
 
 
 def place_of(path: object) -> str:
-    """A path as the note holds it: absolute, or a URL without credentials; empty if this is no path, or too
-    long a one."""
+    """Return a path as the note holds it: absolute, or a URL without credentials; empty if this is no path,
+    or too long a one."""
     if isinstance(path, str | os.PathLike | bytes):
         text = os.fsdecode(path)
         place = redacted_place(text if "://" in text else str(Path(text).absolute()))
@@ -115,7 +115,7 @@ def place_of(path: object) -> str:
 
 
 def moved(place: str, source: str, target: str) -> str:
-    """The place, after the file or folder at `source` has become `target`."""
+    """Return the place, after the file or folder at `source` has become `target`."""
     if place == source:
         return target
     inside = source + os.path.sep
@@ -123,7 +123,7 @@ def moved(place: str, source: str, target: str) -> str:
 
 
 def common_place(places: Iterable[str]) -> str:
-    """The place of a checkpoint with files at these places: the one file, or the folder of them all."""
+    """Return the place of a checkpoint with files at these places: the one file, or the folder of all."""
     found = dict.fromkeys(filter(None, places))
     if len(found) < 2:
         return next(iter(found), "")
@@ -134,7 +134,7 @@ def common_place(places: Iterable[str]) -> str:
 
 
 def read_checkpoints(path: Path) -> tuple[NotedCheckpoint, ...]:
-    """The entries of a note, the newest first; none if it is missing or unreadable."""
+    """Return the entries of a note, the newest first; none if it is missing or unreadable."""
     try:
         with Folder.open(path.parent, follow=True) as folder:
             return _read(folder, path.name)
@@ -150,7 +150,7 @@ def _read(folder: Folder, name: str) -> tuple[NotedCheckpoint, ...]:
 
 
 def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
-    """The entries in the content of a note. It is untrusted: what makes no sense is left out."""
+    """Return the entries in the content of a note. It is untrusted: what makes no sense is left out."""
     found = (_entry(each) for each in json_entries(raw, "checkpoints", _MOST_ENTRIES))
     return tuple(each for each in found if each is not None)
 

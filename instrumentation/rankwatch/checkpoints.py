@@ -93,7 +93,7 @@ class CheckpointLog:
 
     @guarded("note the new path of a checkpoint")
     def renamed(self, source: str, target: str) -> None:
-        """A file or a folder has another name now; does nothing unless the note has it."""
+        """Follow a file or a folder to its new name; do nothing unless the note has it."""
         self._paths.renamed(source, target)
 
     @guarded("note the paths of checkpoints")
@@ -109,7 +109,7 @@ class CheckpointLog:
         self._writer.append(RecordKind.CHECKPOINT, name, began, ended, layout.CHECKPOINT, *numbers, *values)
 
     def _whole(self, number: object, otherwise: int) -> int:
-        """A number that the caller has set. One that is none must not cost the record."""
+        """Return a number that the caller has set. One that is none must not cost the record."""
         if (whole := as_whole(number)) is None:
             self.wrong(f"{shown(number)} is no number of bytes or of a step")
             return otherwise

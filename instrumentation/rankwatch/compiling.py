@@ -21,7 +21,7 @@ _COMPILER = "torch._dynamo"
 
 
 def is_compiling() -> bool:
-    """False; but the compiler takes it as True, once `keep_out_of_graphs` was called."""
+    """Return False; but the compiler takes it as True, once `keep_out_of_graphs` was called."""
     return False
 
 

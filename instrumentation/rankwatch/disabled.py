@@ -21,11 +21,11 @@ class DisabledStage(NullSpan):
     __slots__ = ()
 
     def begin(self) -> DisabledStage:
-        """Does nothing."""
+        """Do nothing."""
         return self
 
     def end(self, *, failed: bool = False) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class DisabledOperation(AbstractContextManager["DisabledOperation"]):
@@ -38,7 +38,7 @@ class DisabledOperation(AbstractContextManager["DisabledOperation"]):
         self.path: object = None
 
     def stage(self, name: str) -> DisabledStage:
-        """Does nothing, like all methods here."""
+        """Do nothing, like all methods here."""
         return DisabledStage()
 
     def begin(self) -> DisabledOperation:
@@ -66,7 +66,7 @@ class DisabledRun:
     unused = True
 
     def step(self, number: int | None = None) -> NullSpan:
-        """Does nothing, like all methods here."""
+        """Do nothing, like all methods here."""
         return _NULL
 
     def phase(self, name: str) -> NullSpan:

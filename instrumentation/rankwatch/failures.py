@@ -104,7 +104,7 @@ def guarded(what: str, otherwise: Callable[..., object] = _nothing) -> Callable[
 
 
 def ending_by(error: BaseException | type[BaseException]) -> Ending:
-    """The end of a run by this exception. Holds nothing of it, such as its frames.
+    """Return the end of a run by this exception. Holds nothing of it, such as its frames.
 
     Every user of the node can read a black box, whatever the umask. Where the umask takes that from other
     users, the message stays out of it.
@@ -117,7 +117,7 @@ def ending_by(error: BaseException | type[BaseException]) -> Ending:
 
 
 def error_text(error: BaseException | str) -> str:
-    """An exception in one line: `OSError: [Errno 28] No space left on device`; a text in one line.
+    """Return an exception in one line: `OSError: [Errno 28] No space left on device`; a text in one line.
 
     Neither holds credentials. Raises nothing, whatever it is given.
     """

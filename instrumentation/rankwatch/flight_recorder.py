@@ -34,7 +34,7 @@ def reserve_entries(env: MutableMapping[str, str], *, of_all_backends: bool) -> 
 
 
 def records_all_backends() -> bool:
-    """True if the flight recorder of this torch covers all backends, gloo included: torch 2.8 and later."""
+    """Return True if this torch's flight recorder covers all backends, gloo included: torch 2.8 and later."""
     import torch._C._distributed_c10d as c10d
 
     return hasattr(c10d, "_dump_fr_trace_json")
@@ -113,7 +113,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _torch_log_level() -> Any:
-    """The log level of torch's C++ code, a `c_int`; None where torch was built with another logger."""
+    """Return the log level of torch's C++ code, a `c_int`; None where torch was built with another logger."""
     import ctypes
 
     import torch

@@ -254,5 +254,5 @@ class RunQueueWait:
         self._floats[Now.CPU_WATCHED] = moment - self._began
 
     def _waited(self) -> float:
-        """The second number of the file: nanoseconds on a run queue."""
+        """Return the second number of the file: nanoseconds on a run queue."""
         return int(self._file.read_bytes().split()[1]) / 1e9

@@ -52,7 +52,7 @@ class Given(NamedTuple):
         _identity(self, safe_run(self.run or "run"), self.place(None) or Place(0, world_size), {})
 
     def place(self, found: Place | None) -> Place | None:
-        """The place that is given, completed by the one that was found; None if none is given."""
+        """Return the place that is given, completed by the one that was found; None if none is given."""
         if self.rank is None:
             return None
         world_size = self.world_size
@@ -170,12 +170,12 @@ def _distributed() -> Any:
 
 
 def may_be_initialized() -> bool:
-    """True if the process has loaded torch with torch.distributed, so that it may become a rank later."""
+    """Return True if the process has loaded torch with torch.distributed, so that it may become a rank."""
     return _distributed() is not None
 
 
 def place_in_torch() -> Place | None:
-    """The place of this process in the default process group; None before `init_process_group`."""
+    """Return the place of this process in the default process group; None before `init_process_group`."""
     distributed = _distributed()
     if distributed is None or not distributed.is_initialized():
         return None
@@ -183,7 +183,7 @@ def place_in_torch() -> Place | None:
 
 
 def has_store() -> bool:
-    """True if there is a store that all ranks of the job share. Asks nobody."""
+    """Return True if there is a store that all ranks of the job share. Asks nobody."""
     distributed = _distributed()
     return distributed is not None and (_launcher_store() is not None or distributed.is_initialized())
 

@@ -81,22 +81,22 @@ def safe_run(run: str) -> str:
 
 
 def in_tenant(run: str, tenant: str) -> str:
-    """What a trainer of a tenant calls its run: its name begins with the tenant's."""
+    """Return what a trainer of a tenant calls its run: its name begins with the tenant's."""
     return run if not tenant or run.startswith(f"{tenant}.") else f"{tenant}.{run}"
 
 
 def as_run_class(text: str) -> str:
-    """The class of a run as a label value of at most 32 characters."""
+    """Return the class of a run as a label value of at most 32 characters."""
     return _UNSAFE.sub("_", text)[:_RUN_CLASS_BYTES]
 
 
 def as_contact(text: str) -> str:
-    """A channel or one mail address of at most 64 characters; empty if the text is neither."""
+    """Return a channel or one mail address of at most 64 characters; empty if the text is neither."""
     return text if _CONTACT.fullmatch(text) else ""
 
 
 def as_traceparent(text: str) -> str:
-    """The text if it is a traceparent of W3C trace context, else nothing."""
+    """Return the text if it is a traceparent of W3C trace context, else nothing."""
     if _TRACEPARENT.fullmatch(text) is None:
         return ""
     version, trace, span, _ = text.split("-")
@@ -104,12 +104,12 @@ def as_traceparent(text: str) -> str:
 
 
 def run_trace(cluster: str, run: str) -> int:
-    """The trace of a run, with all of its attempts."""
+    """Return the trace of a run, with all of its attempts."""
     return _number(_TRACE_BYTES, "run", cluster, run)
 
 
 def step_trace(cluster: str, run: str, attempt: int, step: int, repeat: int = 0) -> int:
-    """The trace of one step, on all ranks. A step that a later attempt repeats has another one.
+    """Return the trace of one step, on all ranks. A step that a later attempt repeats has another one.
 
     repeat: how often the numbers have begun again within the attempt, as in a loop that counts the steps of
         each epoch from 0.
@@ -118,12 +118,12 @@ def step_trace(cluster: str, run: str, attempt: int, step: int, repeat: int = 0)
 
 
 def span(trace: int, *what: str | int) -> int:
-    """A span of a trace. what: tells it from the others of its trace."""
+    """Return a span of a trace. what: tells it from the others of its trace."""
     return _number(_SPAN_BYTES, trace, *what)
 
 
 def rank_step_span(trace: int, rank: int) -> int:
-    """The span of a step on one rank; trace: that of the step."""
+    """Return the span of a step on one rank; trace: that of the step."""
     return span(trace, "rank", rank)
 
 
@@ -138,8 +138,8 @@ def span_text(span_id: int) -> str:
 
 
 def _number(size: int, *fields: str | int) -> int:
-    """A hash of the fields, never 0, which stands for no id. Each field is preceded by its length, so that no
-    two lists of fields are hashed alike."""
+    """Return a hash of the fields, never 0, which stands for no id. Each field is preceded by its length, so
+    that no two lists of fields are hashed alike."""
     from hashlib import blake2b
 
     digest = blake2b(digest_size=size, person=b"rankwatch")

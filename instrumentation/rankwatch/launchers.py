@@ -103,12 +103,12 @@ def _place_by(launcher: _Launcher, env: Mapping[str, str]) -> Place | None:
 
 
 def _is_batch_script(env: Mapping[str, str], rank: int) -> bool:
-    """True in a batch script of SLURM itself. It sees the number of all tasks, but it is none of them."""
+    """Return True in a batch script of SLURM itself. It sees the number of all tasks, but is none of them."""
     return rank == 0 and "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
 
 
 def _place_by_node(env: Mapping[str, str], world_size: int | None) -> Place | None:
-    """The place of a process that knows its node and its rank there, as under Lightning's launcher."""
+    """Return the place of a process that knows its node and its rank there, as under Lightning's launcher."""
     local_rank, node = _number(env, "LOCAL_RANK"), _number(env, *_NODE_RANKS)
     if world_size is None or local_rank is None or node is None:
         return None
@@ -157,7 +157,7 @@ def job_name(env: Mapping[str, str]) -> str | None:
 
 
 def is_first_here(env: Mapping[str, str]) -> bool:
-    """True unless the launcher says that this process is not the first one of the node."""
+    """Return True unless the launcher says that this process is not the first one of the node."""
     local_ranks = (env[name] for name in LOCAL_RANK_VARIABLES if name in env)
     return next(local_ranks, "0") == "0"
 
@@ -175,7 +175,7 @@ def ranks_here(env: Mapping[str, str]) -> int:
 
 
 def has_only_one_node(env: Mapping[str, str], world_size: int) -> bool:
-    """True if the launcher says that it has started all ranks of the job on this node."""
+    """Return True if the launcher says that it has started all ranks of the job on this node."""
     return "TORCHELASTIC_RUN_ID" in env and _number(env, "LOCAL_WORLD_SIZE") == world_size
 
 
@@ -193,8 +193,8 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
 
 
 def attempt_by(env: Mapping[str, str]) -> int:
-    """The number of the attempt, from 0, by what scheduler and launcher count. A variable that is no number
-    counts as none."""
+    """Return the number of the attempt, from 0, by what scheduler and launcher count. A variable that is no
+    number counts as none."""
     before, restarts, most_restarts = _counted(env)
     return min(before * (most_restarts + 1) + restarts, MOST_ATTEMPTS)
 
@@ -227,8 +227,8 @@ def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def nvrx_job_by(env: Mapping[str, str]) -> str:
-    """The job by which NVRx's launcher reports its restart cycles: it names each rank the link to the newest
-    one. Empty below other launchers."""
+    """Return the job by which NVRx's launcher reports its restart cycles: it names each rank the link to the
+    newest one. Empty below other launchers."""
     link = _CYCLE_LINK.fullmatch(env.get("NVRX_CURRENT_CYCLE_INFO", "").rpartition("/")[2])
     return link[1] if link is not None else ""
 

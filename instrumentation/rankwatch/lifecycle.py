@@ -127,7 +127,7 @@ class StacksOnCrash:
             os.close(nowhere)
 
     def close(self) -> None:
-        """The run has ended without a crash."""
+        """Close the file of a run that has ended without a crash."""
         if self._file is not None:
             self.release()
             _open_files.append(self._file)
@@ -183,7 +183,7 @@ def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
 
 
 def _interpreter(env: Mapping[str, str]) -> list[str]:
-    """That of `rankwatch run`, which has the command. It gets no path that is meant for the training."""
+    """Return that of `rankwatch run`, which has the command. It gets no path meant for the training."""
     of_command = env.get(environment.PYTHON, "")
     if of_command in ("", sys.executable) or not Path(of_command).exists():
         return python()

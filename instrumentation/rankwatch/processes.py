@@ -17,7 +17,7 @@ _LAST_STANDARD_STREAM = 2
 
 
 def is_helper() -> bool:
-    """True in a process that works for a rank and is none itself.
+    """Return True in a process that works for a rank and is none itself.
 
     A child of multiprocessing first imports the script again, unless it is forked. A call of `start` from
     there has no `if __name__ == "__main__"` around it, and is not meant for the child. multiprocessing marks
@@ -32,13 +32,13 @@ def is_helper() -> bool:
 
 
 def is_child() -> bool:
-    """True in a child of multiprocessing, which has loaded it."""
+    """Return True in a child of multiprocessing, which has loaded it."""
     module: Any = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
 
 
 def is_child_without_rank(env: Mapping[str, str]) -> bool:
-    """True in a child of multiprocessing whose variables are those of its parent.
+    """Return True in a child of multiprocessing whose variables are those of its parent.
 
     It may still be a rank, as under `torch.multiprocessing.spawn`, but its variables do not say which.
     """
@@ -97,13 +97,13 @@ def own_start() -> float | None:
 
 
 def python(*arguments: str) -> list[str]:
-    """The command line of a child in this Python. It imports no module from its working directory."""
+    """Return the command line of a child in this Python. It imports no module from its working directory."""
     return [sys.executable, "-P", *arguments]
 
 
 def umask() -> int:
-    """The umask of this process. To ask the system call would change it; where /proc does not tell it, it is
-    that which hides everything."""
+    """Return the umask of this process. To ask the system call would change it; where /proc does not tell it,
+    it is that which hides everything."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_bytes().splitlines():
             if line.startswith(b"Umask:"):

@@ -77,7 +77,7 @@ class SlowStepProfiler:
         self._foreign: Replacement | None = None
 
     def step_ended(self) -> None:
-        """Called after each step, and at the end of the run."""
+        """Look after each step, and at the end of the run, what is to be recorded or written."""
         if self._window is None and not self._to_write and self._clock() < self._next_look:
             return
         try:
@@ -86,7 +86,7 @@ class SlowStepProfiler:
             self._give_up(error)
 
     def close(self) -> None:
-        """The run is over: what was recorded is written."""
+        """End with the run: write what was recorded."""
         try:
             if self._recording is not None:
                 self._stop()
@@ -123,7 +123,7 @@ class SlowStepProfiler:
             self._write(self._to_write.pop())
 
     def _requested(self) -> bool:
-        """True if a trusted user has left a request since the last one was served."""
+        """Return True if a trusted user has left a request since the last one was served."""
         identity = self._writer.identity
         if identity is None:
             return False
@@ -166,7 +166,7 @@ class SlowStepProfiler:
         return profiler
 
     def _others_start(self, starting: Any) -> None:
-        """The script's own profiler begins. It would fail beside ours, so ours gives way."""
+        """Give way to the script's own profiler, which begins: it would fail beside ours."""
         if self._recording is not None and getattr(self._recording[0], "profiler", None) is not starting:
             self._give_up(RuntimeError("the script's own profiler begins to record"))
 

@@ -61,8 +61,8 @@ def remove_old_requests(boxes: Folder, names: Iterable[str]) -> None:
 
 
 def traces_beside(box: Path) -> list[Path]:
-    """The traces of a rank, by step. Names only: another user may have put anything there, also what is no
-    text."""
+    """Return the traces of a rank, by step. Names only: another user may have put anything there, also what
+    is no text."""
     traces = box.with_suffix(SUFFIX)
     try:
         with Folder.open(box.parent) as run, run.folder(traces.name) as folder:

@@ -105,7 +105,7 @@ class Publication:
             pause = _PAUSE_SECONDS if time.monotonic() < began + _SOON_SECONDS else _LATER_PAUSE_SECONDS
 
     def _in_training(self) -> bool:
-        """True once the first step has begun: by then every rank of a job is in its process group."""
+        """Return True once the first step has begun: by then every rank of a job is in its process group."""
         return bool(self._writer.floats[Now.STEP_BEGAN] or self._writer.integers[Now.STEPS_COMPLETED])
 
     def _guarded(self, last: bool, ask: bool, *, wait: bool = True) -> bool:

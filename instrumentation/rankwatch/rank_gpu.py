@@ -23,13 +23,13 @@ SAMPLE_SECONDS = 10.0
 
 
 def has_cuda() -> bool:
-    """True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
+    """Return True if torch is loaded and was built for GPUs. Asks no driver, and initialises nothing."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.version.cuda or torch.version.hip)
 
 
 def is_gpu_uuid(text: object) -> bool:
-    """True if this is the UUID of a GPU or MIG instance in the form of `nvidia-smi -L`."""
+    """Return True if this is the UUID of a GPU or MIG instance in the form of `nvidia-smi -L`."""
     return (
         isinstance(text, str)
         and text.startswith(_PREFIXES)
@@ -74,7 +74,7 @@ class RankGpu:
             self._writer.set_gpu(uuid)
 
     def _find(self, *, last: bool) -> str | None:
-        """The UUID; None if the rank uses no GPU yet, empty if this torch does not report it."""
+        """Return the UUID; None if the rank uses no GPU yet, empty if this torch does not report it."""
         cuda = self._cuda
         if not cuda.is_initialized():
             return None

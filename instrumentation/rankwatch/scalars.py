@@ -142,7 +142,7 @@ class StatedValues:
 
 
 def as_amount(name: str, value: object) -> float:
-    """A finite number above 0. Raises UsageError."""
+    """Return a finite number above 0. Raises UsageError."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
     if 0.0 < number <= sys.float_info.max:
         return float(number)

@@ -74,7 +74,7 @@ class Effective(Generic[Config]):
 
 
 def build(cls: type[Config], settings: Mapping[str, Setting]) -> Effective[Config]:
-    """The dataclass with these settings, and defaults for the others. Raises SettingError."""
+    """Return the dataclass with these settings, and defaults for the others. Raises SettingError."""
     origins = {name: settings[name].origin if name in settings else "default" for name in field_names(cls)}
     try:
         values = cls(**{name: setting.value for name, setting in settings.items()})
@@ -84,7 +84,7 @@ def build(cls: type[Config], settings: Mapping[str, Setting]) -> Effective[Confi
 
 
 def read_file(cls: type, file: Path) -> dict[str, Setting]:
-    """The settings in a TOML file whose keys are fields. Raises SettingError."""
+    """Return the settings in a TOML file whose keys are fields. Raises SettingError."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -97,7 +97,8 @@ def read_file(cls: type, file: Path) -> dict[str, Setting]:
 
 
 def read_environment(cls: type, prefix: str, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """The settings in variables that begin with `prefix`: `APP_NODE` sets `node`. Raises SettingError."""
+    """Read the settings in variables that begin with `prefix`: `APP_NODE` sets `node`. Raises
+    SettingError."""
     found = {}
     for variable, text in environ.items():
         if variable.startswith(prefix):
@@ -108,7 +109,7 @@ def read_environment(cls: type, prefix: str, environ: Mapping[str, str]) -> dict
 
 
 def read_flags(cls: type, flags: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings among parsed flags, which `add_flags` declared. Raises FieldError.
+    """Return the settings among parsed flags, which `add_flags` declared. Raises FieldError.
 
     Leaves out flags that were not given (None) and flags that are no settings.
     """
@@ -127,7 +128,7 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 
 def flag_name(field: str) -> str:
-    """The flag that sets a field: `--max-runs` for max_runs."""
+    """Return the flag that sets a field: `--max-runs` for max_runs."""
     return "--" + field.replace("_", "-")
 
 
@@ -163,7 +164,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, *, repeated: Collectio
 
 
 def to_toml(values: object, origins: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The settings as a TOML file that loads to the same values; a comment names the source of each."""
+    """Return the settings as a TOML file that loads to the same values, with the source of each as
+    comment."""
     lines = []
     for name in field_names(type(values)):
         value = getattr(values, name)
@@ -174,7 +176,7 @@ def to_toml(values: object, origins: Mapping[str, str] = MappingProxyType({})) -
 
 
 def toml_value(value: Any) -> str:
-    """A setting as the right-hand side of a line of TOML."""
+    """Return a setting as the right-hand side of a line of TOML."""
     if isinstance(value, str | Path):
         return _quoted(str(value))
     if isinstance(value, bool):
@@ -261,7 +263,7 @@ def _choice(value: Any, choices: Collection[str]) -> str:
 
 
 def _of(value: Any, *types: type) -> Any:
-    """The value, if it is of one of these types; a bool is no number."""
+    """Return the value, if it is of one of these types; a bool is no number."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise ValueError(value)
     return value

@@ -179,7 +179,7 @@ def start_automatically() -> Run | DisabledRun:
 
 
 def run_of_script() -> Run | None:
-    """The run that the script itself has started, while it goes on."""
+    """Return the run that the script itself has started, while it goes on."""
     run = _current() if _by_hand and _current is not None else None
     return None if run is None or run._ended else run
 
@@ -279,7 +279,7 @@ def _names(phases: Iterable[str]) -> dict[str, None]:
 
 
 def _stated(flops_per_token: float | None, baseline: float | None) -> dict[str, float]:
-    """The values of scalars that stay the same; 0 where there is none. Raises UsageError."""
+    """Return the values of scalars that stay the same; 0 where there is none. Raises UsageError."""
     return {
         name: variables.amount(variable, os.environ) if given is None else as_amount(argument, given)
         for name, argument, given, variable in (

@@ -173,8 +173,8 @@ class Steps:
 
 
 def as_whole(number: object) -> int | None:
-    """A number of the caller as an int that fits a word of the black box; None if it is no whole number, or a
-    tensor on a device: reading it would wait for the device. Raises nothing."""
+    """Return a number of the caller as an int that fits a word of the black box; None if it is no whole
+    number, or a tensor on a device: reading it would wait for the device. Raises nothing."""
     try:
         whole = operator.index(number) if getattr(number, "is_cpu", True) else None  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - the code of any object

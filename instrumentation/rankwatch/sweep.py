@@ -116,7 +116,7 @@ class _Ended(NamedTuple):
 
 
 def _ended(boxes: Folder, in_time: _InTime, *, before: float) -> Iterator[_Ended]:
-    """The boxes of ended ranks that were last active before this Unix time."""
+    """Yield the boxes of ended ranks that were last active before this Unix time."""
     for name in in_time(boxes.names()):
         try:
             with boxes.folder(name) as run:

@@ -21,17 +21,17 @@ MOST_PROFILES = 10
 
 
 def is_on(switch: str, env: Mapping[str, str]) -> bool:
-    """True unless the variable turns off what is on by default."""
+    """Return True unless the variable turns off what is on by default."""
     return env.get(switch, "1").lower() not in environment.OFF
 
 
 def is_disabled(env: Mapping[str, str]) -> bool:
-    """True if nothing at all is to be recorded."""
+    """Return True if nothing at all is to be recorded."""
     return env.get(environment.DISABLE, "").lower() not in environment.OFF
 
 
 def target_steps(env: Mapping[str, str]) -> int | None:
-    """The declared number of steps; None where there is none."""
+    """Return the declared number of steps; None where there is none."""
     text = env.get(environment.TARGET_STEPS, "")
     if not text or (text.isdecimal() and 0 < int(text) < 10**15):
         return int(text) if text else None
@@ -40,7 +40,7 @@ def target_steps(env: Mapping[str, str]) -> int | None:
 
 
 def contact(env: Mapping[str, str]) -> str:
-    """The declared channel or mail address of the run; empty where there is none."""
+    """Return the declared channel or mail address of the run; empty where there is none."""
     text = env.get(environment.CONTACT, "")
     if text and not as_contact(text):
         expected = "expected #channel or name@example.com, at most 64 characters"
@@ -49,7 +49,7 @@ def contact(env: Mapping[str, str]) -> str:
 
 
 def deadline(env: Mapping[str, str]) -> float:
-    """The declared end of the run as Unix time; 0 where there is none."""
+    """Return the declared end of the run as Unix time; 0 where there is none."""
     text = env.get(environment.DEADLINE, "")
     try:
         return unix_time(text) if text else 0.0
@@ -59,7 +59,7 @@ def deadline(env: Mapping[str, str]) -> float:
 
 
 def amount(variable: str, env: Mapping[str, str], expected: str = "a number") -> float:
-    """A declared number from 0 up; 0 where there is none."""
+    """Return a declared number from 0 up; 0 where there is none."""
     text = env.get(variable, "")
     try:
         found = float(text or 0)
@@ -103,7 +103,7 @@ def profile_on_slow(env: Mapping[str, str]) -> int:
 
 
 def boxes_are_copied(env: Mapping[str, str]) -> bool | None:
-    """True if memory is to be copied into boxes, False if they are to be mapped; None if nothing is said."""
+    """Return True if memory is to be copied into boxes, False if they are to be mapped; None if unsaid."""
     text = env.get(environment.BOX_WRITES, "")
     if text in _BOX_WRITES:
         return _BOX_WRITES[text]
@@ -113,7 +113,7 @@ def boxes_are_copied(env: Mapping[str, str]) -> bool | None:
 
 
 def fingerprint_steps(env: Mapping[str, str]) -> int:
-    """Steps between two fingerprints of the parameters; 0: none."""
+    """Return steps between two fingerprints of the parameters; 0: none."""
     text = env.get(environment.FINGERPRINT_STEPS, str(_FINGERPRINT_STEPS))
     if text.lower() in environment.OFF:
         return 0

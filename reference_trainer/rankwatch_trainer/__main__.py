@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Sets up what must be set before torch is imported, then trains. Exit status 2 without torch."""
+    """Set what must be set before torch is imported, then train. Exit status 2 without torch."""
     # torch's C++ parts warn that the worker server listens, once per rank; they read this on import
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

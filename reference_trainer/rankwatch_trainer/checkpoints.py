@@ -50,13 +50,13 @@ class CheckpointStore:
         self._write_file = write_file
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints in the directory, good or not, the newest first."""
+        """Return steps of the checkpoints in the directory, good or not, the newest first."""
         names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
         found = [match for name in names if (match := _PUBLISHED.fullmatch(name))]
         return sorted((int(match[1]) for match in found), reverse=True)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Saves, verifies, and deletes what is too old.
+        """Save, verify, and delete what is too old.
 
         Raises OSError where it could not be written, CheckpointError where what was written is damaged;
         the older checkpoints are then still there.
@@ -80,7 +80,7 @@ class CheckpointStore:
         self._delete_before(step)
 
     def verify(self, step: int) -> None:
-        """Reads a checkpoint again. Raises CheckpointError where it is not what was written."""
+        """Read a checkpoint again. Raises CheckpointError where it is not what was written."""
         with self._run.checkpoint("verify", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
                 contents = _read_verified(self._path(step))
@@ -98,7 +98,7 @@ class CheckpointStore:
         return None
 
     def load(self, step: int) -> dict[str, Any]:
-        """The state saved at a step. Raises CheckpointError where it is damaged."""
+        """Return the state saved at a step. Raises CheckpointError where it is damaged."""
         with self._run.checkpoint("load", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
                 contents = _read_verified(self._path(step))
@@ -128,7 +128,7 @@ class CheckpointStore:
 
 
 def fsync(path: Path) -> None:
-    """Waits until the disk holds the file's content, or the directory's names."""
+    """Wait until the disk holds the file's content, or the directory's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,7 +137,7 @@ def fsync(path: Path) -> None:
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Renames within a directory; afterwards target is whole or absent, whatever happens."""
+    """Rename within a directory; afterwards target is whole or absent, whatever happens."""
     source.rename(target)
     fsync(target.parent)
 
@@ -160,13 +160,13 @@ def _deserialize(contents: dict[str, bytes], path: Path) -> dict[str, Any]:
 
 
 def _manifest_of(step: int, files: dict[str, bytes]) -> bytes:
-    """The manifest of these contents, as they are in memory, before a disk has touched them."""
+    """Return the manifest of these contents, as they are in memory, before a disk has touched them."""
     digests = {name: digest_of(content) for name, content in files.items()}
     return as_bytes(Manifest(step, "sha256", digests))
 
 
 def _read_verified(directory: Path) -> dict[str, bytes]:
-    """The contents of a checkpoint's files, each held against the manifest.
+    """Return the contents of a checkpoint's files, each held against the manifest.
 
     Raises CheckpointError for whatever is missing, unreadable or different.
     """
@@ -215,7 +215,7 @@ class Checkpointing:
             )
 
     def resume(self, state: TrainingState) -> None:
-        """Puts the state back to the newest good checkpoint, where the configuration asks for it.
+        """Put the state back to the newest good checkpoint, where the configuration asks for it.
 
         Raises UsageError where it does not and there are checkpoints: a new run would mix with them.
         """
@@ -236,12 +236,12 @@ class Checkpointing:
                 _log.info("resumed from the checkpoint of step %d", step)
 
     def save_if_due(self, state: TrainingState) -> None:
-        """Saves every `checkpoint_every` steps and after the last."""
+        """Save every `checkpoint_every` steps and after the last."""
         if state.step % self._config.checkpoint_every == 0 or state.step == self._config.steps:
             self.save(state)
 
     def save(self, state: TrainingState) -> None:
-        """Saves now, unless this step was. A failure is logged and training goes on with the older one."""
+        """Save now, unless this step was. A failure is logged and training goes on with the older one."""
         if self._store is None or self._last_step == state.step:
             return
         self._last_step = state.step
@@ -261,7 +261,7 @@ class Checkpointing:
             )
 
     def _agreed_step(self, store: CheckpointStore) -> int | None:
-        """The step rank 0 finds best, so that no rank resumes from another one."""
+        """Return the step rank 0 finds best, so that no rank resumes from another one."""
         choice = [store.newest_good() if self._world.rank == 0 else None]
         dist.broadcast_object_list(choice, src=0)
         return choice[0]

@@ -79,7 +79,7 @@ def _run(config: TrainerConfig, world: World, injection: Injection) -> None:
 
 
 def _injection(config: TrainerConfig, world: World) -> Injection:
-    """The faults of the command line, counted from the first step of the run, and of the fault file."""
+    """Return the faults of the command line, counted from the run's first step, and of the fault file."""
     faults = [parse_fault(text, present_step=1, world_size=world.size) for text in config.fault]
     require_checkpoints_for(faults, config)
     watched = config.fault_file

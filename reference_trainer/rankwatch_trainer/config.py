@@ -117,7 +117,7 @@ _POSITIVE = ("learning_rate", "clip_norm", "collective_timeout_seconds")
 
 
 def parse_config(arguments: Sequence[str]) -> TrainerConfig:
-    """The configuration that the command line asks for. Raises UsageError with one sentence."""
+    """Return the configuration that the command line asks for. Raises UsageError with one sentence."""
     parser = _Parser(
         prog="rankwatch_trainer",
         description="Trains a small GPT on the source of Python's standard library, with faults on demand.",

@@ -27,7 +27,7 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(root: Path, limit_bytes: int) -> Corpus:
-    """The first `limit_bytes` of all *.py files under root, by folder and name.
+    """Return the first `limit_bytes` of all *.py files under root, by folder and name.
 
     The default root is Python's standard library, which every machine with Python has.
     Raises UsageError if there is no such file.

@@ -42,7 +42,7 @@ class Injection:
         self._draw = random.Random()
 
     def steps(self, first: int, last: int) -> Iterator[int]:
-        """The numbers first..last; each sets the conditions of its step before it is returned."""
+        """Yield the numbers first..last; each sets the conditions of its step before it is returned."""
         for step in range(first, last + 1):
             self.conditions.clear()
             self._draw.seed(f"rank {self._rank} step {step}")  # after a resume the same again
@@ -55,15 +55,15 @@ class Injection:
             yield step
 
     def delayed(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The batches, later where the data is slow."""
+        """Yield the batches, later where the data is slow."""
         for batch in batches:
             if self.conditions.batch_delay_seconds > 0:
                 self._pause(self.conditions.batch_delay_seconds)
             yield batch
 
     def cut(self, text: Tensor) -> Tensor:
-        """A micro-batch, (batch size, context + 1); its sequences shorter where lengths are unequal, and
-        without a meaning where the data are foreign."""
+        """Return a micro-batch, (batch size, context + 1); its sequences shorter where lengths are unequal,
+        and without a meaning where the data are foreign."""
         if self.conditions.data_are_foreign:
             text = torch.randint_like(text, _BYTES)
         if self.conditions.length_ratio <= 1.0:
@@ -73,7 +73,7 @@ class Injection:
         return text[:, : self._draw.randint(shortest, context) + 1]
 
     def strike(self, loss: Tensor) -> Tensor:
-        """The loss of a forward; here a rank dies, stalls, pauses or loses the value."""
+        """Return the loss of a forward; a rank dies, stalls, pauses or loses the value here."""
         if self.conditions.killed:
             os.kill(os.getpid(), signal.SIGKILL)
         pause = self.conditions.stall_seconds + self.conditions.pause_seconds
@@ -112,7 +112,7 @@ class Injection:
             parameters[0].detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1)
 
     def write_file(self, path: Path, content: bytes) -> None:
-        """Writes a file of a checkpoint: on a full disk not at all, on a lying one not what was meant."""
+        """Write a file of a checkpoint: on a full disk not at all, on a lying one not what was meant."""
         if self.conditions.checkpoint_write_fails:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if self.conditions.checkpoint_is_corrupted:

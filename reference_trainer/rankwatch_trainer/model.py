@@ -69,7 +69,7 @@ class GPT(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal weights of deviation 0.02 and zero biases, as GPT-2 does."""
+    """Set normal weights of deviation 0.02 and zero biases, as GPT-2 does."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -81,7 +81,7 @@ _CALIBRATION_CYCLES = 20_000_000
 
 
 def paced_model(config: TrainerConfig, conditions: Conditions) -> GPT:
-    """A model whose layers take the time that the device and the conditions ask for.
+    """Return a model whose layers take the time that the device and the conditions ask for.
 
     On a real device only runs with faults have hooks on their layers, because hooks cost a little.
     """

@@ -34,7 +34,7 @@ class TrainingState:
     step: int = 0
 
     def gather(self, world: World) -> dict[str, Any] | None:
-        """The content of a checkpoint, on rank 0; None on the others. A collective: all ranks call it."""
+        """Return the content of a checkpoint, on rank 0; None on others. A collective: all ranks call it."""
         own = {"random": _random_state(self.device), "position": self.batches.position}
         ranks: list[Any] | None = [None] * world.size if world.rank == 0 else None
         dist.gather_object(own, ranks)
@@ -68,7 +68,8 @@ class TrainingState:
 def fresh_state(
     config: TrainerConfig, world: World, device: torch.device, text: Tensor, conditions: Conditions
 ) -> TrainingState:
-    """The state before the first step: the same weights on every rank, each rank's share of the text."""
+    """Return the state before the first step: the same weights on each rank, each rank's share of the
+    text."""
     torch.manual_seed(config.seed)
     random.seed(config.seed)
     model = paced_model(config, conditions).to(device)
@@ -109,7 +110,7 @@ def learning_rate(config: TrainerConfig, completed_steps: int) -> float:
 
 
 def warmup_then_cosine(optimizer: Optimizer, config: TrainerConfig) -> LambdaLR:
-    """The schedule as PyTorch's scheduler, so that a checkpoint holds it like any other."""
+    """Return the schedule as PyTorch's scheduler, so that a checkpoint holds it like any other."""
     return LambdaLR(optimizer, lambda completed: learning_rate(config, completed) / config.learning_rate)
 
 

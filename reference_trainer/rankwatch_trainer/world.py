@@ -97,7 +97,7 @@ class Preemption:
         """Set by the signal on this rank; the others learn of it in `agreed`."""
 
     def agreed(self, device: torch.device) -> bool:
-        """True on all ranks once any rank was asked. A collective, unless nothing is watched."""
+        """Return True on all ranks once any rank was asked. A collective, unless nothing is watched."""
         if not self._watching:
             return False
         asked = torch.tensor(int(self.signalled), device=device)

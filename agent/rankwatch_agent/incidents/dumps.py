@@ -150,7 +150,8 @@ class DumpWatcher:
 
 
 def belongs(name: str, modified: float, incident: Incident, since: float) -> bool:
-    """True for a dump of a local rank of the incident's run that is not older than `since` (Unix time).
+    """Return True for a dump of a local rank of the incident's run that is not older than `since` (Unix
+    time).
 
     A dump does not name its run. Where two runs stall at once, each gets it.
     """

@@ -349,7 +349,7 @@ def _ago(moment: float, then: float) -> str:
 
 
 def _text(lines: Iterable[str]) -> str:
-    """Joins lines. No name in them can steer a terminal."""
+    """Join the lines. No name in them can steer a terminal."""
     return "".join(printable(line, keep="\t") + "\n" for line in lines)
 
 

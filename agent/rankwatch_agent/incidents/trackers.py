@@ -79,7 +79,7 @@ class TrackersCollector:
         self._log_limit = LogLimit(monotonic)
 
     def collect(self) -> Collection:
-        """Raises NotApplicable where no server is set."""
+        """Raise NotApplicable where no server is set."""
         if not self._endpoint:
             raise NotApplicable("mlflow_endpoint is empty")
         tracked = {run: each for run, each in self._runs.runs.items() if self._mlflow_run(each)}
@@ -152,7 +152,7 @@ class TrackersCollector:
 
 
 def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
-    """The metrics of the time since `before`, or since the start; none where no step has ended in it."""
+    """Return the metrics since `before`, or since the start; none where no step has ended in that time."""
     before = before or Figures(now.moment - now.running_seconds, 0.0, -1, 0, 0.0, 0.0, 0.0, 0)
     steps, passed = now.steps - before.steps, now.moment - before.moment
     seconds = now.seconds - before.seconds
@@ -173,7 +173,7 @@ def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
 def build_trackers(
     config: AgentConfig, *, runs: TrackedRuns, registry: IncidentRegistry
 ) -> TrackersCollector:
-    """The collector that the settings describe. Raises UserError for a headers file that cannot be used."""
+    """Return the collector that the settings describe. Raises UserError for an unusable headers file."""
     return TrackersCollector(
         runs=runs,
         registry=registry,

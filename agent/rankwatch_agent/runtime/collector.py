@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 def sample(name: str, labels: tuple[str, ...], value: float) -> Series:
-    """A sample of the metric of this name."""
+    """Return a sample of the metric of this name."""
     return Series(metric(name), labels, value)
 
 
@@ -90,7 +90,7 @@ Part = Callable[[], Iterable[Series | CollectError]]
 
 
 def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) -> Collection:
-    """Returns the series of all readable parts. Broken parts are counted and logged.
+    """Return the series of all readable parts. Broken parts are counted and logged.
 
     Raises CollectError where a part failed and none has series, NotApplicable where no part exists here.
     """

@@ -307,7 +307,7 @@ _SECONDS = (
 def load_config(
     *, flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None
 ) -> Effective[AgentConfig]:
-    """The settings in force. `flags` maps field names to the values given. Raises SettingError."""
+    """Return the settings in force. `flags` maps field names to the values given. Raises SettingError."""
     if file is None and environ.get(CONFIG_VARIABLE):
         file = Path(environ[CONFIG_VARIABLE])
     given = {} if file is None else read_file(AgentConfig, file)

@@ -105,7 +105,7 @@ class Connections:
                     _cut(connection)
 
     def _has_room(self, places: Mapping[socket.socket, _Open], client: str, most: int) -> bool:
-        """True if `client` may take one more of `most` places, after a slow connection has left if need be.
+        """Return True if `client` may take one of `most` places, after a slow connection has left if need be.
 
         A client beyond its share gives way itself; where all places are taken, the client with most of them.
         """
@@ -126,7 +126,7 @@ class Connections:
 
 
 def client_of(peer: str, own: str) -> str:
-    """What counts as one client: this machine, an IPv4 address, or an IPv6 network of 64 bits.
+    """Return what counts as one client: this machine, an IPv4 address, or an IPv6 network of 64 bits.
 
     peer, own: the addresses of both ends of the connection.
     """

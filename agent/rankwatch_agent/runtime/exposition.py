@@ -94,7 +94,7 @@ class Exposition:
             return shared.reply
 
     def render(self, snapshot: Snapshot, *, accept: str, accept_encoding: str) -> Reply:
-        """The snapshot for these Accept and Accept-Encoding headers; empty where the request has none."""
+        """Return the snapshot for these Accept and Accept-Encoding headers; empty for absent ones."""
         encoder, content_type = self._encoder(accept)
         body = encoder.encode([*families(snapshot.collections), *self._process.families()])
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
@@ -120,7 +120,7 @@ class Exposition:
 
 
 def constant_labels(*, node: str, cluster: str) -> dict[str, str]:
-    """The labels of every series: the node, and the cluster if it is known."""
+    """Return the labels of every series: the node, and the cluster if it is known."""
     labels = {Label.NODE.value: node}
     if cluster:
         labels[Label.CLUSTER.value] = cluster
@@ -140,7 +140,7 @@ class LineEncoder:
         """`# EOF` in OpenMetrics, nothing in the text format."""
 
     def encode(self, families: Iterable[Family]) -> bytes:
-        """The whole exposition. Of two points with the same labels, the first is kept."""
+        """Return the whole exposition. Of two points with the same labels, the first is kept."""
         parts: list[str] = []
         count = 0
         with self._lock:
@@ -276,7 +276,7 @@ class _ProcessMetrics:
 
 
 def fit_label_value(value: str) -> str:
-    """The value as valid UTF-8 of at most MAX_BYTES in which all characters are printable.
+    """Return the value as valid UTF-8 of at most MAX_BYTES in which all characters are printable.
 
     Every exporter calls this: a black box may hold any text. NUL ends the input of Prometheus's parser, so
     that one value would cost the whole scrape, and marks of direction make one label look like another.

@@ -141,7 +141,7 @@ class LogLimit:
         self._burst = 0
 
     def allows(self, message: str) -> bool:
-        """True if the message should be logged now; it then counts as logged."""
+        """Return True if the message should be logged now; it then counts as logged."""
         now = self._monotonic()
         last = self._logged.get(message)
         if last is not None and now - last < REPEAT_SECONDS:

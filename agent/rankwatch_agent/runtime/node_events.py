@@ -88,12 +88,12 @@ class RestartCycles:
         """Job -> its cycles, in their order. Only the collector `nvrx` sets it."""
 
     def at(self, job: str, owner: int, moment: float) -> RestartCycle | None:
-        """The cycle in which a process of this user began; `moment` is Unix time. None if none is known."""
+        """Return the cycle in which a process of this user began at `moment` (Unix time); None if unknown."""
         begun = [each for each in self._of(job, owner) if each.started <= moment]
         return begun[-1] if begun else None
 
     def newest(self, job: str, owner: int) -> RestartCycle | None:
-        """The last cycle of a job of this user; None if none is known."""
+        """Return the last cycle of a job of this user; None if none is known."""
         cycles = self._of(job, owner)
         return cycles[-1] if cycles else None
 

@@ -68,7 +68,7 @@ class Endpoint:
         )
 
     def send(self, metrics: Sequence[Metric]) -> bool:
-        """True if the endpoint accepts the metrics within the timeout, which includes retries."""
+        """Return True if the endpoint accepts the metrics within the timeout, which includes retries."""
         scope = ScopeMetrics(self._scope, metrics, "")
         data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
         return self._exporter.export(data) is MetricExportResult.SUCCESS
@@ -79,7 +79,7 @@ class Endpoint:
 
 
 def build_resource(*, node: str, cluster: str, version: str) -> Resource:
-    """The attributes of the agent that sends. An empty `cluster` is left out."""
+    """Return the attributes of the agent that sends. An empty `cluster` is left out."""
     attributes = {
         "service.name": "rankwatch-agent",
         "service.version": version,
@@ -92,7 +92,7 @@ def build_resource(*, node: str, cluster: str, version: str) -> Resource:
 
 
 def build_session(adapter: DeadlineAdapter | None = None) -> requests.Session:
-    """An HTTP session for the exporter. Proxies come from the environment, credentials do not.
+    """Return an HTTP session for the exporter. Proxies come from the environment, credentials do not.
 
     It trusts neither the length of a response, nor its pace, nor a redirect.
     """
@@ -115,7 +115,7 @@ class DeadlineAdapter(requests.adapters.HTTPAdapter):
     """
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
-        """The pool of connections for a request."""
+        """Return the pool of connections for a request."""
         pool = super().get_connection_with_tls_context(*args, **options)
         if not issubclass(pool.ConnectionCls, _Cut):
             kind = type(pool.ConnectionCls.__name__, (_Cut, pool.ConnectionCls), {})
@@ -170,7 +170,7 @@ class QuietFilter(logging.Filter):
         self._last = float("-inf")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True if the record is to be logged."""
+        """Return True if the record is to be logged."""
         now = self._monotonic()
         if now - self._last < QUIET_SECONDS:
             return False

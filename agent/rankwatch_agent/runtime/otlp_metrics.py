@@ -189,7 +189,7 @@ class OtlpExport:
             self._thread.join(timeout_seconds)
 
     def snapshot(self) -> Snapshot:
-        """The snapshot with the counters of the export, for scrapes as well."""
+        """Return the snapshot with the counters of the export, for scrapes as well."""
         collected = self._collected()
         return replace(collected, collections=(*collected.collections, self._batch_counters.collection()))
 
@@ -263,7 +263,7 @@ class _BatchCounters:
                 self._last_success = at
 
     def collection(self) -> Collection:
-        """The counters as series."""
+        """Return the counters as series."""
         with self._lock:
             series = [
                 sample("rankwatch_otlp_batches_total", (outcome.value,), count)

@@ -162,7 +162,7 @@ class SpanSender:
 
 
 def as_sdk_span(span: TraceSpan, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
-    """The span in the SDK's terms."""
+    """Return the span in the SDK's terms."""
     failed = (
         Status(StatusCode.ERROR, span.error or None) if span.error is not None else Status(StatusCode.UNSET)
     )
@@ -326,7 +326,8 @@ class SpanFile:
 
 
 def json_line(spans: Sequence[ReadableSpan]) -> bytes:
-    """The spans as one line in OTLP's JSON, in which ids are hexadecimal and not base64 as in protobuf's."""
+    """Return the spans as a line of OTLP's JSON, in which ids are hexadecimal, not base64 as in
+    protobuf's."""
     request = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
     for resource in request.get("resourceSpans", ()):
         for scope in resource.get("scopeSpans", ()):

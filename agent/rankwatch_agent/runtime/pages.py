@@ -110,12 +110,12 @@ def gpu_readiness(snapshot: Snapshot) -> Page:
 
 
 def build_token(path: Path | None) -> BearerToken | None:
-    """The token in the file; None without a file. Raises UserError."""
+    """Return the token in the file; None without a file. Raises UserError."""
     return None if path is None else Reread([path], lambda: load_token(path))
 
 
 def load_token(path: Path) -> bytes:
-    """The token in the file, without white space around it. Raises UserError that does not show it."""
+    """Return the token in the file, without white space around it. Raises UserError that does not show it."""
     try:
         token = path.read_bytes().strip()
     except OSError as error:
@@ -128,7 +128,7 @@ def load_token(path: Path) -> bytes:
 
 
 def with_token(route: Route, token: BearerToken | None) -> Route:
-    """The route, with status 401 for a request without the token. None leaves the route open."""
+    """Return the route, with status 401 for a request without the token. None leaves the route open."""
     if token is None:
         return route
 
@@ -139,7 +139,7 @@ def with_token(route: Route, token: BearerToken | None) -> Route:
 
 
 def warning_if_open(host: str, port: int, *, guarded: bool) -> str | None:
-    """A warning if every machine that reaches the server can read the metrics, else None.
+    """Return a warning if every machine that reaches the server can read the metrics, else None.
 
     host: the address the socket is bound to. guarded: True with TLS or a token.
     """

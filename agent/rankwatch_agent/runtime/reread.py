@@ -55,7 +55,7 @@ class Reread(Generic[Value]):
             raise self._error
 
     def current(self) -> Value:
-        """The value of the files now, or of their last usable version."""
+        """Return the value of the files now, or of their last usable version."""
         if not self._looked(self._patience_seconds):
             with self._lock:
                 look = self._look
@@ -145,7 +145,7 @@ def headers_source(path: Path | None) -> Callable[[], Mapping[str, str]]:
 
 
 def load_headers(path: Path) -> dict[str, str]:
-    """The headers in the file. Raises UserError."""
+    """Return the headers in the file. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -98,7 +98,7 @@ class MetricsServer(ThreadingHTTPServer):
             ) from None
 
     def listening_address(self) -> tuple[str, int]:
-        """The host and port that are bound."""
+        """Return the host and port that are bound."""
         host, port = self.socket.getsockname()[:2]
         return host, port
 
@@ -108,7 +108,7 @@ class MetricsServer(ThreadingHTTPServer):
         self.server_name, self.server_port = self.listening_address()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection. Its TLS handshake follows in the thread of the connection."""
+        """Return the next connection. Its TLS handshake follows in the thread of the connection."""
         try:
             connection, address = super().get_request()
         except OSError as error:
@@ -275,7 +275,7 @@ def _ends_header(sent: bytes) -> bool:
 
 
 def plain_page(status: HTTPStatus, text: str) -> Page:
-    """A page of plain text that ends in one newline."""
+    """Return a page of plain text that ends in one newline."""
     return Page(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})
 
 
@@ -285,7 +285,8 @@ def join_address(host: str, port: int) -> str:
 
 
 def build_tls(*, certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsContext | None:
-    """The TLS context of the server; None without a certificate. Raises UserError for a file it cannot use.
+    """Return the TLS context of the server; None without a certificate. Raises UserError for an unusable
+    file.
 
     With `client_ca`, only clients with a certificate of these authorities may connect, to any page. The
     kubelet has none: give the probes a listener of their own.
@@ -297,7 +298,7 @@ def build_tls(*, certificate: Path | None, key: Path | None, client_ca: Path | N
 
 
 def load_context(*, certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """A server context for TLS 1.2 and newer. Raises UserError that names the files and the fault."""
+    """Return a server context for TLS 1.2 and newer. Raises UserError that names the files and the fault."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -68,7 +68,7 @@ class Supervisor:
                 close()
 
     def snapshot(self) -> Snapshot:
-        """The last good results and the health of all collectors."""
+        """Return the last good results and the health of all collectors."""
         healths = [(runner.collector, runner.health()) for runner in self._runners]
         found = (health.collection for _, health in healths)
         return Snapshot(
@@ -137,7 +137,7 @@ class RunOutcome(StrEnum):
     DEADLINE = "deadline"
 
     def state(self) -> CollectorState:
-        """The state of a collector after a run that ended like this."""
+        """Return the state of a collector after a run that ended like this."""
         return CollectorState.FAILED if self is RunOutcome.DEADLINE else CollectorState(self.value)
 
 
@@ -169,7 +169,7 @@ class CollectorHealth:
         return found == {RunOutcome.NOT_APPLICABLE}
 
     def overdue(self) -> CollectorHealth:
-        """The health once the present run has passed its deadline."""
+        """Return the health once the present run has passed its deadline."""
         return replace(
             self,
             state=CollectorState.FAILED,
@@ -187,7 +187,7 @@ class CollectorHealth:
         wall: float,
         was_overdue: bool,
     ) -> CollectorHealth:
-        """The health after a run. An overdue run is shown again, but was counted at its deadline."""
+        """Return the health after a run. An overdue run is shown again, but was counted at its deadline."""
         return CollectorHealth(
             state=outcome.state(),
             completed=True,
@@ -202,7 +202,7 @@ class CollectorHealth:
         )
 
     def without_stale(self, now: float, limit: float) -> CollectorHealth:
-        """The same, but failed and without a result if that is older than `limit` seconds."""
+        """Return the same, but failed and without a result if that is older than `limit` seconds."""
         if self.collection is None or now - self.collected_at <= limit:
             return self
         return replace(self, state=CollectorState.FAILED, collection=None)
@@ -259,7 +259,7 @@ class CollectorRunner:
         return not self._thread.is_alive()
 
     def health(self) -> CollectorHealth:
-        """The health now. This call also notices a run past its deadline."""
+        """Return the health now. This call also notices a run past its deadline."""
         collector = self.collector
         now = self._clocks.monotonic()
         with self._lock:
@@ -328,7 +328,7 @@ class CollectorRunner:
 
 
 def next_start(first: float, interval: float, now: float) -> float:
-    """The first moment after `now` on the grid `first + k * interval`.
+    """Return the first moment after `now` on the grid `first + k * interval`.
 
     A run longer than its interval skips starts instead of catching up, and the grid never shifts.
     """

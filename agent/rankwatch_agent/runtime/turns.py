@@ -76,7 +76,7 @@ def excess(
     most: int,
     size: Callable[[_Item], int] = lambda _: 1,
 ) -> list[_Item]:
-    """The items that go until the others fit in `most`: always the first one of the owner that has most.
+    """Return the items that go until the others fit in `most`: always the first of the owner that has most.
 
     So an owner with few items keeps all of them, however many the others bring.
 

@@ -29,7 +29,7 @@ class RankProcess(NamedTuple):
 
 
 def writer_of(black_box: Path) -> int | None:
-    """The process that writes a black box; None where it is unknown.
+    """Return the process that writes a black box; None where it is unknown.
 
     The header holds the id that the trainer sees, which differs in a container, and the file is untrusted.
     But the writer holds a record lock on the file, and the kernel knows the holder. A process that shares its
@@ -49,14 +49,14 @@ def writer_of(black_box: Path) -> int | None:
 
 
 def _user_of(pid: int) -> int:
-    """The real user id of a process. Raises OSError and ValueError."""
+    """Return the real user id of a process. Raises OSError and ValueError."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     found = next((line for line in status.splitlines() if line.startswith("Uid:")), "")
     return int(found.split("\t")[1] if "\t" in found else "")
 
 
 def user_of(black_box: Path, owner: int) -> Owner:
-    """The user of a black box and their groups, for children that read what is theirs. Raises OSError."""
+    """Return the user of a black box, with groups, for children that read what is theirs. Raises OSError."""
     file = open_regular(black_box, owner=owner)
     try:
         return owner_of(owner, lock_holder(file) or None)
@@ -73,7 +73,7 @@ class PathReaders:
         self._log_limit = LogLimit()
 
     def find(self, box: Path, owner: int, wanted: Sequence[Wanted]) -> Sequence[Answer] | None:
-        """The answers; None while one of them is not known."""
+        """Return the answers; None while one of them is not known."""
         reader = self._readers.get(owner)
         if reader is None:
             try:

@@ -46,7 +46,7 @@ class AffinityCollector:
         self._inventory = inventory
 
     def collect(self) -> Collection:
-        """Compares every GPU with every NIC. Raises NotApplicable where either is missing, CollectError."""
+        """Compare every GPU with every NIC. Raises NotApplicable where either is missing, CollectError."""
         gpus = {gpu.uuid: device for gpu in self._inventory.gpus() if (device := self._device(gpu))}
         if not gpus:
             raise NotApplicable("no known GPU is on the PCI bus")
@@ -68,7 +68,7 @@ class AffinityCollector:
 
 
 def find_nics(sysfs: Path) -> dict[str, PciDevice]:
-    """Returns the RDMA devices; on a machine without any, the network interfaces on the PCI bus.
+    """Return the RDMA devices; on a machine without any, the network interfaces on the PCI bus.
 
     Virtual functions are left out. Raises CollectError where the devices cannot be listed.
     """
@@ -89,14 +89,14 @@ def _devices(directory: Path) -> dict[str, PciDevice]:
 
 
 def nearest(gpu: PciDevice, nics: Mapping[str, PciDevice]) -> dict[str, Distance]:
-    """Returns the NICs at the shortest known distance from the GPU, and that distance."""
+    """Return the NICs at the shortest known distance from the GPU, and that distance."""
     known = {name: between for name, nic in nics.items() if (between := distance(gpu, nic)) is not None}
     shortest = next((each for each in Distance if each in known.values()), None)
     return {name: between for name, between in known.items() if between is shortest}
 
 
 def distance(one: PciDevice, other: PciDevice) -> Distance | None:
-    """Returns what lies between the two devices; None where that takes NUMA nodes which are unknown."""
+    """Return what lies between the two devices; None where that takes NUMA nodes which are unknown."""
     shared = _shared_bridges(one.bridges, other.bridges)
     if shared == 0:
         if one.numa_node is None or other.numa_node is None:
@@ -110,7 +110,7 @@ def distance(one: PciDevice, other: PciDevice) -> Distance | None:
 
 
 def _shared_bridges(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Counts the bridges that both paths begin with; the first is the host bridge."""
+    """Count the bridges that both paths begin with; the first is the host bridge."""
     count = 0
     for left, right in zip(one, other, strict=False):
         if left != right:

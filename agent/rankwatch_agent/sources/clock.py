@@ -64,7 +64,7 @@ def read_timex() -> bytes:
 
 
 def parse_timex(raw: bytes) -> ClockState:
-    """The state in a `struct timex` of this machine's byte order."""
+    """Return the state in a `struct timex` of this machine's byte order."""
     _, offset, _, max_error, _, status = _TIMEX.unpack_from(raw)
     return ClockState(
         offset_seconds=offset * (1e-9 if status & _NANOSECONDS else 1e-6),

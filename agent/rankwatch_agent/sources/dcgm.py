@@ -198,7 +198,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(url: str) -> Endpoint:
-    """The parts of an http or https URL; raises FieldError."""
+    """Return the parts of an http or https URL; raises FieldError."""
     expected = "a URL such as http://localhost:9400/metrics, without a user and without spaces"
     try:
         parts = urlsplit(url)
@@ -218,7 +218,7 @@ def _without_password(url: str) -> str:
 
 
 def fetch(endpoint: Endpoint, timeout_seconds: float) -> bytes:
-    """The body of the answer, if all of it comes in time; raises CollectError."""
+    """Return the body of the answer, if all of it comes in time; raises CollectError."""
     accept = {"Accept": "text/plain"}
     try:
         answer = ask(str(endpoint), seconds=timeout_seconds, most_bytes=MAX_ANSWER_BYTES, headers=accept)
@@ -279,7 +279,7 @@ class DcgmAnswer(NamedTuple):
 
 
 def parse_answer(text: bytes, wanted: Members[str]) -> DcgmAnswer:
-    """The samples of the wanted fields; lines that cannot be parsed are skipped."""
+    """Return the samples of the wanted fields; lines that cannot be parsed are skipped."""
     samples: list[DcgmSample] = []
     fields = 0
     for number, line in enumerate(_lines(text)):

@@ -33,7 +33,7 @@ class KnownField(NamedTuple):
     names an instance."""
 
     def value(self, raw: float) -> float | None:
-        """The value in our unit; None where it is implausible."""
+        """Return the value in our unit; None where it is implausible."""
         scaled = raw * self.scale
         lowest = -90.0 if self.metric.unit == "celsius" else 0.0
         return scaled if lowest <= scaled <= self.highest else None
@@ -136,12 +136,12 @@ _UNKNOWN = 2.0**32 - 1
 
 
 def old_name(field: str) -> str:
-    """The name of a field before DCGM 4, which the table uses; other names come back unchanged."""
+    """Return the name of a field before DCGM 4, which the table uses; other names come back unchanged."""
     return _NEW_NAMES.get(field, field)
 
 
 def all_names(fields: tuple[str, ...]) -> frozenset[str]:
-    """The names of these fields before and since DCGM 4."""
+    """Return the names of these fields before and since DCGM 4."""
     wanted = {old_name(field) for field in fields}
     return frozenset(wanted | {new for new, old in _NEW_NAMES.items() if old in wanted})
 

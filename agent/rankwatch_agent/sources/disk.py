@@ -66,7 +66,7 @@ class DiskCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads space and counters.
+        """Read space and counters.
 
         Raises CollectError, also where the path does not exist: a volume that is not mounted looks like that.
         """
@@ -111,7 +111,7 @@ class DiskCollector:
 def find_block_device(
     st_dev: int, disks: Mapping[tuple[int, int], DiskCounters], mounts: Mapping[tuple[int, int], str]
 ) -> DiskCounters | None:
-    """Returns the block device of a file system by its `st_dev`, or None for NFS, tmpfs and the like.
+    """Return the block device of a file system by its `st_dev`, or None for NFS, tmpfs and the like.
 
     btrfs and some others give files an anonymous device number. The source of the mount then names the
     device.
@@ -126,7 +126,7 @@ def find_block_device(
 
 
 def parse_diskstats(text: str) -> Table[tuple[int, int], DiskCounters]:
-    """Parses /proc/diskstats by (major, minor). Columns: Documentation/admin-guide/iostats.rst."""
+    """Parse /proc/diskstats by (major, minor). Columns: Documentation/admin-guide/iostats.rst."""
     return parse_lines(text, _parse_disk)
 
 
@@ -140,7 +140,7 @@ def _parse_disk(line: str) -> tuple[tuple[int, int], DiskCounters]:
 
 
 def parse_mount_sources(text: str) -> Table[tuple[int, int], str]:
-    """Parses /proc/*/mountinfo: (major, minor) -> source of the mount, such as /dev/nvme0n1p1."""
+    """Parse /proc/*/mountinfo: (major, minor) -> source of the mount, such as /dev/nvme0n1p1."""
     return parse_lines(text, _parse_mount)
 
 

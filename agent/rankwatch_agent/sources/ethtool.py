@@ -93,7 +93,7 @@ _RULES: tuple[tuple[Metric, re.Pattern[str]], ...] = tuple(
 
 
 def select(names: Iterable[str]) -> dict[int, ExportedStatistic]:
-    """Returns the statistics to export by position. Where two give the same series, the first rule wins."""
+    """Return the statistics to export by position. Where two give the same series, the first rule wins."""
     best: dict[tuple[str, tuple[str, ...]], tuple[int, int, ExportedStatistic]] = {}
     for position, name in enumerate(names):
         for rule, (each, pattern) in enumerate(_RULES):
@@ -157,7 +157,7 @@ class EthtoolCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads the selected interfaces. Raises NotApplicable where none has statistics, CollectError."""
+        """Read the selected interfaces. Raises NotApplicable where none has statistics, CollectError."""
         names = [name for name in list_names(str(self._interfaces)) if (self._interfaces / name).is_dir()]
         selected = self._filter.select(names, with_hardware(self._interfaces, names))
         self._selections = {name: known for name, known in self._selections.items() if name in selected}
@@ -195,7 +195,7 @@ class EthtoolCollector:
 
 
 def _open_socket() -> socket.socket:
-    """Opens a socket for ioctls. Its kind does not matter. Raises CollectError."""
+    """Open a socket for ioctls. Its kind does not matter. Raises CollectError."""
     try:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     except OSError as error:
@@ -245,7 +245,7 @@ class DriverStatistics:
         self._interface = interface
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names in the order of `values`.
+        """Return the names in the order of `values`.
 
         Raises NotApplicable where there are none, CollectError.
         """
@@ -257,7 +257,7 @@ class DriverStatistics:
         return self._request(names_request(count), names_size(MAX_STATISTICS), parse_names)
 
     def values(self, count: int) -> tuple[int, ...]:
-        """Returns the present values, `count` of them unless that has changed.
+        """Return the present values, `count` of them unless that has changed.
 
         Raises NotApplicable, CollectError.
         """
@@ -286,7 +286,7 @@ class DriverStatistics:
 
 
 def check_same_interface(connection: socket.socket, directory: Path) -> None:
-    """Checks that the socket's interface is the one at `directory` in sysfs.
+    """Check that the socket's interface is the one at `directory` in sysfs.
 
     The agent may see the host's sysfs from a network namespace of its own, where `eth0` is another interface.
     Interface numbers repeat between namespaces; hardware addresses do not. Raises NotApplicable where either
@@ -307,7 +307,7 @@ def check_same_interface(connection: socket.socket, directory: Path) -> None:
 
 
 def interface_version(directory: Path) -> tuple[str, str]:
-    """Returns interface number and carrier changes. While they stay the same, so do the statistics' names."""
+    """Return interface number and carrier changes. While they stay the same, so do the statistics' names."""
     return read_kernel_file(directory / "ifindex"), read_kernel_file(directory / "carrier_changes")
 
 
@@ -316,7 +316,7 @@ def _parse_address(text: str) -> bytes:
 
 
 def interface_request(interface: str, address: int) -> bytes:
-    """Builds the `struct ifreq` that names an interface and points to a command.
+    """Build the `struct ifreq` that names an interface and points to a command.
 
     Raises ValueError where the name is too long.
     """
@@ -327,28 +327,28 @@ def interface_request(interface: str, address: int) -> bytes:
 
 
 def count_request() -> bytes:
-    """Builds the `struct ethtool_sset_info` that requests the number of statistics."""
+    """Build the `struct ethtool_sset_info` that requests the number of statistics."""
     return _SET_INFO.pack(_GSSET_INFO, 0, 1 << _STATISTICS_SET, 0)
 
 
 def parse_statistics_count(answer: Answer) -> int:
-    """Returns the number of statistics; 0 where the driver has cleared the bit of the request."""
+    """Return the number of statistics; 0 where the driver has cleared the bit of the request."""
     _, _, mask, count = _SET_INFO.unpack_from(answer)
     return int(count) if mask & 1 << _STATISTICS_SET else 0
 
 
 def names_request(count: int) -> bytes:
-    """Builds the head of `struct ethtool_gstrings`. The names follow it in the answer."""
+    """Build the head of `struct ethtool_gstrings`. The names follow it in the answer."""
     return _STRINGS.pack(_GSTRINGS, _STATISTICS_SET, count)
 
 
 def names_size(count: int) -> int:
-    """Returns the bytes of an answer with `count` names."""
+    """Return the bytes of an answer with `count` names."""
     return _STRINGS.size + count * _NAME_BYTES
 
 
 def parse_names(answer: Answer) -> tuple[str, ...]:
-    """Returns the names in the order of the values. Raises ValueError where the answer is cut off."""
+    """Return the names in the order of the values. Raises ValueError where the answer is cut off."""
     count = _STRINGS.unpack_from(answer)[2]
     if len(answer) < names_size(count):
         raise ValueError(f"{count} names do not fit into {len(answer)} bytes")
@@ -357,17 +357,17 @@ def parse_names(answer: Answer) -> tuple[str, ...]:
 
 
 def values_request(count: int) -> bytes:
-    """Builds the head of `struct ethtool_stats`. The values follow it in the answer."""
+    """Build the head of `struct ethtool_stats`. The values follow it in the answer."""
     return _STATISTICS.pack(_GSTATS, count)
 
 
 def values_size(count: int) -> int:
-    """Returns the bytes of an answer with `count` values."""
+    """Return the bytes of an answer with `count` values."""
     return _STATISTICS.size + count * 8
 
 
 def parse_values(answer: Answer) -> tuple[int, ...]:
-    """Returns the values. Raises ValueError where the answer is cut off."""
+    """Return the values. Raises ValueError where the answer is cut off."""
     count = _STATISTICS.unpack_from(answer)[1]
     if len(answer) < values_size(count):
         raise ValueError(f"{count} values do not fit into {len(answer)} bytes")

@@ -43,7 +43,7 @@ class Table(NamedTuple, Generic[Key, Value]):
     """Names of the entries that could not be parsed."""
 
     def errors(self, path: Path) -> list[CollectError]:
-        """Returns one error that names the broken entries of the file, or no error."""
+        """Return one error that names the broken entries of the file, or no error."""
         if not self.broken:
             return []
         more = len(self.broken) - _MAX_NAMED_ENTRIES
@@ -52,7 +52,7 @@ class Table(NamedTuple, Generic[Key, Value]):
 
 
 def read_kernel_file(path: Path) -> str:
-    """Returns the text of the file.
+    """Return the text of the file.
 
     Raises NotApplicable where this kernel has no such file, CollectError where it cannot be read.
     """
@@ -68,7 +68,7 @@ def read_kernel_file(path: Path) -> str:
 
 
 def text_or_empty(path: Path) -> str:
-    """Returns the text of the file; empty where there is none, or where the agent lacks the permission."""
+    """Return the text of the file; empty where there is none, or where the agent lacks the permission."""
     try:
         return read_kernel_file(path)
     except (NotApplicable, CollectError):
@@ -76,7 +76,7 @@ def text_or_empty(path: Path) -> str:
 
 
 def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
-    """Reads and parses the file. A ValueError or LookupError of `parse` becomes a CollectError."""
+    """Read and parse the file. A ValueError or LookupError of `parse` becomes a CollectError."""
     text = read_kernel_file(path)
     try:
         return parse(text)
@@ -85,7 +85,7 @@ def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
 
 
 def parse_count(text: str) -> int:
-    """Parses a counter of the kernel, from 0 to 2^64 - 1. Raises ValueError."""
+    """Parse a counter of the kernel, from 0 to 2^64 - 1. Raises ValueError."""
     digits = text.strip()
     # int() also accepts a sign, 1_000 and the digits of other scripts.
     if not (digits.isascii() and digits.isdecimal()) or int(digits) > _MAX_COUNT:
@@ -96,7 +96,7 @@ def parse_count(text: str) -> int:
 def parse_lines(
     text: str, parse: Callable[[str], tuple[Key, Value]], *, heading: int = 0
 ) -> Table[Key, Value]:
-    """Parses each line after the first `heading` lines. A ValueError of `parse` marks the line as broken.
+    """Parse each line after the first `heading` lines. A ValueError of `parse` marks the line as broken.
 
     Raises ValueError where the heading itself is missing.
     """
@@ -116,7 +116,7 @@ def parse_lines(
 
 
 def parse_fields(fields: Iterable[tuple[str, str]], parse: Callable[[str], Value]) -> Table[str, Value]:
-    """Parses the text of each named field. A ValueError of `parse` marks the field as broken."""
+    """Parse the text of each named field. A ValueError of `parse` marks the field as broken."""
     found = {}
     broken = []
     for name, text in fields:
@@ -128,7 +128,7 @@ def parse_fields(fields: Iterable[tuple[str, str]], parse: Callable[[str], Value
 
 
 def list_names(directory: str) -> list[str]:
-    """Returns the names in the directory, sorted.
+    """Return the names in the directory, sorted.
 
     Raises NotApplicable where there is no such directory, CollectError where it cannot be listed.
     """
@@ -141,7 +141,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def names_or_empty(directory: str) -> list[str]:
-    """Returns the names in the directory, or none where it cannot be listed.
+    """Return the names in the directory, or none where it cannot be listed.
 
     Raises OutOfDescriptorsError.
     """
@@ -159,7 +159,7 @@ def _collect_error(verb: str, path: str, error: OSError) -> CollectError:
 
 
 def _read(path: Path) -> bytes:
-    """Reads the whole file. It never blocks: a FIFO in the file's place is refused."""
+    """Read the whole file. It never blocks: a FIFO in the file's place is refused."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if stat.S_ISFIFO(os.fstat(file).st_mode):  # without a writer it reads as empty

@@ -116,7 +116,7 @@ class KernelLogCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads the records since the last run.
+        """Read the records since the last run.
 
         There are no series until the records of before the start are read, since they would look like new
         events. Raises NotApplicable where there is no kernel log, CollectError where it cannot be read.
@@ -138,7 +138,7 @@ class KernelLogCollector:
         return Collection((*events, *nvlink5, *self._sxids.series(), missed))
 
     def _boot_time(self) -> float | None:
-        """Returns the Unix time of boot, or None where /proc/stat cannot be read."""
+        """Return the Unix time of boot, or None where /proc/stat cannot be read."""
         try:
             return parse_kernel_file(self._stat, parse_boot_time)
         except (NotApplicable, CollectError):
@@ -182,7 +182,7 @@ class KernelLogCollector:
         return known.uuid if known is not None else bus_id
 
     def _log(self, line: XidLine, gpu: str, timestamp: float | None, text: str, advice: Advice) -> None:
-        """Logs the raw line, which holds more than any series: process, link, subcode."""
+        """Log the raw line, which holds more than any series: process, link, subcode."""
         if not self._log_limit.allows(f"{gpu} {line.xid} {line.severity} {advice}"):
             return
         logger.log(
@@ -201,7 +201,7 @@ class KernelLogCollector:
 
 
 def parse_boot_time(text: str) -> float:
-    """Parses the Unix time of boot from /proc/stat, in whole seconds."""
+    """Parse the Unix time of boot from /proc/stat, in whole seconds."""
     for line in text.splitlines():
         if line.startswith("btime "):
             return float(parse_count(line.split()[1]))
@@ -230,7 +230,7 @@ class GpuLosses:
         self._losses: dict[str, _Loss] = {}
 
     def is_new_error(self, line: XidLine, seconds: float) -> bool:
-        """False for a line that repeats a loss which was counted; True for all other errors."""
+        """Return False for a line that repeats a loss which was counted; True for all other errors."""
         if line.xid != FALLEN_OFF_THE_BUS:
             return True
         known = self._losses.get(line.bus_id)
@@ -262,7 +262,7 @@ class Nvlink5Counts:
         self._counts: Counter[tuple[str, int, str, str]] = Counter()
 
     def add(self, error: Nvlink5Error, bus_id: str, *, default_action: str) -> Advice:
-        """Counts one error. `default_action` is the action of its code, used where no rule matches."""
+        """Count one error. `default_action` is the action of its code, used where no rule matches."""
         rule = rule_for(self._rules, error)
         action = default_action if rule is None else rule.action_for(error)
         key = (bus_id, error.xid, error.subcode if error.subcode in self._named else OTHER_SUBCODE, action)
@@ -271,7 +271,7 @@ class Nvlink5Counts:
         return Advice(action, "" if rule is None else rule.investigate)
 
     def series(self, name_of: Callable[[str], str]) -> Iterator[Series]:
-        """Yields every count. `name_of` returns the GPU at a bus id."""
+        """Yield every count. `name_of` returns the GPU at a bus id."""
         for (bus_id, xid, subcode, action), count in self._counts.items():
             yield sample(
                 "rankwatch_gpu_xid_subcode_errors_total", (name_of(bus_id), str(xid), subcode, action), count
@@ -285,13 +285,13 @@ class SxidCounts:
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, line: SxidLine) -> None:
-        """Counts one error."""
+        """Count one error."""
         key = (line.bus_id, str(line.sxid), "fatal" if line.fatal else "nonfatal")
         known = key in self._counts or len(self._counts) < MAX_SXID_COUNTS
         self._counts[key if known else ("other", "other", key[2])] += 1
 
     def series(self) -> Iterator[Series]:
-        """Yields every count."""
+        """Yield every count."""
         for key, count in self._counts.items():
             yield sample("rankwatch_nvswitch_sxid_errors_total", key, count)
 

@@ -113,7 +113,7 @@ _EVENTS_OF_PROCESSES = frozenset(("nccl_segfault", "oom_kill", "cgroup_oom_kill"
 
 
 def events_in(text: str) -> Iterator[str]:
-    """Yields the events that a line reports: mostly none."""
+    """Yield the events that a line reports: mostly none."""
     for event, substring, pattern in KNOWN_FAULTS:
         if substring not in text or not pattern.search(text):
             continue
@@ -134,7 +134,7 @@ class XidLine(NamedTuple):
 
 
 def parse_xid(text: str) -> XidLine | None:
-    """Returns the XID error in a line, or None."""
+    """Return the XID error in a line, or None."""
     if "NVRM" not in text:
         return None
     found = _XID.match(text)
@@ -148,13 +148,13 @@ def parse_xid(text: str) -> XidLine | None:
 
 
 def parse_identity(text: str) -> tuple[str, str] | None:
-    """Returns PCI address and UUID of a GPU, which the driver logs once before its first error."""
+    """Return PCI address and UUID of a GPU, which the driver logs once before its first error."""
     found = _IDENTITY.match(text) if "NVRM" in text else None
     return (normalise_bus_id(found[1]), found[2]) if found else None
 
 
 def _severity(xid: int, rest: str) -> str | None:
-    """Returns the severity of a code that can be fatal or not.
+    """Return the severity of a code that can be fatal or not.
 
     Texts of other codes use these words freely.
     """
@@ -174,7 +174,7 @@ class SxidLine(NamedTuple):
 
 
 def parse_sxid(text: str) -> SxidLine | None:
-    """Returns the error of an NVSwitch in a line, or None.
+    """Return the error of an NVSwitch in a line, or None.
 
     The driver logs several lines for one error. Only the first states whether it is fatal.
     """
@@ -183,7 +183,7 @@ def parse_sxid(text: str) -> SxidLine | None:
 
 
 def parse_nvlink5(text: str) -> Nvlink5Error | None:
-    """Returns the NVLink 5 error in a line, or None where there is none or its registers are missing."""
+    """Return the NVLink 5 error in a line, or None where there is none or its registers are missing."""
     found = _NVLINK5.match(text) if "NVRM: Xid" in text else None
     if found is None:
         return None
@@ -213,7 +213,7 @@ class KernelRecord(NamedTuple):
 
 
 def parse_record(line: bytes) -> KernelRecord | None:
-    """Returns the record that begins on this line; None for continuation lines and anything else."""
+    """Return the record that begins on this line; None for continuation lines and anything else."""
     header = _HEADER.match(line)
     if header is None:
         return None
@@ -236,7 +236,7 @@ class KernelLogReader:
         """True once the reader has reached the end of the log for the first time."""
 
     def read(self, max_lines: int) -> list[KernelRecord]:
-        """Returns the records since the last call, at most about `max_lines`. The next call returns the rest.
+        """Return the records since the last call, at most about `max_lines`. The next call returns the rest.
 
         Raises NotApplicable where there is no such file or the agent never had permission to read it,
         CollectError where it cannot be read.
@@ -265,7 +265,7 @@ class KernelLogReader:
         return records
 
     def close(self) -> None:
-        """Closes the file. The next read opens it again."""
+        """Close the file. The next read opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -302,11 +302,11 @@ class KernelLogReader:
         return self._descriptor
 
     def _is_device(self) -> bool:
-        """True for /dev/kmsg, whose sequence goes on when it is opened again."""
+        """Return True for /dev/kmsg, whose sequence goes on when it is opened again."""
         return self._descriptor is not None and stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
 
     def _replaced(self, descriptor: int) -> bool:
-        """True if the path now leads to another file, or the file was truncated."""
+        """Return True if the path now leads to another file, or the file was truncated."""
         try:
             now = self._path.stat()
         except OSError as error:

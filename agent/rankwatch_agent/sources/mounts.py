@@ -130,7 +130,7 @@ class MountsCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Raises NotApplicable where no rank lives and no NFS is mounted."""
+        """Raise NotApplicable where no rank lives and no NFS is mounted."""
         first: dict[str, RankProcess] = {}
         for rank in self._ranks():
             first.setdefault(rank.run, rank)  # ranks of one run on a node see the same
@@ -164,7 +164,7 @@ class MountsCollector:
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Parses /proc/PID/mountinfo. Lines of another form are left out."""
+    """Parse /proc/PID/mountinfo. Lines of another form are left out."""
     mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -175,7 +175,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def data_mounts(mounts: Iterable[Mount], directory: str) -> list[Mount]:
-    """The file systems that can hold data of a process, each once: first that of its working directory.
+    """Return the file systems that can hold data of a process, each once: its working directory's first.
 
     A file system that is mounted at several places is named after the one that is best for a person. One that
     another was mounted over cannot be reached.
@@ -207,7 +207,7 @@ def _inside(path: str, *directories: str) -> bool:
 
 
 def working_directory(process: Path) -> str:
-    """The process's working directory in its own mount namespace; empty where that may not be read."""
+    """Return the process's working directory in its own mount namespace; empty where that may not be read."""
     try:
         return str((process / "cwd").readlink())
     except OSError:
@@ -269,7 +269,7 @@ class _Question(threading.Thread):
         self._statvfs = statvfs
 
     def run(self) -> None:
-        """Takes the first path that leads to the file system."""
+        """Take the first path that leads to the file system."""
         for path in self.place.paths:
             try:
                 number = os.stat(path).st_dev  # noqa: PTH116 - the path may hold a name that is no text
@@ -311,7 +311,7 @@ class NfsMount(NamedTuple):
 
 
 def parse_mountstats(text: str) -> Iterator[NfsMount]:
-    """Parses /proc/PID/mountstats (nfs_show_stats in the kernel). A mount with broken lines is left out."""
+    """Parse /proc/PID/mountstats (nfs_show_stats in the kernel). A mount with broken lines is left out."""
     for block in re.split(r"^device ", text, flags=re.MULTILINE):
         head = re.match(r"(\S+) mounted on (\S+) with fstype nfs\d? ", block)
         if head is not None:

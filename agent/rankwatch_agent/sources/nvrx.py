@@ -92,7 +92,7 @@ class NvrxCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Raises NotApplicable where the directory is not there yet, CollectError if it cannot be read."""
+        """Raise NotApplicable where the directory is not there yet, CollectError if it cannot be read."""
         try:
             wanted = self._cycles.wanted
             names = self._names({job for job, _ in wanted})
@@ -148,7 +148,7 @@ class NvrxCollector:
 
 
 def _files(directory: Path, job: str, newest_first: Iterable[str], owners: Iterable[int]) -> list[_File]:
-    """The newest files of a job of each of these users, in their order."""
+    """Return the newest files of a job of each of these users, in their order."""
     room = dict.fromkeys(owners, MOST_CYCLES)
     found: list[_File] = []
     for name in newest_first:
@@ -166,7 +166,7 @@ def _files(directory: Path, job: str, newest_first: Iterable[str], owners: Itera
 
 
 def _read_cycle(path: Path, job: str) -> RestartCycle:
-    """The cycle in a file. Raises _SkipError."""
+    """Return the cycle in a file. Raises _SkipError."""
     try:
         file = open_regular(path)
     except NotRegularError as error:
@@ -186,7 +186,7 @@ def _read_cycle(path: Path, job: str) -> RestartCycle:
 
 
 def parse_cycle(raw: bytes, name: str, job: str, owner: int) -> RestartCycle:
-    """The cycle by the content of its file. Raises _SkipError if it is cut off, or of something else."""
+    """Return the cycle by the content of its file. Raises _SkipError if it is cut off, or something else."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):

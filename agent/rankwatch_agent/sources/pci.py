@@ -29,7 +29,7 @@ class PciDevice(NamedTuple):
 
 
 def locate(link: str) -> PciDevice | None:
-    """Returns the PCI function that a sysfs path such as /sys/class/net/eth0/device leads to.
+    """Return the PCI function that a sysfs path such as /sys/class/net/eth0/device leads to.
 
     A device that is not a PCI function itself (virtio, a subfunction) gives the function that it belongs to.
     Returns None where there is none, or where the link is broken.
@@ -47,7 +47,7 @@ def locate(link: str) -> PciDevice | None:
 
 
 def pci_labels(link: str) -> tuple[str, str]:
-    """Returns PCI address and NUMA node of the device as label values, empty where unknown."""
+    """Return PCI address and NUMA node of the device as label values, empty where unknown."""
     device = locate(link)
     if device is None:
         return "", ""
@@ -55,17 +55,17 @@ def pci_labels(link: str) -> tuple[str, str]:
 
 
 def is_address(text: str) -> bool:
-    """True for a PCI address in the kernel's form."""
+    """Return True for a PCI address in the kernel's form."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def is_virtual_function(device: str) -> bool:
-    """True for an SR-IOV virtual function whose physical function this machine sees."""
+    """Return True for an SR-IOV virtual function whose physical function this machine sees."""
     return os.path.lexists(f"{device}/physfn")
 
 
 def driver_of(device: str) -> str:
-    """Returns the name of the device's kernel driver, empty where none is bound."""
+    """Return the name of the device's kernel driver, empty where none is bound."""
     try:
         return Path(device, "driver").readlink().name
     except OSError:

@@ -79,7 +79,7 @@ class PodDevice(NamedTuple):
 
 
 def ask_kubelet(socket: Path, timeout_seconds: float) -> bytes:
-    """Returns the kubelet's unparsed answer. Raises CollectError.
+    """Return the kubelet's unparsed answer. Raises CollectError.
 
     Each call has a connection of its own: a kubelet that restarts makes a new socket. No thread and no
     connection attempt outlives the call.
@@ -94,7 +94,7 @@ def ask_kubelet(socket: Path, timeout_seconds: float) -> bytes:
 
 
 def parse_answer(answer: bytes) -> list[PodDevice]:
-    """Returns NVIDIA's devices in the answer, each once. Raises CollectError.
+    """Return NVIDIA's devices in the answer, each once. Raises CollectError.
 
     Pods that have ended may still be listed (kubernetes/kubernetes#132020), and several may share a device.
     """
@@ -123,7 +123,7 @@ def _device_ids(container: Any) -> Iterator[str]:
 
 
 def _claimed_ids(resource: Any) -> Iterator[str]:
-    """Yields the devices of one resource of a claim. Older kubelets report only names of CDI devices."""
+    """Yield the devices of one resource of a claim. Older kubelets report only names of CDI devices."""
     if resource.driver_name == _DRA_DRIVER and resource.device_name:
         yield resource.device_name
     elif resource.driver_name in ("", _DRA_DRIVER):
@@ -141,7 +141,7 @@ def _reason(error: grpc.RpcError) -> str:
 
 @functools.cache
 def response_class() -> Any:
-    """Returns the class of ListPodResourcesResponse. It is built once, in a pool of its own."""
+    """Return the class of ListPodResourcesResponse. It is built once, in a pool of its own."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(_file())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ListPodResourcesResponse"))

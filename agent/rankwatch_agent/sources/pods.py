@@ -46,7 +46,7 @@ class PodsCollector:
         self._failures = 0
 
     def collect(self) -> Collection:
-        """Returns the allocations of all GPUs. Raises NotApplicable where there is no kubelet, CollectError.
+        """Return the allocations of all GPUs. Raises NotApplicable where there is no kubelet, CollectError.
 
         The count of failures appears with the next run that succeeds, since a collector that fails has no
         series.

@@ -80,7 +80,7 @@ class PreemptionCollector:
 
 
 def _aws(server: str) -> str:
-    """The action that is announced two minutes before; 404 while there is none."""
+    """Return the action that is announced two minutes before; 404 while there is none."""
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     token = _ask(f"{server}/latest/api/token", lifetime, method="PUT")
     if not token.isascii() or not token.isprintable():
@@ -93,7 +93,7 @@ def _aws(server: str) -> str:
 
 
 def _gcp(server: str) -> str:
-    """TRUE once the machine is being preempted."""
+    """Return a sentence once the answer is TRUE: the machine is being preempted."""
     flavor = {"Metadata-Flavor": "Google"}
     answer = _ask(f"{server}/computeMetadata/v1/instance/preempted", flavor).strip()
     if answer not in ("TRUE", "FALSE", ""):
@@ -102,7 +102,7 @@ def _gcp(server: str) -> str:
 
 
 def _azure(server: str) -> str:
-    """An event of type Preempt, announced 30 s before."""
+    """Return an event of type Preempt, announced 30 s before."""
     answer = _ask(f"{server}/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"})
     found = json.loads(answer) if answer else {}
     if not isinstance(found, dict):
@@ -118,7 +118,7 @@ _CLOUDS: Mapping[str, Callable[[str], str]] = MappingProxyType({"aws": _aws, "gc
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    """The answer; empty for 404. Raises OSError, HTTPException or ValueError."""
+    """Return the answer; empty for 404. Raises OSError, HTTPException or ValueError."""
     reply = ask(url, seconds=_TIMEOUT_SECONDS, most_bytes=_MOST_BYTES, headers=headers, method=method)
     if reply.status == HTTPStatus.NOT_FOUND:
         return ""

@@ -74,7 +74,7 @@ class ProcessesCollector:
         self._looked_for_nvswitch = False
 
     def collect(self) -> Collection:
-        """Reads every process once. Raises CollectError where none can be seen."""
+        """Read every process once. Raises CollectError where none can be seen."""
         processes = list(read_processes(self._procfs))
         if not processes:
             raise CollectError(f"could not find any process in {self._procfs}")
@@ -109,7 +109,7 @@ class ProcessesCollector:
 
 
 def read_processes(procfs: Path) -> Iterator[Process]:
-    """Yields every process that is seen; one that ends meanwhile is left out. Raises CollectError."""
+    """Yield every process that is seen; one that ends meanwhile is left out. Raises CollectError."""
     try:
         names = os.listdir(procfs)  # noqa: PTH208 - a Path for each of thousands of processes costs
     except OSError as error:
@@ -137,7 +137,7 @@ def _read(directory: str, names: Iterable[str]) -> Iterator[Process]:
 
 
 def parse_stat(raw: bytes) -> Process | None:
-    """Parses /proc/PID/stat; None where it is no such file."""
+    """Parse /proc/PID/stat; None where it is no such file."""
     before, _, after = raw.rpartition(b")")
     fields = after.split()
     if len(fields) <= _FLAGS or not fields[_FLAGS].isdigit():

@@ -47,12 +47,12 @@ class ProcessFacts:
         return self.state in STOPPED
 
     def as_json(self) -> dict[str, object]:
-        """What is known, for a person or a program."""
+        """Return what is known, for a person or a program."""
         return {name: value for name, value in vars(self).items() if value not in (None, "", {})}
 
 
 def read_facts(procfs: Path, pid: int) -> ProcessFacts | None:
-    """Returns what is seen of a process; None where it is gone or hidden."""
+    """Return what is seen of a process; None where it is gone or hidden."""
     process = procfs / str(pid)
     stat = _stat(process)
     if stat is None:
@@ -70,7 +70,7 @@ def read_facts(procfs: Path, pid: int) -> ProcessFacts | None:
 
 
 def since(before: ProcessFacts, now: ProcessFacts | None) -> ProcessFacts:
-    """Returns the facts of now; `D` only where one thread has been in that state at both moments.
+    """Return the facts of now; `D` only where one thread has been in that state at both moments.
 
     A thread that waits for a disk is in it for a moment again and again.
     """
@@ -82,7 +82,7 @@ def since(before: ProcessFacts, now: ProcessFacts | None) -> ProcessFacts:
 
 
 def _stat(directory: Path) -> list[str] | None:
-    """The fields behind the name."""
+    """Return the fields behind the name."""
     fields = (_text(directory / "stat") or "").rpartition(")")[2].split()
     return fields if len(fields) > _START_FIELD else None
 
@@ -103,7 +103,7 @@ def _switches(thread: Path) -> int:
 
 
 def _wait_channel(thread: Path) -> str:
-    """The kernel shows 0 to readers without permission, and for a thread that runs."""
+    """Return the name; the kernel shows 0 to readers without permission, and for a thread that runs."""
     name = (_text(thread / "wchan") or "").strip()
     return name if name not in ("", "0") and name.isascii() and name.isprintable() else ""
 

@@ -74,7 +74,7 @@ class RdmaCollector:
         self._devices: dict[str, RdmaDevice] = {}
 
     def collect(self) -> Collection:
-        """Reads the selected devices. Raises NotApplicable where there is none, CollectError."""
+        """Read the selected devices. Raises NotApplicable where there is none, CollectError."""
         names = list_names(self._directory)
         physical = frozenset(n for n in names if not is_virtual_function(f"{self._directory}/{n}/device"))
         self._devices = {
@@ -95,7 +95,7 @@ class RdmaDevice:
         self._ports: dict[str, RdmaPort] = {}
 
     def series(self) -> Iterator[Series | CollectError]:
-        """Reads the device. Raises NotApplicable where it is gone, CollectError where it has no port."""
+        """Read the device. Raises NotApplicable where it is gone, CollectError where it has no port."""
         directory = f"{self._path}/ports"
         numbers = [name for name in list_names(directory) if name.isascii() and name.isdigit()][:MAX_PORTS]
         if not numbers:
@@ -110,7 +110,7 @@ class RdmaDevice:
         yield from self._files.take_errors()
 
     def _device_counters(self) -> Iterator[Series]:
-        """Yields counters of the device as a whole, such as EFA's failed commands.
+        """Yield counters of the device as a whole, such as EFA's failed commands.
 
         mlx5 repeats the counters of the ports there; these are left out.
         """
@@ -137,7 +137,7 @@ class RdmaPort:
         """Names of the hardware counters of the last run."""
 
     def series(self) -> Iterator[Series | CollectError]:
-        """Reads the port. A value that cannot be read gives an error instead of a series."""
+        """Read the port. A value that cannot be read gives an error instead of a series."""
         identity = self._cached_identity()
         # The fields are in the declared order of the labels. The driver, the last one, is no label.
         yield sample("rankwatch_rdma_port_info", (*self._labels, *identity[:-1]), 1)
@@ -177,7 +177,7 @@ class RdmaPort:
             yield from self._rate()
 
     def _link_of_interface(self, name: str) -> Iterator[Series]:
-        """Yields the state of the network interface on the same device, where it is known."""
+        """Yield the state of the network interface on the same device, where it is known."""
         path = f"{self._path}/device/net/{name}/operstate"
         operational = self._files.value(path, parse_word) if name else None
         if operational not in (None, "unknown"):
@@ -204,7 +204,7 @@ class PortIdentity(NamedTuple):
 
 
 def read_identity(files: SysfsFiles, device: str, port: str) -> PortIdentity:
-    """Reads the identity of port `port` of the device at the path `device`."""
+    """Read the identity of port `port` of the device at the path `device`."""
     pci_bus_id, numa_node = pci_labels(f"{device}/device")
     return PortIdentity(
         link_layer=files.value(f"{device}/ports/{port}/link_layer", parse_word) or "",
@@ -219,7 +219,7 @@ def read_identity(files: SysfsFiles, device: str, port: str) -> PortIdentity:
 
 
 def _network_device(files: SysfsFiles, device: str, port: str) -> str:
-    """Returns the interface of the port: by its port number on the PCI function, else by the first GID.
+    """Return the interface of the port: by its port number on the PCI function, else by the first GID.
 
     A device with several ports has one interface for each; `dev_port` counts from 0.
     """

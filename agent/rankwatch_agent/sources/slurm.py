@@ -68,7 +68,7 @@ class SlurmCollector:
         self._seen_job = False
 
     def collect(self) -> Collection:
-        """Returns the jobs of all GPUs.
+        """Return the jobs of all GPUs.
 
         Raises CollectError where a job map cannot be listed, NotApplicable without a job map as long as no
         process on a GPU has belonged to a SLURM job.
@@ -142,7 +142,7 @@ class GpuFile(NamedTuple):
 
 
 def gpu_files(directory: Path) -> list[GpuFile]:
-    """Returns the files named like a GPU. Other files are ignored.
+    """Return the files named like a GPU. Other files are ignored.
 
     Raises NotApplicable where there is no such directory, CollectError where it cannot be listed.
     """
@@ -162,7 +162,7 @@ def gpu_files(directory: Path) -> list[GpuFile]:
 
 
 def read_jobs(path: Path) -> list[str]:
-    """Returns the jobs of one file, none where the GPU is idle. Raises CollectError."""
+    """Return the jobs of one file, none where the GPU is idle. Raises CollectError."""
     try:
         return parse_kernel_file(path, parse_jobs)
     except NotApplicable:  # an epilog has just removed it
@@ -170,7 +170,7 @@ def read_jobs(path: Path) -> list[str]:
 
 
 def parse_jobs(text: str) -> list[str]:
-    """Returns the job ids, each once. Raises ValueError for a line that is not a job id."""
+    """Return the job ids, each once. Raises ValueError for a line that is not a job id."""
     jobs = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     for job in jobs:
         if not _JOB_ID.fullmatch(job):
@@ -181,7 +181,7 @@ def parse_jobs(text: str) -> list[str]:
 
 
 def job_of_process(procfs: Path, pid: int) -> str | None:
-    """Returns the job of a process; None where it has ended or belongs to no job.
+    """Return the job of a process; None where it has ended or belongs to no job.
 
     Raises CollectError where its environment cannot be read: it belongs to another user, and the agent is not
     root.
@@ -193,7 +193,7 @@ def job_of_process(procfs: Path, pid: int) -> str | None:
 
 
 def parse_environment(environment: str) -> str | None:
-    """Returns the value of SLURM_JOB_ID; None where it is missing or not a job id: users can set it."""
+    """Return the value of SLURM_JOB_ID; None where it is missing or not a job id: users can set it."""
     for variable in environment.split("\0"):
         if variable.startswith(_VARIABLE):
             job = variable.removeprefix(_VARIABLE)

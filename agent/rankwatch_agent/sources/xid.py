@@ -48,7 +48,7 @@ class XidCollector:
         self._xids = xids
 
     def collect(self) -> Collection:
-        """The counts; raises NotApplicable where no GPU is known and no error occurred."""
+        """Return the counts; raises NotApplicable where no GPU is known and no error occurred."""
         gpus = self._inventory.gpus()
         for gpu in gpus:
             self._xids.identify(gpu.pci_bus_id, gpu.uuid)
@@ -116,7 +116,7 @@ class XidCounter:
         self._uuids: dict[str, str] = {}
 
     def meaning(self, xid: int) -> XidMeaning:
-        """The table's entry for a code; UNKNOWN where it has none."""
+        """Return the table's entry for a code; UNKNOWN where it has none."""
         return self._table.get(xid, UNKNOWN)
 
     def add(
@@ -191,7 +191,7 @@ class _Code:
         self._waiting_since = 0.0
 
     def total(self) -> int:
-        """The count of the source that saw most errors."""
+        """Return the count of the source that saw most errors."""
         return max(self.by_source.values(), default=0)
 
     def add(self, source: str, timestamp_seconds: float | None, severity: str | None, now: float) -> None:
@@ -258,7 +258,7 @@ UNKNOWN = XidMeaning("unknown", WARNING, "look_up")
 
 
 def load_table(override: Path | None) -> Mapping[int, XidMeaning]:
-    """The shipped table; fields that `override` sets replace the shipped ones. Raises UserError."""
+    """Return the shipped table; fields that `override` sets replace the shipped ones. Raises UserError."""
     shipped = (
         resources.files("rankwatch_agent.sources").joinpath("xid_codes.toml").read_text(encoding="utf-8")
     )
@@ -347,7 +347,7 @@ class Nvlink5Rule(NamedTuple):
         )
 
     def action_for(self, error: Nvlink5Error) -> str:
-        """What to do about an error that the rule covers, as one word."""
+        """Return what to do about an error that the rule covers, as one word."""
         if self.reset_if_set is None:
             return self.action
         # Below R575 the lowest five bits hold the number of the unit: 1 for XID 144, 2 for 145, ...
@@ -356,13 +356,13 @@ class Nvlink5Rule(NamedTuple):
 
 
 def load_rules() -> tuple[Nvlink5Rule, ...]:
-    """The rules shipped with the agent."""
+    """Return the rules shipped with the agent."""
     text = resources.files("rankwatch_agent.sources").joinpath("nvlink5.toml").read_text(encoding="utf-8")
     return tuple(_rule(fields) for fields in tomllib.loads(text)["rule"])
 
 
 def rule_for(rules: Iterable[Nvlink5Rule], error: Nvlink5Error) -> Nvlink5Rule | None:
-    """The rule that covers the error; None where there is none."""
+    """Return the rule that covers the error; None where there is none."""
     return next((rule for rule in rules if rule.fits(error)), None)
 
 

@@ -157,7 +157,7 @@ class CheckpointsCollector:
         self._paths.close()
 
     def _pending(self, runs: Mapping[str, RunCondition]) -> Iterator[_Task]:
-        """Saves that wait, in the order in which they are to be verified."""
+        """Yield the saves that wait, in the order in which they are to be verified."""
         oldest_first = sorted(
             runs, key=lambda run: max((e.finished for e in self._records.of_run(run)), default=0.0)
         )
@@ -224,7 +224,7 @@ class CheckpointsCollector:
         return True
 
     def _remove(self, task: _Task, process: VerifyingProcess) -> None:
-        """It runs no more, but may not have ended."""
+        """Remove a task that runs no more, but may not have ended."""
         del self._running[task.owner]
         if not process.has_ended:
             self._ending[task.owner] = process

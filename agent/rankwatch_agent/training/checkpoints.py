@@ -128,7 +128,7 @@ class RankCheckpoints:
         return [began for operation, began in self._under_way if operation == _SAVE]
 
     def begins(self, operation: str, began: float, raw: bytes, at: int) -> None:
-        """The record of a beginning."""
+        """Take the record of a beginning."""
         _, overlaps = layout.CHECKPOINT_BEGAN.unpack_from(raw, at)
         if operation not in self.operations or len(self._under_way) >= _MOST_UNDER_WAY:
             return
@@ -143,7 +143,7 @@ class RankCheckpoints:
     def stage_ended(
         self, operation: str, stage: str, seconds: float, size: int, step: int, *, failed: bool
     ) -> None:
-        """A stage of an operation has ended. size: bytes of the operation so far."""
+        """Count a stage of an operation that has ended. size: bytes of the operation so far."""
         totals = self.operations[operation]
         totals.stage_seconds[stage] = totals.stage_seconds.get(stage, 0.0) + seconds
         if len(self._stages) >= _MOST_UNDER_WAY:
@@ -162,7 +162,7 @@ class RankCheckpoints:
     def operation_ended(
         self, operation: str, start: float, end: float, size: int, step: int, outcome: int, blocked: float
     ) -> None:
-        """A whole operation has ended, after its stages."""
+        """Count a whole operation that has ended, after its stages."""
         self._under_way.pop((operation, start), None)
         stages = self._stages.pop((operation, step), _Stages())
         totals = self.operations[operation]
@@ -194,11 +194,11 @@ class RankCheckpoints:
             self.uploaded = Checkpoint(end, step)
 
     def stepped(self, number: int) -> None:
-        """The rank has completed a step."""
+        """Note that the rank has completed a step."""
         self.reached = max(self.reached, number)
 
     def resumed(self, step: int) -> None:
-        """The rank goes on from a checkpoint of this step."""
+        """Note that the rank goes on from a checkpoint of this step."""
         self.restored_step = step
         self.steps_lost += max(0, self.reached - step) if step >= 0 else 0
         self.reached = step
@@ -223,14 +223,14 @@ class RankCheckpoints:
         self.restored_step = None
 
     def end_process(self) -> None:
-        """The process is gone: what it had begun stays unfinished. Further calls do nothing."""
+        """End the process: what it had begun stays unfinished. Further calls do nothing."""
         for operation, _ in self._under_way:
             self.operations[operation].unfinished += 1
         self._under_way.clear()
         self._stages.clear()
 
     def series(self, key: tuple[str, str], wall: Wall) -> Iterator[Series]:
-        """Return the series of the rank; `wall` turns monotonic time into Unix time."""
+        """Yield the series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
             if operation != _UPLOAD or self._uploads:
                 yield from _operation_series((*key, operation), totals)
@@ -254,7 +254,7 @@ class RankCheckpoints:
 
 
 def noted_beside(box: Path, owner: int) -> tuple[NotedCheckpoint, ...]:
-    """The entries of the note beside a box of this owner, the newest first; none if it is of no use."""
+    """Return the entries of the note beside a box of this owner, the newest first; none if unusable."""
     try:
         return parse_checkpoints(read_owned(box.with_suffix(SUFFIX), owner, MOST_BYTES))
     except (OSError, ValueError):

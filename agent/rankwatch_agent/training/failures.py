@@ -149,7 +149,8 @@ def torchrun_paths(box: Path, owner: int) -> tuple[Wanted, ...]:
 
 
 def left_behind(box: Path, owner: int, files: TorchrunFiles) -> Failure | None:
-    """What a dead rank has left about its end, in torchrun's files and beside its box; None for nothing."""
+    """Return what a dead rank left about its end, in torchrun's files and beside its box; None for
+    nothing."""
     try:
         told = _torchrun_error(files.error) or _told(
             _crash(box.with_suffix(CRASHED_SUFFIX), owner), files.output
@@ -164,12 +165,13 @@ def left_behind(box: Path, owner: int, files: TorchrunFiles) -> Failure | None:
 
 
 def _is_private(box: Path) -> bool:
-    """True if the umask of the rank hides from others what it writes, as it does the pointer to its files."""
+    """Return True if the rank's umask hides from others what it writes, as it does the pointer to its
+    files."""
     return is_hidden(box.with_suffix(ERROR_FILE_SUFFIX))
 
 
 def told_by_error_file(box: Path, files: TorchrunFiles, failure: Failure) -> Failure:
-    """The failure with the line and the time that torchrun's error file gives, if it is about the same."""
+    """Return the failure with line and time as in torchrun's error file, if that is about the same."""
     try:
         told = _torchrun_error(files.error)
     except (ValueError, RecursionError):

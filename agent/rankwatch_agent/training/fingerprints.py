@@ -52,7 +52,7 @@ class RankFingerprints:
         self._norm = (-1, 0.0)
 
     def take(self, members: str, seconds: float, raw: bytes, at: int) -> None:
-        """A record. That of a group of parameters is for whoever reads the black box."""
+        """Take a record. That of a group of parameters is for whoever reads the black box."""
         step, weighted, hashed, every, group = layout.FINGERPRINT.unpack_from(raw, at)
         if group or step < 0 or every < 1 or not members:
             return
@@ -69,14 +69,14 @@ class RankFingerprints:
         self.take_norm(*self._norm)
 
     def take_norm(self, step: int, norm: float) -> None:
-        """The gradient norm of a step. It may come before the fingerprint of the step, or after it."""
+        """Take the gradient norm of a step. It may come before the fingerprint of the step, or after it."""
         self._norm = (step, norm)
         for key, each in self.newest.items():
             if each.step == step:
                 self.norms[key] = norm
 
     def series(self, key: tuple[str, str]) -> Iterator[Series]:
-        """Return the series of the rank; none where it takes no fingerprints."""
+        """Yield the series of the rank; none where it takes no fingerprints."""
         for (members, level), each in self.newest.items():
             labels = (*key, members, str(level))
             yield sample("rankwatch_rank_fingerprint", labels, each.value)

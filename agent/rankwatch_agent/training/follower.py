@@ -177,7 +177,7 @@ class RankFollower:
         self.gpu = named if named not in users or self.owner in users[named] else ""
 
     def name(self, number: int) -> str:
-        """The name that records of the present process give by this number; empty where there is none."""
+        """Return the name that records of the present process give by this number; empty without one."""
         return self._reader.name(number)
 
     def gone(self) -> bool:
@@ -220,7 +220,7 @@ class RankFollower:
             self._take_new_process(reader)
 
     def _unseen(self, newest: int) -> Iterator[Reader]:
-        """Return the boxes of attempts between the present one and the newest, as far as they are kept."""
+        """Yield the boxes of attempts between the present one and the newest, as far as they are kept."""
         rank, present = self.header.identity.rank, self.header.identity.attempt
         for attempt in range(max(present + 1, newest - earlier_attempts.MOST_OF_RANK), newest):
             path = earlier_attempts.place_of(self.path, attempt)
@@ -326,7 +326,7 @@ class RankFollower:
         return True
 
     def _aborted_by_watchdog(self, failure: Failure) -> Failure | None:
-        """The failure as one of the watchdog's, if a library aborted a rank that had stood still for long."""
+        """Return the failure as the watchdog's, if a library aborted a rank that had stood still for long."""
         if failure.wall is None or not failure.by_watchdog_or_library:
             return None
         since = failure.wall - self.header.wall(self.totals.last_progress or self.header.started_monotonic)
@@ -389,7 +389,7 @@ class RankFollower:
 
 
 def run_label(box: Path, owner: int, directory: Path | None) -> tuple[str, bool]:
-    """The run of a box as labels name it, and whether its directory belongs to another user. Raises OSError.
+    """Return the run of a box as labels name it, and if its directory is another user's. Raises OSError.
 
     directory: holds all runs, those of tenants in directories of their own.
     """

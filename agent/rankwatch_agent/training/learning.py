@@ -153,7 +153,7 @@ class LossScaleStatistics:
         return True
 
     def skip(self) -> None:
-        """The update of a step was skipped."""
+        """Count a step whose update was skipped."""
         self.seen = True
         self.skipped += 1
         if self.last <= SMALLEST_SCALE:
@@ -335,7 +335,7 @@ class RankLearning:
             self.loss.relearn(reason)
 
     def series(self, key: tuple[str, str], wall: Wall = float) -> Iterator[Series]:
-        """The series of the rank; `key`: its run and number. `wall` turns monotonic time into Unix time."""
+        """Yield the series of the rank; `key`: run and number. `wall` turns monotonic into Unix time."""
         loss = self.loss
         if loss.count:
             yield sample("rankwatch_loss_spikes_total", key, loss.spikes)

@@ -203,8 +203,8 @@ RankPlace = tuple[str, str, str]
 
 
 def rank_series(placed: RankPlace, shown: str, replica: str, means: RecentMeans) -> Iterator[Series]:
-    """What rules compare between ranks. `replica` is empty where the rank has none, `shown` where every rank
-    of its run is exported."""
+    """Yield what rules compare between ranks. `replica` is empty where the rank has none, `shown` where every
+    rank of its run is exported."""
     key = (*placed, shown)
     yield sample("rankwatch_recent_step_local_seconds", (*key, replica), means.local_seconds)
     yield sample("rankwatch_recent_step_arrival_seconds", key, means.arrival_seconds)
@@ -225,7 +225,7 @@ def token_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[
 
 
 def late_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[Series]:
-    """Return what its late steps take."""
+    """Yield what its late steps take."""
     yield sample("rankwatch_recent_late_step_seconds", (*placed, shown), means.late_seconds)
 
 
@@ -244,7 +244,7 @@ def half_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Se
 
 
 def step_series(run: str, steps: Iterable[float | None]) -> Iterator[Series]:
-    """Return the step of the run, also where own time and waits are not told apart."""
+    """Yield the step of the run, also where own time and waits are not told apart."""
     yield from _median("rankwatch_recent_run_step_seconds", (run,), steps)
 
 
@@ -275,7 +275,7 @@ def _by_stage(ranks: Mapping[RankPlace, RecentMeans]) -> dict[str, list[RecentMe
 
 
 def _lateness(run: str, ranks: Iterable[RecentMeans]) -> Iterator[Series]:
-    """Return what late steps take, and what of it a single rank holds."""
+    """Yield what late steps take, and what of it a single rank holds."""
     late = sorted(ranks, key=lambda each: each.late_long_seconds, reverse=True)
     long = [each.late_long_seconds for each in late]
     values = {

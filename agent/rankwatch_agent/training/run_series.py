@@ -26,7 +26,7 @@ _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
 
 
 def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
-    """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
+    """Yield what the run declares of itself, by the rank that started last: it may be a new attempt."""
     yield from capability_series(run, (each.now.capabilities for each in ranks))
     latest = max(ranks, key=lambda each: each.header.started_monotonic)
     header = latest.header
@@ -41,7 +41,7 @@ def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "")
 
 
 def sum_series(run: str, ranks: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:
-    """Return the series of a run on this node; `wall` turns monotonic time into Unix time."""
+    """Yield the series of a run on this node; `wall` turns monotonic time into Unix time."""
     for state, count in Counter(each.state for each in ranks).items():
         yield sample("rankwatch_node_ranks", (run, state), count)
     yield from _totals(run, [each.totals for each in ranks], [each.missed for each in ranks])
@@ -93,7 +93,7 @@ def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 
 def _living(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """Return what rules ask of the ranks that run now."""
+    """Yield what rules ask of the ranks that run now."""
     yield sample("rankwatch_node_gpus", (run,), sum(bool(each.gpu) for each in ranks))
     values = {
         "target_steps": [each.now.target_steps or each.header.target_steps for each in ranks],
@@ -130,7 +130,8 @@ def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 
 def _checkpoint_series(run: str, living: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:
-    """The oldest of what the ranks saved last is complete on this node; what one committed, everywhere."""
+    """Yield the oldest save, of each rank's last, as complete on this node; what one committed,
+    everywhere."""
     checkpoints = [each.totals.checkpoints for each in living]
     saved = [
         each.saved or _NOTHING_SAVED

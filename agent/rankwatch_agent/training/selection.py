@@ -81,8 +81,8 @@ class RankSelection:
         self._above: set[str] = set()
 
     def choose(self, ranks: Iterable[ComparedFigures]) -> SelectedRanks:
-        """The ranks to show now: of each stage the last one by each criterion, and all that are slower than
-        the node's median."""
+        """Return the ranks to show now: of each stage the last one by each criterion, and all that are slower
+        than the node's median."""
         stages: dict[str, list[ComparedFigures]] = {}
         for each in ranks:
             stages.setdefault(each.stage, []).append(each)

@@ -146,7 +146,7 @@ class RankSeries:
             yield sample("rankwatch_rank_gpu_start_timestamp_seconds", (*key, rank.gpu), started)
 
     def _compared(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
-        """Return what ranks are compared by: of large runs, where this one may stand out in it."""
+        """Yield what ranks are compared by: of large runs, where this one may stand out in it."""
         totals, run = rank.totals, self._shown.get(rank.run)
         label = "" if run is None else OUTSTANDING
         means, placed = totals.recent.means, (*key, rank.stage)
@@ -181,7 +181,7 @@ class RankSeries:
 
 
 def _is_idle(series: Series) -> bool:
-    """True for a counter of what has not happened: of 16,384 ranks, a third of the series would be these."""
+    """Return True for a counter of what has not happened: a third of the series of 16,384 ranks."""
     return series.metric.kind is Kind.COUNTER and series.value == 0
 
 

@@ -103,7 +103,7 @@ class Unsettled:
         """Number of phases that were recorded before the step that is settled next."""
 
     def step_recorded(self) -> None:
-        """A step was recorded; it is settled later."""
+        """Note that a step was recorded; it is settled later."""
         self._before_step = len(self.phases)
 
     def drop_oldest(self) -> list[Interval]:
@@ -246,8 +246,8 @@ class StepAssembler:
     def device_step(
         self, number: int, seconds: float, waited: float, *, known: bool, timed: bool = True
     ) -> None:
-        """The GPU has finished a step, whose phases and messages `device` has taken already. timed: its
-        phases were."""
+        """Take a step that the GPU has finished, whose phases and messages `device` has taken already. timed:
+        its phases were."""
         self.device.ended(number, seconds, waited, known=known, timed=timed)
         hosted = self._on_device.pop(number, None)
         if hosted is not None:
@@ -256,7 +256,8 @@ class StepAssembler:
             self.device.take(number)  # too late; the next epoch may have a step of this number
 
     def step(self, start: float, end: float, number: int, *, on_device: bool = False) -> None:
-        """A step ended; the one before it is settled. on_device: `device_step` follows some steps later."""
+        """Take a step that ended, and settle the one before it. on_device: `device_step` follows some steps
+        later."""
         self._outside(self.unsettled.drop_oldest())
         if self._pending is not None:
             self._settle(*self._pending, until=end)

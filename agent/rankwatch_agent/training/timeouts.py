@@ -32,7 +32,7 @@ SECTIONS = ("checkpoint", "evaluation")
 
 
 def is_too_long(pause: float, timeout: float | None, share: float = 1.0) -> bool:
-    """True if a rank went without progress for longer than this share of its timeout; False without one.
+    """Return True if a rank went without progress for more than this share of its timeout, if it has one.
 
     This is the one rule by which suspicion, stalls, incidents and the account of time judge a pause.
     """
@@ -141,7 +141,7 @@ class LearntTimeouts:
         self._skipped = 0
 
     def step_failed(self, ended: float) -> None:
-        """An exception ended the step that ends at this moment: it is not a normal one."""
+        """Note that an exception ended the step that ends at this moment: it is not a normal one."""
         self._failed_end = ended
 
     def step(self, seconds: float, ended: float) -> None:
@@ -166,7 +166,7 @@ class LearntTimeouts:
             self._start_up_since = None
 
     def section(self, phase: str, seconds: float) -> None:
-        """A checkpoint or an evaluation took this long."""
+        """Add how long a checkpoint or an evaluation took."""
         if phase in self._sections:
             self._sections[phase].add(seconds)
 

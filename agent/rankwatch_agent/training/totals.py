@@ -313,7 +313,8 @@ class RankTotals:
             life.ended_by = Lifecycle(event)
 
     def _kind(self, exception: str, message: str) -> FailureKind:
-        """A trainer that exits although its loss is no number any more gives up because of that."""
+        """Return the kind; a trainer that exits although its loss is no number any more gives up because of
+        that."""
         kind = kind_of(exception, message)
         lost_loss = self.first_step is not None and not math.isfinite(self.scalars.get(LOSS, 0.0))
         return FailureKind.NON_FINITE if lost_loss and kind is FailureKind.EXIT_STATUS else kind

@@ -87,7 +87,7 @@ class TrackedRuns:
         )
 
     def _read(self, box: Path, owner: int) -> _Note:
-        """The note beside a box, read again only where it has changed; none where its mode hides it."""
+        """Return the note beside a box, read again only if it has changed; none if its mode hides it."""
         path = box.with_suffix(SUFFIX)
         try:
             status = look(path)
@@ -101,7 +101,7 @@ class TrackedRuns:
 
 
 def trackers_beside(box: Path, owner: int) -> tuple[Tracker, ...]:
-    """The trackers that the rank of a box uses, whose owner this is; none where its note is of no use."""
+    """Return the trackers that the rank of a box of this owner uses; none where its note is of no use."""
     try:
         return load_note(box.with_suffix(SUFFIX), owner)
     except (OSError, ValueError):
@@ -109,7 +109,8 @@ def trackers_beside(box: Path, owner: int) -> tuple[Tracker, ...]:
 
 
 def load_note(path: Path, owner: int) -> tuple[Tracker, ...]:
-    """The trackers in a note; none where it is not the owner's, or too large. Raises OSError, ValueError."""
+    """Return the trackers in a note; none if it is not the owner's, or too large. Raises OSError,
+    ValueError."""
     return parse_note(read_owned(path, owner, MOST_BYTES))
 
 

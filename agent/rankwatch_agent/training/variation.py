@@ -121,7 +121,7 @@ class RunningMedian:
         return self._sorted[len(self._sorted) // 2]
 
     def quantile(self, share: float) -> float:
-        """The value that this share of the values lies below; raises IndexError while there is none."""
+        """Return the value that this share of the values lies below; raises IndexError without any."""
         return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
 
     def normal(self, least: int) -> float:
@@ -302,13 +302,13 @@ class DeviceSteps:
         self._most_phases = min(_MOST_PHASES, max(_LEAST_PHASES, records // 8))
 
     def phase(self, name: str, own: float, number: int) -> None:
-        """A phase of a step, and its own seconds."""
+        """Add a phase of a step, with its own seconds."""
         phases = self._of(number).phases
         if len(phases) < self._most_phases:
             phases.append((name, own))
 
     def message(self, seconds: float, number: int) -> None:
-        """The stream waited so long for sends or receives."""
+        """Add how long the stream waited for sends or receives."""
         self._of(number).message_seconds += seconds
 
     def ended(self, number: int, seconds: float, waited: float, *, known: bool, timed: bool = True) -> None:

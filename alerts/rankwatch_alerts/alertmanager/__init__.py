@@ -42,9 +42,9 @@ TEMPLATES_FILE = TEMPLATES.name
 
 
 def fragments(config: RuleConfig, theirs: Mapping[str, Any] = MappingProxyType({})) -> dict[str, list[Any]]:
-    """What is added to each list of a configuration, by the key of the list; `routes` is that below `route`.
-    Labels have the names that the settings give. Receivers leave out what is not set and `theirs`, the table
-    `global` of the configuration, has."""
+    """Return what is added to each list of a configuration, by the key of the list; `routes` is that below
+    `route`. Labels have the names that the settings give. Receivers leave out what is not set and `theirs`,
+    the table `global` of the configuration, has."""
     ours: Mapping[str, list[Any]] = {
         "templates": [TEMPLATES_FILE],
         "routes": [route(config)],
@@ -56,7 +56,7 @@ def fragments(config: RuleConfig, theirs: Mapping[str, Any] = MappingProxyType({
 
 
 def alertmanager_config(config: RuleConfig) -> dict[str, object]:
-    """The configuration as Alertmanager reads it; the texts of its receivers lie beside it (TEMPLATES_FILE).
+    """Return the configuration as Alertmanager reads it; the receivers' texts lie beside it (TEMPLATES_FILE).
 
     Receivers deliver to what the settings name for them, or nothing. Alerts of other rules are tickets.
     """
@@ -140,7 +140,7 @@ def _slack(config: RuleConfig, channel: str) -> dict[str, object]:
 def _pagerduty(
     config: RuleConfig, receiver: str, key_file: str, theirs: Mapping[str, Any]
 ) -> dict[str, object]:
-    """An incident for each group: of a page the alert and the run. It resolves when the group does."""
+    """Return an incident for each group: of a page the alert and the run. It resolves when the group does."""
     return {
         "routing_key_file": key_file,
         **_set(config, theirs, "url"),
@@ -242,7 +242,7 @@ def _by_owner(config: RuleConfig, kind: str, more: dict[str, object]) -> list[di
 
 
 def _contact_routes(config: RuleConfig) -> Iterator[dict[str, object]]:
-    """The contact of a run hears of it beside the owner, if it is one that the settings allow."""
+    """Let the contact of a run hear of it beside the owner, if it is one that the settings allow."""
     for receiver, pattern in zip((CONTACT_EMAIL, CONTACT_SLACK), allowed_contacts(config), strict=True):
         if pattern:
             yield {
@@ -311,7 +311,7 @@ class Inhibition:
 
 
 def inhibitions(directory: str = "") -> tuple[Inhibition, ...]:
-    """The entries of the file, of the user's own directory if it is there. Raises RuleFileError."""
+    """Return the entries of the file, of the user's own directory if it is there. Raises RuleFileError."""
     try:
         found = tuple(Inhibition(**each) for each in document("inhibitions", directory))
     except TypeError as error:
@@ -329,7 +329,7 @@ def inhibit_rules(directory: str = "") -> list[dict[str, list[str]]]:
 
 
 def that_take_ours(rules: Iterable[tuple[int, Mapping[str, Any]]], config: RuleConfig) -> Iterator[str]:
-    """A sentence on each inhibition of others that can hold for alerts of ours. Given with their lines."""
+    """Yield a sentence on each inhibition of others, given with its line, that can hold for our alerts."""
     for line, rule in rules:
         matchers = {side: list(_matchers(rule, side)) for side in ("source", "target")}
         if ours := [f"{side}_matchers" for side, each in matchers.items() if _can_match(each, config)]:
@@ -350,7 +350,7 @@ def _matchers(rule: Mapping[str, Any], side: str) -> Iterator[tuple[str, str, st
 
 
 def _can_match(matchers: Iterable[tuple[str, str, str]], config: RuleConfig) -> bool:
-    """True if an alert of ours can have labels with which all of them match."""
+    """Return True if an alert of ours can have labels with which all of them match."""
     overridden = (label for each in config.overrides.values() for label in each.get("labels", ()))
     free = {*FIXED_LABELS, *config.label_names.values(), *overridden}
     known = {

@@ -44,7 +44,7 @@ class _Edit(NamedTuple):
 
 
 def merged(text: str, config: RuleConfig) -> Merged:
-    """The configuration with our parts in place of those of an earlier merge, if any.
+    """Return the configuration with our parts in place of those of an earlier merge, if any.
 
     Raises SettingError where it is no configuration, or has names of ours, or cannot be added to.
     """
@@ -95,7 +95,7 @@ def _notes(result: str, ours: Mapping[str, list[Any]], config: RuleConfig, in_br
 
 
 def _loaded(text: str) -> Any:
-    """The document, or None if it is no YAML."""
+    """Return the document, or None if it is no YAML."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -125,7 +125,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _refuse_wrong_forms(document: Mapping[str, Any]) -> None:
-    """What Alertmanager would refuse, too. Raises SettingError."""
+    """Refuse what Alertmanager would refuse, too. Raises SettingError."""
     route = document["route"]
     lists = {key: document.get(key) or [] for key in _LISTS} | {"routes": route.get("routes") or []}
     wrong = [key for key, listed in lists.items() if not _all(listed, dict)]
@@ -164,7 +164,7 @@ def _half(line: int) -> SettingError:
 
 
 def _without_ours(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration has beside our parts, which are known by their names, and not by the marks."""
+    """Return what a configuration has beside our parts, which are known by their names, not by the marks."""
     kept = {key: _others(each) if isinstance(each, list) else each for key, each in document.items()}
     route = {**document["route"], "routes": _others(document["route"].get("routes") or ())}
     kept["route"] = {key: each for key, each in route.items() if each}
@@ -196,8 +196,8 @@ def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) 
 
 
 def _in_brackets(text: str, ours: Iterable[str]) -> str:
-    """The key of what we add to that is not written by lines, but in braces or brackets, unless these are
-    empty. The list of templates may be in brackets: it is one line."""
+    """Return the key of what we add to that is in braces or brackets, not in lines, unless these are empty.
+    The list of templates may be in brackets: it is one line."""
     root: Any = yaml.compose(text)
     found = [(key.value, node) for name in ours for key, node in _found(root, _place(name))]
     nodes = [("the file", root), *(pair for pair in found if pair[0] != "templates")]
@@ -254,7 +254,7 @@ def _edited(text: str, edits: Iterator[_Edit]) -> str:
 
 
 def _with_parts(document: Mapping[str, Any], parts: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """What the result must say."""
+    """Return what the result must say."""
     expected = deepcopy(dict(document))
     for name, part in parts.items():
         *above, last = _place(name)

@@ -179,7 +179,7 @@ class RuleConfig(Thresholds, Objectives, Importing, Servers, Delivery):
             expect(self, name, value < 1, "a share below 1")
 
     def scaled(self, time_scale: float) -> RuleConfig:
-        """The same rules with all times divided by `time_scale`; thresholds stay.
+        """Return the same rules with all times divided by `time_scale`; thresholds stay.
 
         The scrape interval stays at or above one second (or as it was, if shorter), and each time holds the
         fewest scrapes that it works with.
@@ -189,7 +189,7 @@ class RuleConfig(Thresholds, Objectives, Importing, Servers, Delivery):
 
     @classmethod
     def for_demo(cls) -> RuleConfig:
-        """The rules for a run of minutes: one-second scrapes, all times divided by 60.
+        """Return the rules for a run of minutes: one-second scrapes, all times divided by 60.
 
         The checkpoint budget is scaled less: a demo need not save every minute, or may save after every few
         steps. Its runs are small, and page; its tickets are delivered at all hours.
@@ -238,7 +238,8 @@ _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any] = MappingProxyType({})) -> RuleConfig:
-    """The settings in force: flags win over the TOML file, the file over defaults. Raises SettingError.
+    """Return the settings in force: flags win over the TOML file, the file over defaults. Raises
+    SettingError.
 
     `flags` maps field names to the values given; other names in it are left out.
     """
@@ -279,7 +280,7 @@ start in either order."""
 
 
 def scaled_times(settings: Mapping[str, Any], time_scale: float) -> dict[str, Any]:
-    """The settings that are times, divided by `time_scale`, but each at least the scrapes it works with.
+    """Return the settings that are times, divided by `time_scale`, each at least the scrapes it works with.
 
     Raises FieldError unless `time_scale` is above 0 and at most MAX_TIME_SCALE.
     """

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _box(path: Path, rank: int | None) -> Path:
-    """The box at a path, or that of a rank in the directory at it."""
+    """Return the box at a path, or that of a rank in the directory at it."""
     if not path.is_dir():
         return path
     boxes = boxes_of(path)
@@ -140,7 +140,7 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
 
 
 def _error(rank: RankFollower, record: RawRecord) -> str:
-    """The type of the exception that ended the run, and its message; empty for other events."""
+    """Return the type of the exception that ended the run, and its message; empty for other events."""
     _, kind, *pieces = layout.ENDING.unpack_from(record.payload)
     return redacted(": ".join(filter(None, (rank.name(kind), "".join(map(rank.name, pieces))))))
 

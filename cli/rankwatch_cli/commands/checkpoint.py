@@ -80,7 +80,7 @@ def _newest(given: argparse.Namespace, progress: Callable[[int], None] | None) -
 
 
 def describe(found: Verification) -> list[str]:
-    """The result in lines, the outcome first."""
+    """Return the result in lines, the outcome first."""
     step = f", step {found.step}" if found.step is not None else ""
     size = f"{found.files} files, {_size(found.bytes)}" if found.files != 1 else _size(found.bytes)
     lines = [f"{found.outcome}: {found.path} ({found.format or 'unknown format'}{step}, {size})"]

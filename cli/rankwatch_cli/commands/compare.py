@@ -107,7 +107,7 @@ def _run_as_json(run: RunFigures) -> dict[str, object]:
 
 
 def _json_value(value: object) -> object:
-    """An interval without an upper end has null there."""
+    """Put null for the upper end of an interval without one."""
     if isinstance(value, tuple):
         return [each if abs(each) < float("inf") else None for each in value]
     return value

@@ -98,7 +98,7 @@ def _show(addresses: Addresses, say: Callable[[str], None]) -> None:
 
 
 def _report(outcome: Outcome) -> list[str]:
-    """The outcome, in lines for a person."""
+    """Return the outcome, in lines for a person."""
     if outcome.injected_rank is None:
         count = len(outcome.false_alarms)
         return ["healthy run: no alert" if not count else f"healthy run: {count} false alarm(s)"]
@@ -119,7 +119,7 @@ def _report(outcome: Outcome) -> list[str]:
 
 
 def _comparison(outcome: Outcome) -> str:
-    """The named rank against the injected one."""
+    """Return the named rank against the injected one."""
     injected = outcome.injected_rank
     if outcome.named_rank is None:
         return f"MISSED: rank {injected} was slowed down and nobody was named in time"
@@ -177,7 +177,7 @@ class EndSignals:
             signal.signal(number, self.handle)
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler; raises as `check` does."""
+        """Handle a signal; raises as `check` does."""
         self._received = number
         self.check()
 

@@ -157,8 +157,8 @@ def _merge_into(config: RuleConfig, file: Path) -> None:
 
 
 def _texts_beside(file: Path, config: RuleConfig) -> Path:
-    """The texts of notifications. A new file has the owner, group and mode of `file`, because Alertmanager
-    must read it, too."""
+    """Write the texts of notifications. A new file has the owner, group and mode of `file`, because
+    Alertmanager must read it, too."""
     is_new = not (file.parent / TEMPLATES_FILE).exists()
     texts = write_texts(config, file.parent)
     if is_new:
@@ -200,7 +200,7 @@ def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, o
 
 
 def _runbooks(config: RuleConfig, folder: Path, own: Mapping[str, tuple[Path, Any]]) -> Iterator[Path]:
-    """A copy of each page, and a page to fill in for each own alert that has none yet."""
+    """Yield a copy of each page, and a page to fill in for each own alert that has none yet."""
     pages = shipped_pages()
     readme = next(iter(pages.values())).with_name("README.md")
     yield write_text(folder / readme.name, text_of(readme))
@@ -222,7 +222,7 @@ def _skeleton(alert: str, file: Path, rule: Mapping[str, Any]) -> str:
 
 
 def _own_alerts(files: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Any]]]:
-    """The alerts of rule files of the user that are not among ours. Raises UserError."""
+    """Yield the alerts of rule files of the user that are not among ours. Raises UserError."""
     for file in files:
         try:
             groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]

@@ -112,7 +112,7 @@ def _read(rank: int, path: Path) -> list[_RankLine]:
 
 
 def _copied(path: Path) -> Iterator[Line]:
-    """The lines of a copy in a bundle. What makes no sense is left out."""
+    """Yield the lines of a copy in a bundle. What makes no sense is left out."""
     for text in read_owned(path, path.lstat().st_uid, _MOST_COPY_BYTES).splitlines():
         try:
             entry = json.loads(text)

@@ -113,7 +113,7 @@ class _Judge:
         return self._line(_START_SECONDS) is not None
 
     def word(self, directory: Path, seconds: float) -> str | None:
-        """The verdict about the run in a directory; None where there is none in this time."""
+        """Return the verdict about the run in a directory; None where there is none in this time."""
         if self._process is None and not self.start():
             return None
         assert self._process is not None
@@ -125,7 +125,7 @@ class _Judge:
         return self._line(seconds)
 
     def _line(self, seconds: float) -> str | None:
-        """The next line of the process. Without one in this time it is ended."""
+        """Return the next line of the process. Without one in this time it is ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         ends, line = time.monotonic() + seconds, b""
@@ -181,7 +181,7 @@ def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
 
 
 def _one_cell(name: str) -> str:
-    """The name, in which nothing looks like the gap between two cells or, further on, like another row."""
+    """Return the name without what looks like the gap between two cells or, further on, like another row."""
     return name.replace("  ", "??")
 
 

@@ -185,7 +185,8 @@ def _of_launcher(name: str, options: Sequence[str]) -> Iterator[str]:
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """The options in front of a command. A word after an option may be its value, or the command already."""
+    """Return the options before a command. A word after an option may be its value, or the command
+    already."""
     after_option = False
     for count, word in enumerate(words):
         if not word.startswith("-") and not after_option:
@@ -205,7 +206,7 @@ def _of_flags(words: Sequence[str]) -> Iterator[str]:
 
 
 def _shebang(program: str | None) -> list[str]:
-    """The interpreter of a script and its flags; empty for any other program."""
+    """Return the interpreter of a script and its flags; empty for any other program."""
     if program is None:
         return []
     try:

@@ -50,7 +50,7 @@ class FiringAlert:
     """Root URL of the Prometheus that raised it; empty where that is not known."""
 
     def value_of(self, variable: str) -> str:
-        """What the alert has for a variable of the runbook; empty where it has nothing."""
+        """Return what the alert has for a variable of the runbook; empty where it has nothing."""
         if variable == "PROMETHEUS":
             return self.prometheus
         name = _LABELS.get(variable, variable.lower())
@@ -88,12 +88,12 @@ def shipped_pages() -> dict[str, Path]:
 
 
 def text_of(page: Path) -> str:
-    """A page without its pictures, which are not installed; what they show stands below them in words."""
+    """Drop the pictures of a page, which are not installed; what they show stands below them in words."""
     return _PICTURE.sub("", page.read_text(encoding="utf-8"))
 
 
 def _known(name: str, pages: Mapping[str, Path]) -> str:
-    """The page of a name, which may lack the prefix or differ in case. Raises UserError with near ones."""
+    """Return a name's page; it may lack the prefix or differ in case. Raises UserError with near ones."""
     wanted = name.lower().removeprefix(_PREFIX.lower())
     short = {each.removeprefix(_PREFIX).lower(): each for each in pages}
     if wanted in short:
@@ -161,7 +161,7 @@ def _is_alert(parsed: Any) -> bool:
 
 
 def _texts(table: Any) -> dict[str, str]:
-    """What would steer a terminal is taken out: anybody who can reach Alertmanager writes alerts."""
+    """Take out what would steer a terminal: anybody who can reach Alertmanager writes alerts."""
     if not isinstance(table, dict):
         return {}
     return {printable(str(key)): printable(str(value)) for key, value in table.items()}
@@ -185,7 +185,7 @@ def _url(text: str) -> urllib.parse.SplitResult | None:
 
 
 def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
-    """The alerts of that name that fire, the oldest first. Raises UserError."""
+    """Return the alerts of that name that fire, the oldest first. Raises UserError."""
     if not url.isascii() or not url.isprintable() or set(" ?#@") & set(url) or _url(url) is None:
         raise UserError("--alertmanager is no URL such as http://alertmanager:9093")
     asked = urllib.parse.urlencode({"filter": f'alertname="{name}"', "active": "true"})
@@ -209,7 +209,7 @@ def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
 
 
 def _lines(page: str, alerts: Sequence[FiringAlert]) -> Iterator[str]:
-    """The page as plain text: commands are indented and ready to be copied, output stands behind a bar."""
+    """Yield the page as plain text: commands are indented and ready to copy, output stands behind a bar."""
     for each in alerts[:_MOST_DESCRIBED]:
         yield from _described(each)
     if len(alerts) > 1:

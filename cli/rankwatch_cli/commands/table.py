@@ -60,7 +60,7 @@ def _parser() -> SentenceParser:
 
 
 def form_of(output: Path | None, flag: str) -> str:
-    """The format that a file's name asks for; empty for no file. Raises UserError for another name."""
+    """Return the format that a file's name asks for; empty for no file. Raises UserError for another name."""
     if output is None:
         return ""
     for form in FORMS:
@@ -80,7 +80,7 @@ def write(table: OperationTable, output: Path | None, form: str) -> None:
 
 
 def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str, source: str) -> str:
-    """What was written, and what of the window is not there."""
+    """Return what was written, and what of the window is not there."""
     ranks = len(np.unique(chosen.rank))
     of_ranks = f"{len(chosen):,} operations of {ranks:,} rank{'' if ranks == 1 else 's'}"
     text = f"steps {_span(chosen)}: {of_ranks}"

@@ -62,7 +62,7 @@ def start_trainer(workspace: Workspace, *, ranks: int, computing: bool, faults: 
 
 
 def black_boxes(workspace: Workspace) -> Path:
-    """The directory of the black boxes."""
+    """Return the directory of the black boxes."""
     return workspace.directory / "blackboxes"
 
 
@@ -134,7 +134,7 @@ def wait_until(
 
 
 def read_steps(agent: str) -> dict[int, float]:
-    """Steps of each rank by the agent's metrics, from one scrape; raises DemoError."""
+    """Return steps of each rank by the agent's metrics, from one scrape; raises DemoError."""
     url = f"http://{agent}/metrics"
     try:
         reply = ask(url, seconds=5.0, most_bytes=_MOST_OF_METRICS)
@@ -151,7 +151,7 @@ def read_steps(agent: str) -> dict[int, float]:
 
 
 def answers(url: str) -> bool:
-    """True if the URL answers with status 200."""
+    """Return True if the URL answers with status 200."""
     try:
         return ask(url, seconds=2.0, most_bytes=_MAX_BYTES).status == OK
     except (OSError, HTTPException, ValueError):

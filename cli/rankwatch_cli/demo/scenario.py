@@ -237,7 +237,7 @@ def _names_a_slow_rank(alert: Alert) -> bool:
 
 
 def _straggler(addresses: Addresses) -> Verdict | None:
-    """What the engine says of the black boxes, if it names a slow rank."""
+    """Return what the engine says of the black boxes, if it names a slow rank."""
     from rankwatch_diagnosis.run.engine import diagnose_run  # needs NumPy
 
     verdict = diagnose_run(addresses.black_boxes / parts.RUN).straggler

@@ -74,11 +74,11 @@ class Workspace:
                 )
 
     def log(self, name: str) -> Path:
-        """The file that holds the output of a part."""
+        """Return the file that holds the output of a part."""
         return self.directory / f"{name}.log"
 
     def tail(self, name: str) -> str:
-        """The end of the output of a part."""
+        """Return the end of the output of a part."""
         return self.log(name).read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
 
     def __enter__(self) -> Workspace:

@@ -39,7 +39,7 @@ class _Box(NamedTuple):
 
 
 def read_folder(directory: Path, account: Path | None = None) -> RunGoodput:
-    """The goodput of the run in a directory.
+    """Return the goodput of the run in a directory.
 
     account: the file in which the agent keeps account of the time of all runs; read if it is there.
     Raises UserError where no box can be used.

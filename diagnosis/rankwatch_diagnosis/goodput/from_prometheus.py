@@ -18,7 +18,7 @@ _STATES = {each.value: each for each in GoodputState}
 
 
 def read_prometheus(api: PrometheusApi, run: str, *, cluster: str | None, since_seconds: float) -> RunGoodput:
-    """The goodput of a run of which Prometheus has anything since then.
+    """Return the goodput of a run of which Prometheus has anything since then.
 
     Raises UserError where it has nothing, or knows runs of that name in several clusters.
     """
@@ -101,7 +101,7 @@ class _Reading:
         return {at: value for at, value in points if 0.0 <= value < LATEST}
 
     def _ends(self) -> dict[int, tuple[float, str]]:
-        """Number -> when the attempt ended, and how."""
+        """Map the number of each attempt to when it ended, and how."""
         found: dict[int, tuple[float, str]] = {}
         for labels, value in self._api.query(self._last("rankwatch_run_attempt_end_timestamp_seconds")):
             number = whole(labels.get("attempt", ""))
@@ -135,7 +135,7 @@ class _Reading:
         )
 
     def _costs(self, seconds: Mapping[GoodputState, float]) -> Iterator[Cost]:
-        """What was spent, by the share of each state in the time that is charged: that with a process."""
+        """Yield what was spent, by the share of each state in the time charged: that with a process."""
         charged = {**seconds, GoodputState.DOWN: 0.0}
         total = sum(charged.values())
         found = self._api.query(f"sum by (currency, basis) ({self._last('rankwatch_run_spent')})")
@@ -146,7 +146,7 @@ class _Reading:
                 yield Cost(currency=currency, basis=basis, by_state=by_state)
 
     def _flops_utilisation(self) -> dict[str, float]:
-        """The mean while it was known."""
+        """Return the mean while it was known."""
         series = f"run:rankwatch_model_flops_utilisation:ratio{{{self._matcher}}}[{self._window}]"
         found = self._api.query(f"max by (dtype) (avg_over_time({series}))")
         return {each.labels.get("dtype", ""): each.value for each in found if math.isfinite(each.value)}
@@ -159,7 +159,7 @@ class _Reading:
 
 
 def _first(found: Sequence[Sample]) -> float:
-    """The value of the one series; 0 without any, or where it is none."""
+    """Return the value of the one series; 0 without any, or where it is none."""
     return found[0].value if found and math.isfinite(found[0].value) else 0.0
 
 

@@ -163,7 +163,7 @@ class WhatIf:
 
 
 def interval_advice(run: RunGoodput) -> IntervalAdvice | str:
-    """The advice, or the reason in words why there is none."""
+    """Return the advice, or the reason in words why there is none."""
     saves, interruptions, wall = run.saves, run.interruptions, run.wall_seconds
     if saves is None or saves.interval_seconds <= 0.0:
         return "no interval between saves is known"
@@ -204,7 +204,7 @@ def lost_share(blocking: float, interval: float, between: float) -> float:
 
 
 def poisson_interval(count: int, confidence: float) -> tuple[float, float]:
-    """The means that a count from a Poisson distribution leaves open (Garwood's exact interval).
+    """Return the means that a count from a Poisson distribution leaves open (Garwood's exact interval).
 
     As many or more come by chance with (1 - confidence) / 2 at the lower one; as many or fewer at the upper.
     """
@@ -214,7 +214,7 @@ def poisson_interval(count: int, confidence: float) -> tuple[float, float]:
 
 
 def _mean_where(count: int, probability: float) -> float:
-    """The mean at which at most `count` come with this probability, by bisection."""
+    """Return the mean at which at most `count` come with this probability, by bisection."""
     low, high = 0.0, count + 10.0 * math.sqrt(count + 1.0) + 10.0
     for _ in range(100):
         middle = (low + high) / 2.0
@@ -232,7 +232,7 @@ def _at_most(count: int, mean: float) -> float:
 
 
 def what_ifs(run: RunGoodput) -> tuple[WhatIf, ...]:
-    """Changes that would save time, the largest first. The work of the run stays the same."""
+    """Return what changes would save, the largest first. The work of the run stays the same."""
     saved = {"straggler_removed": run[GoodputState.STRAGGLER], "restarts_halved": restart_seconds(run) / 2.0}
     found = [_what_if(run, change, seconds) for change, seconds in saved.items() if seconds > 0.0]
     return tuple(sorted(found, key=lambda each: each.rank_seconds, reverse=True))

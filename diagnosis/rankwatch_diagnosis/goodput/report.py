@@ -25,7 +25,7 @@ _GAIN_WORTH_IT = 0.01
 
 
 def lines(run: RunGoodput) -> list[str]:
-    """The ledger, the attempts, what would be better, and what could not be seen."""
+    """Return the ledger, the attempts, what would be better, and what could not be seen."""
     return [
         printable(each)
         for each in (
@@ -92,7 +92,7 @@ def _unseen(run: RunGoodput) -> Iterator[str]:
 
 
 def headline(run: RunGoodput) -> str:
-    """The result in one sentence."""
+    """Return the result in one sentence."""
     spent = duration(run.requested)
     return f"run {run.run}: {share(run.ettr)} of {spent} of rank time made progress that lasts"
 
@@ -104,7 +104,7 @@ def ordered_states(run: RunGoodput) -> list[GoodputState]:
 
 
 def advice_words(advice: IntervalAdvice | str) -> str:
-    """The advice as a sentence."""
+    """Return the advice as a sentence."""
     if isinstance(advice, str):
         return f"checkpoint interval: {advice}"
     if advice.gain < _GAIN_WORTH_IT:
@@ -129,7 +129,7 @@ def _basis_of(advice: IntervalAdvice) -> str:
 
 
 def change_words(change: WhatIf, run: RunGoodput) -> str:
-    """What a change would be worth, with the money where a price is known."""
+    """Return what a change would be worth, with the money where a price is known."""
     money = "".join(
         f", {each.total * change.rank_seconds / run.requested:,.2f} {each.currency} ({each.basis})"
         for each in run.costs
@@ -141,7 +141,7 @@ def change_words(change: WhatIf, run: RunGoodput) -> str:
 
 
 def as_json(run: RunGoodput) -> dict[str, object]:
-    """The goodput with all of its parts, for programs. Ratios and what is not known are null."""
+    """Return the goodput with all of its parts, for programs. Ratios and what is not known are null."""
     advice = interval_advice(run)
     parts: dict[str, object] = {
         "run": run.run,
@@ -167,7 +167,7 @@ def as_json(run: RunGoodput) -> dict[str, object]:
 
 
 def utilisation_words(run: RunGoodput) -> str:
-    """The utilisation against the peak of each type of numbers; `unknown` without any."""
+    """Return the utilisation against the peak of each type of numbers; `unknown` without any."""
     parts = [f"{share(ratio)} of {dtype}" for dtype, ratio in sorted(run.flops_utilisation.items())]
     return ", ".join(parts) or share(None)
 
@@ -178,7 +178,7 @@ def price_head(cost: Cost) -> str:
 
 
 def steps_of(attempt: AttemptGoodput) -> str:
-    """The steps of an attempt."""
+    """Return the steps of an attempt."""
     if attempt.last_step is None:
         return "-"
     return f"{'?' if attempt.first_step is None else attempt.first_step} to {attempt.last_step}"

@@ -112,7 +112,7 @@ def _named_files(directory: Path) -> Iterator[_NamedFile]:
 
 
 def _read_json(path: Path) -> Reading:
-    """A list, an object by rank, or lines; more than one snapshot of a rank shows whether it advances."""
+    """Read a list, an object by rank, or lines; more than one snapshot of a rank shows if it advances."""
     reading = Reading()
     for rank, document in _documents(path, reading):
         try:
@@ -147,7 +147,7 @@ def _documents(path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
 def _of_text(
     text: bytes | msgspec.Raw, rank: int | None, path: Path, reading: Reading
 ) -> Iterator[tuple[int, object]]:
-    """The snapshots in one JSON text; `rank` is known where a name or a position gives it."""
+    """Yield the snapshots in one JSON text; `rank` is known where a name or a position gives it."""
     try:
         document = load_json(text)
     except DumpError as error:
@@ -184,7 +184,7 @@ def _of_document(data: bytes, path: Path, reading: Reading) -> Iterator[tuple[in
 
 
 def _rank_in(name: str) -> int | None:
-    """The rank at the end of a name."""
+    """Return the rank at the end of a name."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
@@ -196,7 +196,7 @@ def _of_rank(document: object, otherwise: int | None, path: Path) -> Iterator[tu
 
 
 def _unwrapped(document: object) -> object:
-    """The dump itself, where an object with a rank and a time was put around it."""
+    """Return the dump itself, where an object with a rank and a time was put around it."""
     if not isinstance(document, dict) or any(name in document for name in _DUMP_KEYS):
         return document
     found = [

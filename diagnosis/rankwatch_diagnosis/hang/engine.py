@@ -70,7 +70,7 @@ def _judge(
     timing: RunTiming,
     stillness: Stillness,
 ) -> tuple[State, tuple[int, ...]]:
-    """The state, and the ranks to blame."""
+    """Return the state, and the ranks to blame."""
     relevant = _relevant(waits, causes, mismatches)
     if relevant:
         settled = [each for each in relevant if stillness.is_settled(each)]
@@ -110,7 +110,7 @@ def _out_of_step(
     mismatches: Sequence[Mismatch],
     stillness: Stillness,
 ) -> tuple[int, ...]:
-    """The odd ones of all groups, and the ranks that have not come where others wait.
+    """Return the odd ones of all groups, and the ranks that have not come where others wait.
 
     Ranks without a dump are left out: they are as likely to be victims. An odd one may complete its own call
     with what its peers have sent, as a broadcast among all-reduces of NCCL; so these do not hang by
@@ -192,7 +192,7 @@ def _surest(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _without_settled_messages(newest: Mapping[int, HangSnapshot]) -> Mapping[int, HangSnapshot]:
-    """The snapshots without sends and receives that only look pending.
+    """Return the snapshots without sends and receives that only look pending.
 
     A part of a coalesced call never gets a state of its own. In a whole dump the entry of the call shows its
     end; with TORCH_INCLUDE_ONLY_ACTIVE that entry is left out once it is complete, and its parts stay for
@@ -277,7 +277,7 @@ def _lacks_types(signature: Signature) -> bool:
 
 
 def _key(signature: Signature, with_types: bool) -> str:
-    """The text that is compared; without types where one rank has none."""
+    """Return the text that is compared; without types where one rank has none."""
     return signature.match if with_types else " ".join(signature.match.split(" ")[: _SIZES_ONLY + 1])
 
 
@@ -291,7 +291,7 @@ def _histories(group: Group, tables: dict[int, list[int]]) -> dict[int, _History
 
 
 def _first_difference(of_rank: dict[int, _History]) -> int | None:
-    """The lowest number at which a member differs from the history that most members share."""
+    """Return the lowest number at which a member differs from the history that most members share."""
     kinds = Counter(of_rank.values())
     if len(kinds) < 2:
         return None
@@ -342,7 +342,7 @@ def _right_call(
     sequence: int,
     histories: dict[Group, dict[int, _History]],
 ) -> int | None:
-    """What most members call; at a tie what the groups of the same description call, if they agree.
+    """Return what most members call; at a tie what the groups of the same description call, if they agree.
 
     None where most of those groups call what the minority of this one does: two of three may be wrong.
     """

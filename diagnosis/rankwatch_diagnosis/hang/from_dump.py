@@ -37,7 +37,7 @@ _LATEST_SECONDS = 1e11
 
 
 def snapshot_of(dump: Dump, rank: int) -> HangSnapshot:
-    """The snapshot of this rank; an entry that cannot be understood is left out and counted."""
+    """Return the snapshot of this rank; an entry that cannot be understood is left out and counted."""
     builder = _Builder(dump)
     for entry in dump.entries:
         try:
@@ -101,7 +101,7 @@ class _Builder:
             self._take_collective(entry, index, ended)
 
     def finish(self, dump: Dump, rank: int) -> HangSnapshot:
-        """The snapshot of everything that was taken."""
+        """Return the snapshot of everything that was taken."""
         taken = _nanoseconds(dump.time_seconds)
         for group in self._groups:
             if not taken or len(group.created) != len(group.history):
@@ -174,7 +174,7 @@ class _Builder:
             self._add_pending(entry, index, sequence)
 
     def _add_lost_parts(self, entry: Entry, index: int, sequence: int) -> None:
-        """A batch of which the ring has lost the first parts may wait for anyone."""
+        """Let a batch of which the ring has lost the first parts wait for anyone."""
         known = self._pending.setdefault((index, True, sequence), [])
         if not known or 0 < known[0].record == self._first_record:
             known.append(
@@ -213,7 +213,8 @@ class _Builder:
         self._pending.setdefault((index, to_peer, sequence), []).append(operation)
 
     def _unsettled(self) -> list[int]:
-        """Records of pending sends and receives whose call may have completed: see `HangSnapshot`."""
+        """Return the records of pending sends and receives whose call may have completed: see
+        `HangSnapshot`."""
         if self._any_complete:
             return []
         return [
@@ -260,7 +261,8 @@ def _append_out_of_order(group: GroupView, signature: int, entry: Entry) -> None
 
 
 def _signature(call: _Call) -> Signature:
-    """What the members of a group must agree on; raises ValueError where sizes are missing or impossible."""
+    """Return what a group's members must agree on; raises ValueError where sizes are missing or
+    impossible."""
     if call.inputs is None or call.outputs is None:
         raise ValueError("it has no sizes")
     name = (call.operation.partition(":")[2] or call.operation)[:_MAX_TEXT]
@@ -285,7 +287,7 @@ def _sizes(shapes: Shapes) -> str:
 
 
 def _configured(dump: Dump) -> list[GroupView]:
-    """The groups in pg_config. Gloo writes one without a name, which identifies nothing."""
+    """Return the groups in pg_config. Gloo writes one without a name, which identifies nothing."""
     return [
         GroupView(name[:_MAX_TEXT], _description(config.desc), _members(config))
         for name, config in list(dump.pg_config.items())[:_MAX_CONFIGURED]
@@ -294,7 +296,7 @@ def _configured(dump: Dump) -> list[GroupView]:
 
 
 def _members(config: GroupConfig) -> str:
-    """The members as text: PyTorch writes a text, other tools may write a list."""
+    """Return the members as text: PyTorch writes a text, other tools may write a list."""
     text = config.ranks if isinstance(config.ranks, str) else str(config.ranks)
     return text if len(text) <= _MAX_RANKS_TEXT else ""
 

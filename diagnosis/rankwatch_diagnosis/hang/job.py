@@ -151,7 +151,8 @@ class Group:
         return any(view.point_to_point for view in self.views.values())
 
     def last_enqueued(self, rank: int) -> int | None:
-        """Number of the last collective that the rank enqueued; None where its dump does not show it."""
+        """Return the number of the last collective that the rank enqueued; None if its dump does not show
+        it."""
         view = self.views.get(rank)
         if view is not None and view.history:
             return view.last_sequence
@@ -169,7 +170,7 @@ class Job:
     world: tuple[int, ...]
 
     def peer_of(self, rank: int, operation: Operation) -> int | None:
-        """The rank at the other end of a send or receive; None where it is not known.
+        """Return the rank at the other end of a send or receive; None where it is not known.
 
         Where only entries name the members, some may be lacking. The rank's own index in the call shows that.
         """
@@ -209,7 +210,8 @@ Places = dict[tuple[int, int], Group]
 
 
 def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
-    """Groups whose members a recorder lists. Names alone are no key: split groups may share one."""
+    """Return the groups whose members a recorder lists. Names alone are no key: split groups may share
+    one."""
     groups: Groups = {}
     of: Places = {}
     parsed: dict[str, tuple[int, ...]] = {}
@@ -229,7 +231,7 @@ def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
 
 
 def _members(text: str) -> tuple[int, ...]:
-    """The ranks in a recorder's list; nobody where a number is too large to be a rank."""
+    """Return the ranks in a recorder's list; nobody where a number is too large to be a rank."""
     found = tuple(dict.fromkeys(map(int, _NUMBERS.findall(text))))
     return found if max(found, default=0) < MAX_RANKS else ()
 
@@ -237,7 +239,7 @@ def _members(text: str) -> tuple[int, ...]:
 def _add_without_members(
     by_rank: Mapping[int, HangSnapshot], world: tuple[int, ...], groups: Groups, of: Places
 ) -> None:
-    """Groups that only entries name: their members are the ranks with entries in them."""
+    """Add the groups that only entries name: their members are the ranks with entries in them."""
     by_name: dict[str, list[Group]] = defaultdict(list)
     for group in groups.values():
         by_name[group.name].append(group)

@@ -65,7 +65,7 @@ def _cut(stack: list[int], on_stack: list[bool], node: int) -> list[int]:
 
 
 def terminal(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The components that no edge leaves."""
+    """Return the components that no edge leaves."""
     parts = components(edges)
     part_of = [0] * len(edges)
     for index, part in enumerate(parts):
@@ -215,7 +215,7 @@ def _resolve_cycle(job: Job, waits: Sequence[Wait], found: RootCauses, stillness
 
 
 def _only_one(job: Job, collective: Sequence[Wait], ranks: set[int]) -> int | None:
-    """The one root cause without sends and receives, which may be posted long before their use."""
+    """Return the one root cause without sends and receives, which may be posted long before their use."""
     graph = _Graph(job, collective, set())
     ends = [[node for node in part if node in ranks] for part in terminal(graph.edges)]
     waited_for = {rank for wait in collective for rank in wait.waits_for}
@@ -231,7 +231,7 @@ def _only_one(job: Job, collective: Sequence[Wait], ranks: set[int]) -> int | No
 
 
 def _odd_by_count(job: Job, waits: Sequence[Wait]) -> list[int]:
-    """The ranks of a cycle that skipped an operation, or called one too many.
+    """Return the ranks of a cycle that skipped an operation, or called one too many.
 
     A rank that has come to an operation with fewer operations behind it than its peers skipped one; a rank
     that has more than those peers, and has not come, called one too many. Numbers are compared in groups of
@@ -263,7 +263,7 @@ def _more(job: Job, wait: Wait, other: Wait) -> set[int]:
 
 
 def _usual(job: Job, rank: int, wait: Wait, like: Group) -> int | None:
-    """The number of operations that the peers in `wait` had enqueued in their group of that description.
+    """Return how many operations the peers in `wait` had enqueued in their group of that description.
 
     None where they differ. Peers are those that share a group with the rank, such as its replicas in other
     pipelines; where these are too few, all ranks in the wait: stages may differ.
@@ -297,7 +297,7 @@ def _count_before(rank: int, wait: Wait, group: Group) -> int | None:
 
 
 def _odd_by_majority(waits: Sequence[Wait]) -> list[int]:
-    """The ranks in the minority of every operation of a cycle; nobody where one is a tie.
+    """Return the ranks in the minority of every operation of a cycle; nobody where one is a tie.
 
     Nobody in a cycle with sends or receives: in a pipeline most ranks of a stage may be the victims.
     """

@@ -84,14 +84,14 @@ class HangVerdict:
         return self.state.is_stall or (self.state is State.INCONCLUSIVE and bool(self.groups))
 
     def noted(self, notes: Sequence[str]) -> HangVerdict:
-        """The same with more notes on the evidence."""
+        """Return the same with more notes on the evidence."""
         known = self.evidence.get("notes")
         before = list(known) if isinstance(known, list) else []
         return replace(self, evidence={**self.evidence, "notes": [*before, *notes]}) if notes else self
 
 
 def group_states(waits: Sequence[Wait]) -> tuple[GroupState, ...]:
-    """The groups that wait, in the order of the waits."""
+    """Return the groups that wait, in the order of the waits."""
     return tuple(
         GroupState(
             group=wait.group.label,

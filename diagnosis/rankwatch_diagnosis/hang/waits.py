@@ -103,7 +103,7 @@ def _collective_waits(group: Group, job: Job, heads: dict[int, Operation]) -> li
 
 
 def _list_for(wait: Wait, rank: int, job: Job) -> list[int]:
-    """The list of the wait that this member belongs in."""
+    """Return the list of the wait that this member belongs in."""
     group = wait.group
     if rank not in job.snapshots:
         return wait.no_dump
@@ -128,7 +128,8 @@ def _behind(wait: Wait, heads: dict[int, Operation]) -> list[int]:
 
 
 def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
-    """Sends and receives: the oldest of each direction between two ranks belongs to the peer's oldest."""
+    """Match sends and receives: the oldest of each direction between two ranks belongs to the peer's
+    oldest."""
     oldest: dict[tuple[Group, int, int, bool], Operation] = {}
     for rank, snapshot in job.snapshots.items():
         for operation in snapshot.pending:
@@ -189,7 +190,7 @@ class RunTiming(NamedTuple):
 
 
 def with_sound_times(snapshots: Sequence[HangSnapshot]) -> list[HangSnapshot]:
-    """The snapshots, without times before the newest entry: those are of another clock or moment."""
+    """Return the snapshots, without times before the newest entry: those are of another clock or moment."""
     return [
         each
         if not each.taken_ns or each.taken_ns >= each.newest_ns - _CLOCK_STEP_NS
@@ -199,7 +200,7 @@ def with_sound_times(snapshots: Sequence[HangSnapshot]) -> list[HangSnapshot]:
 
 
 def newest_of_each(snapshots: Sequence[HangSnapshot]) -> dict[int, HangSnapshot]:
-    """The last snapshot of each rank."""
+    """Return the last snapshot of each rank."""
     return {each.rank: each for each in snapshots}
 
 
@@ -252,7 +253,7 @@ class Stillness:
         return end - max(began, since_ns) >= self._stall_ns
 
     def blamed(self, wait: Wait, waiting: Collection[int]) -> set[int]:
-        """The ranks that the wait is for, and that stood still while one of `waiting` stood in it.
+        """Return the ranks that the wait is for, and that stood still while one of `waiting` stood in it.
 
         Only the three ranks that show most are compared: that keeps it linear.
         """

@@ -151,7 +151,7 @@ class _Worker:
         self._decoder = msgspec.msgpack.Decoder(Answer)
 
     def ask(self, rank: int, path: Path, deadline_seconds: float) -> Answer | None:
-        """The answer, or None where the worker ended or was too slow; it is of no use then."""
+        """Return the answer, or None where the worker ended or was too slow; it is of no use then."""
         end = time.monotonic() + deadline_seconds
         try:
             file = self._open(path)
@@ -219,7 +219,7 @@ def main(_as_owner: bool) -> None:
 
 
 def _read_dump(file: int, rank: int) -> Answer:
-    """An open file as an answer; never raises for what it holds."""
+    """Return an open file as an answer; never raises for what it holds."""
     try:
         size = os.fstat(file).st_size
         _limit_seconds(size)

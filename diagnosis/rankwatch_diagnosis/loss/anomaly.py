@@ -62,7 +62,7 @@ class Anomaly:
     """False where the excursion lasted to the end of the file or of the process."""
 
     def as_json(self) -> dict[str, object]:
-        """The object in `--json`; a number that is not finite is null there."""
+        """Return the object in `--json`; a number that is not finite is null there."""
         return {
             "step": self.step,
             "kind": str(self.kind),
@@ -132,7 +132,7 @@ class Excursion:
         self._streak = None
 
     def anomaly(self, kind: Kind, severity: Severity, *, recovered: bool) -> Anomaly:
-        """The anomaly that this excursion was, now that it is over."""
+        """Return the anomaly that this excursion was, now that it is over."""
         return Anomaly(
             step=self.step,
             kind=kind,

@@ -61,7 +61,7 @@ class LossVerdict:
     """First and last step from which on, looking back, the loss had not improved."""
 
     def precursors(self, anomaly: Anomaly) -> tuple[Anomaly, ...]:
-        """What moved shortly before the loss did; empty for anything but a divergence or NaN of the loss."""
+        """Return what moved shortly before the loss; empty except for a divergence or NaN of the loss."""
         if anomaly.kind not in (Kind.DIVERGENCE, Kind.NON_FINITE):
             return ()
         return tuple(
@@ -260,7 +260,7 @@ _SENTENCES = {
 
 
 def as_json(verdict: LossVerdict) -> dict[str, object]:
-    """The object of `--json`; the entries of `evidence.details` belong to those of `anomalies`."""
+    """Return the object of `--json`; the entries of `evidence.details` belong to those of `anomalies`."""
     counts = verdict.counts
     return {
         "anomalies": [anomaly.as_json() for anomaly in verdict.anomalies],
@@ -302,7 +302,7 @@ def colour_of(verdict: LossVerdict) -> str:
 
 
 def lines(verdict: LossVerdict) -> Iterator[str]:
-    """The verdict, the most severe anomalies, the evidence."""
+    """Yield the verdict, the most severe anomalies, the evidence."""
     yield _headline(verdict)
     yield from _listed(verdict)
     yield from _evidence(verdict)

@@ -36,7 +36,7 @@ class _ExcursionDetector:
         self._excursion: Excursion | None = None
 
     def end_process(self) -> None:
-        """The file ends, or the run goes on from an earlier step."""
+        """Conclude where the file ends, or the run goes on from an earlier step."""
         self._conclude(recovered=self._excursion is None or not self._excursion.above_now)
 
     def _add_outlier(
@@ -111,7 +111,7 @@ class NormJumpDetector(_ExcursionDetector):
             self._add_ordinary()
 
     def end_process(self) -> None:
-        """The file ends, or the run goes on from an earlier step."""
+        """Conclude where the file ends, or the run goes on from an earlier step."""
         super().end_process()
         self._statistics.begin_process()
 
@@ -167,7 +167,7 @@ class DivergenceDetector:
                 self._conclude(ended=False)
 
     def end_process(self) -> None:
-        """The file ends, or the run goes on from an earlier step."""
+        """Conclude where the file ends, or the run goes on from an earlier step."""
         self._conclude(ended=True)
         for each in self._lasting:
             self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.CRITICAL, recovered=False))
@@ -267,7 +267,7 @@ class LossScaleDetector:
             self._conclude(recovered=value >= SMALLEST_SCALE)
 
     def end_process(self) -> None:
-        """The file ends, or the run goes on from an earlier step."""
+        """Conclude where the file ends, or the run goes on from an earlier step."""
         self._conclude(recovered=False)
         self._statistics.begin_process()
 

@@ -86,7 +86,7 @@ class ReadCounts:
 
 
 def to_step(text: str) -> int:
-    """The number of a step, as `12` or `12.0`; raises ValueError."""
+    """Return the number of a step, as `12` or `12.0`; raises ValueError."""
     number = float(text)
     if not 0 <= number <= _LARGEST_STEP or number != int(number):
         raise ValueError(f"{text!r} is no step")
@@ -94,7 +94,7 @@ def to_step(text: str) -> int:
 
 
 def to_value(text: str) -> float | None:
-    """A number, NaN or infinite; None where there is none; raises ValueError for other text."""
+    """Return a number, NaN or infinite; None where there is none; raises ValueError for other text."""
     try:
         return float(text)
     except ValueError:
@@ -104,7 +104,7 @@ def to_value(text: str) -> float | None:
 
 
 def delimiter_of(header: str) -> str | None:
-    """The delimiter, where the line is the header of a table with a step and a loss; else None."""
+    """Return the delimiter, where the line is the header of a table with a step and a loss; else None."""
     for delimiter in _DELIMITERS:
         names = {name.lower() for name in _names(header, delimiter)}
         if {"step", "loss"} <= names:
@@ -113,7 +113,7 @@ def delimiter_of(header: str) -> str | None:
 
 
 def likely_delimiter(header: str) -> str:
-    """The delimiter that occurs most often."""
+    """Return the delimiter that occurs most often."""
     return max(_DELIMITERS, key=header.count)
 
 
@@ -186,7 +186,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def default_extract(line: str) -> dict[str, str]:
-    """What is found in any order, as `step 12 ... loss 3.4` or `iteration 12/ 500 | lm loss: 2.3E+00`."""
+    """Find names and values in any order: `step 12 ... loss 3.4`, `iteration 12/ 500 | lm loss: 2.3E+00`."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     step = _STEP.search(line)
@@ -201,7 +201,7 @@ def default_extract(line: str) -> dict[str, str]:
 
 
 def extract_by(pattern: str) -> Extract:
-    """What a regular expression with named groups finds; raises UserError where it cannot serve."""
+    """Extract what a regular expression with named groups finds; raises UserError where it cannot serve."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -265,7 +265,7 @@ class _Watch:
             self._line = self._at_last_tick = None
 
     def tick(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the timer's signal."""
+        """Handle the timer's signal."""
         if self._line is not None and self._line is self._at_last_tick:
             raise UserError(
                 f"--pattern takes more than {self._seconds:g} s on the line {self._line[:_SHOWN].strip()!r}: "

@@ -106,7 +106,7 @@ def _csv(file: IO[bytes], path: Path, on_broken_row: OnBrokenRow) -> Iterator[pa
 
 
 def _without_open_quotes(lines: bytes, on_broken_row: OnBrokenRow) -> bytes:
-    """The block without lines that leave a quotation mark open: it would swallow the lines that follow."""
+    """Drop lines that leave a quotation mark open: it would swallow the lines that follow."""
     if b'"' not in lines:
         return lines
     closed = []
@@ -119,7 +119,7 @@ def _without_open_quotes(lines: bytes, on_broken_row: OnBrokenRow) -> bytes:
 
 
 def _csv_block(lines: bytes, header: list[str], types: Mapping[str, pa.DataType]) -> tuple[int, pa.Table]:
-    """The number of rows with too few or too many columns, and the others; raises ArrowInvalid."""
+    """Return the number of rows with too few or too many columns, and the others; raises ArrowInvalid."""
     broken: list[pyarrow.csv.InvalidRow] = []
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
@@ -164,7 +164,7 @@ def _jsonl(file: IO[bytes], path: Path, on_broken_row: OnBrokenRow) -> Iterator[
 
 
 def _json_rows(lines: bytes, on_broken_row: OnBrokenRow) -> pa.Table:
-    """The objects of a block in which something is wrong, their cells as text."""
+    """Return the objects of a block in which something is wrong, their cells as text."""
     rows: list[dict[str, Any]] = []
     for line in filter(None, map(bytes.strip, lines.split(b"\n"))):
         row = _object(line)
@@ -177,7 +177,7 @@ def _json_rows(lines: bytes, on_broken_row: OnBrokenRow) -> pa.Table:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where it holds none."""
+    """Return the object in a line; None where it holds none."""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.MsgspecError, RecursionError):
@@ -186,7 +186,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _text(cell: object) -> bytes | None:
-    """A cell of JSON as it would stand in a CSV, where a list or an object is none."""
+    """Return a cell of JSON as it would stand in a CSV, where a list or an object is none."""
     return None if cell is None or isinstance(cell, list | dict) else str(cell).encode("utf-8", "replace")
 
 
@@ -221,7 +221,7 @@ def _as_utf8(text: bytes) -> bytes:
 
 
 def _parquet(file: IO[bytes], path: Path) -> Iterator[pa.RecordBatch]:
-    """A text that stands in many rows stays one: a small file must not take all memory."""
+    """Keep a text that stands in many rows once: a small file must not take all memory."""
     schema = _parquet_schema(file, path)
     _check_names(schema.names, path)
     wanted = [schema.field(name) for name in COLUMNS if name in schema.names]
@@ -268,7 +268,7 @@ def _cast(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:
 
 
 def _bytes(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """The text of each cell; raises UserError for a column of lists or of other things without text.
+    """Return the text of each cell; raises UserError for a column of lists or of other things without text.
 
     Where texts have numbers, they keep them.
     """
@@ -286,7 +286,7 @@ def _bytes(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _texts(values: Any) -> Any:
-    """An array, or a column, of texts as bytes."""
+    """Return texts, an array or a column of them, as bytes."""
     kind = values.type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         values = values.cast(pa.large_binary())
@@ -310,7 +310,7 @@ def _lenient(text: pa.Table) -> pa.Table:
 
 
 def _without_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of numbers. Raises ArrowException if they are texts with numbers of their own."""
+    """Return a column of numbers. Raises ArrowException if they are texts with numbers of their own."""
     if pa.types.is_dictionary(column.type) and not _is_number(column.type.value_type):
         raise pa.ArrowInvalid("texts")
     return column
@@ -350,7 +350,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def _check_names(found: Iterable[str], path: Path) -> None:
-    """Raises UserError for a required column that is missing and for a column that comes twice."""
+    """Raise UserError for a required column that is missing and for a column that comes twice."""
     names = list(found)
     missing = [name for name in _REQUIRED if name not in names]
     if missing:

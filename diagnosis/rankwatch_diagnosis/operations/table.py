@@ -145,7 +145,7 @@ class OperationTable:
         return float(np.median((last - first)[there])) if there.any() else np.nan
 
     def take(self, rows: NDArray[Any]) -> OperationTable:
-        """Some rows, by a mask or by their indices."""
+        """Return some rows, by a mask or by their indices."""
         columns = {
             field.name: getattr(self, field.name)[rows]
             for field in fields(self)
@@ -154,7 +154,7 @@ class OperationTable:
         return replace(self, **columns)
 
     def followed_by(self, more: OperationTable) -> OperationTable:
-        """The rows of both; the names of `more` begin with the names of this table."""
+        """Return the rows of both; the names of `more` begin with the names of this table."""
         columns: dict[str, Any] = {
             field.name: np.concatenate([getattr(self, field.name), getattr(more, field.name)])
             for field in fields(self)
@@ -168,7 +168,7 @@ BROKEN = "with the wrong number of columns, or no JSON object"
 
 
 def clean(table: OperationTable, *, incomplete: int, broken: int) -> tuple[OperationTable, dict[str, int]]:
-    """The usable rows, and by reason the number of rows left out.
+    """Return the usable rows, and by reason the number of rows left out.
 
     `incomplete` and `broken` rows were left out when the file was read.
     """

@@ -18,12 +18,12 @@ from rankwatch.untrusted.text import printable
 
 
 def part_of(package: str, name: str) -> str:
-    """A file that lies in a package."""
+    """Return a file that lies in a package."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def style_of(package: str = "", name: str = "") -> str:
-    """The style of all pages, and after it that of one page, if it has its own."""
+    """Return the style of all pages, and after it that of one page, if it has its own."""
     return _own("page.css") + (part_of(package, name) if name else "")
 
 
@@ -38,7 +38,7 @@ def page(name: str, filters: Mapping[str, Callable[..., object]] | None = None, 
 
 
 def template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.Template:
-    """A template that escapes all values and may extend `page.html`; a name that is not given is an error."""
+    """Return a template that escapes all values and may extend `page.html`; a name not given is an error."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -54,7 +54,7 @@ def _own(name: str) -> str:
 
 
 def policy(style: str, script: str = "") -> Markup:
-    """The content security policy of a page with this style and script."""
+    """Return the content security policy of a page with this style and script."""
     allowed = f"default-src 'none'; style-src '{_hash(style)}'"
     return Markup(allowed + (f"; script-src '{_hash(script)}'" if script else ""))
 

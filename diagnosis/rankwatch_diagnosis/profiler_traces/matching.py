@@ -118,7 +118,7 @@ def _seconds(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> float:
 
 
 def as_table(ranks: Sequence[RankTimeline], steps: frozenset[int], shared: Shared) -> OperationTable:
-    """The rows of all ranks in these steps."""
+    """Return the rows of all ranks in these steps."""
     found = [
         (each, list(_rows(line, each.origin, shared.kept)))
         for each in ranks
@@ -154,7 +154,7 @@ def as_table(ranks: Sequence[RankTimeline], steps: frozenset[int], shared: Share
 
 
 def _without(rows: Sequence[_Row], idle: set[str]) -> Iterator[_Row]:
-    """A row of 0 s for what other ranks wait for and this one does not: that is known, not missing."""
+    """Yield a row of 0 s for what other ranks wait for and this one does not: that is known, not missing."""
     if rows:
         for operation in sorted(idle - {row.operation for row in rows}):
             yield rows[0]._replace(operation=operation, kind=_KINDS[operation], seconds=0.0, group="")
@@ -185,7 +185,7 @@ class _Stretch:
 
 
 def _rows(line: StepLine, origin: float, kept: frozenset[Key]) -> Iterator[_Row]:
-    """The step as rows without a gap, collectives that are none folded into the next one that is."""
+    """Yield the step as rows without a gap, collectives that are none folded into the next one that is."""
     at = origin + line.start
     stretch = _Stretch()
     passes = _Passes()
@@ -228,7 +228,7 @@ class _Passes:
         self.latest = 0
 
     def of(self, operation: str) -> int:
-        """The microbatch of the next row."""
+        """Return the microbatch of the next row."""
         if operation in _PASSES:
             if operation != self._phase or self.separated:
                 self.latest = self._count[operation]
@@ -240,7 +240,7 @@ class _Passes:
 
 
 def _with_receives(rows: Sequence[_Row]) -> list[_Row]:
-    """A receive belongs to the pass that follows it."""
+    """Give each receive to the pass that follows it."""
     found = list(rows)
     following: int | None = None
     for at in range(len(found) - 1, -1, -1):

@@ -22,7 +22,7 @@ _MOST_UNEVEN = 0.02
 def facts_of(
     traces: Sequence[Trace], ranks: Sequence[RankTimeline], steps: frozenset[int]
 ) -> dict[str, object]:
-    """Counts for the evidence, ready for JSON."""
+    """Return counts for the evidence, ready for JSON."""
     return {
         "files": len(traces),
         "ranks": as_ranges({each.rank for each in ranks}),

@@ -45,7 +45,7 @@ class Intervals(Protocol):
 
 
 def phase_of(annotation: str) -> Phase | None:
-    """The phase that an annotation stands for; None for none, and for one that holds several."""
+    """Return the phase that an annotation stands for; None for none, and for one that holds several."""
     if _OPTIMIZER.search(annotation):
         return Phase.OPTIMIZER
     if _LOADING.search(annotation):
@@ -75,7 +75,7 @@ class Phases:
         """Begins and ends of data loading."""
 
     def at(self, moment: NDArray[np.float64], thread: NDArray[np.int64]) -> NDArray[np.int8]:
-        """The phase of the host at each moment, on its thread."""
+        """Return the phase of the host at each moment, on its thread."""
         found = self._between(moment)
         for each in np.unique(thread).tolist():
             own = slice(*np.searchsorted(self._thread, (each, each + 1)).tolist())
@@ -111,7 +111,7 @@ _Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], ND
 
 
 def _without_closures(optimizer: _Columns, backward: _Columns) -> _Columns:
-    """Calls of the optimizer from the end of the backward pass on that they hold: Lightning hands both passes
+    """Begin calls of the optimizer where the backward pass ends that they hold: Lightning hands both passes
     to `step` as a closure.
     """
     order = np.argsort(backward[0], kind="stable")
@@ -182,7 +182,7 @@ class Steps(NamedTuple):
     """What showed them; empty for the profiler's own annotation."""
 
     def of(self, moments: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The index of the step of each moment, NO_STEP for none."""
+        """Return the index of the step of each moment, NO_STEP for none."""
         place = np.searchsorted(self.begin, moments, side="right") - 1
         inside = (place >= 0) & (moments <= self.end[np.maximum(place, 0)])
         return np.where(inside, place, NO_STEP)
@@ -194,7 +194,7 @@ def steps_of(
     optimizer_ends: NDArray[np.float64],
     keys: Sequence[tuple[float, float, object]],
 ) -> Steps | None:
-    """The steps of a trace; None where nothing shows them.
+    """Return the steps of a trace; None where nothing shows them.
 
     annotated, on_device: those that the profiler annotates, on the host and on the device.
     keys: begin, end and identity of each collective, in order of time.
@@ -231,7 +231,7 @@ def _between(ends: NDArray[np.float64], *, by_launch: bool, source: str) -> Step
 
 
 def _period(keys: Sequence[object]) -> int | None:
-    """The shortest sequence that repeats over all keys, at least LEAST_REPEATS times; None for none."""
+    """Return the shortest sequence that repeats over all keys, at least LEAST_REPEATS times, or None."""
     numbers: dict[object, int] = {}
     values = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     for period in range(1, min(len(values) // LEAST_REPEATS, _MOST_PERIOD) + 1):

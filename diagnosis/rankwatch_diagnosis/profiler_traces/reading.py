@@ -52,7 +52,7 @@ class TraceTable(NamedTuple):
 
 
 def holds_traces(directory: Path) -> bool:
-    """True for a directory with a file that is called as the profiler calls its traces."""
+    """Return True for a directory with a file that is called as the profiler calls its traces."""
     try:
         return any("trace" in each.name and each.name.endswith(SUFFIXES) for each in directory.iterdir())
     except OSError:
@@ -60,7 +60,7 @@ def holds_traces(directory: Path) -> bool:
 
 
 def trace_files(directory: Path) -> list[Path]:
-    """The files of a directory that are called as traces are; raises UserError where there is none."""
+    """Return the files of a directory that are called as traces are; raises UserError where there is none."""
     try:
         found = sorted(each for each in directory.iterdir() if each.name.lower().endswith(SUFFIXES))
     except OSError as error:
@@ -249,7 +249,7 @@ def refuse_twins(traces: Sequence[Trace]) -> None:
 
 
 def common_steps(ranks: Sequence[RankTimeline]) -> frozenset[int]:
-    """The steps of all ranks, else those of at least half of them. Raises UserError where there are none."""
+    """Return the steps of all ranks, else of at least half of them. Raises UserError where there are none."""
     of_rank: dict[int, set[int]] = defaultdict(set)
     for each in ranks:
         of_rank[each.rank].update(line.step for line in each.timeline.steps)

@@ -124,12 +124,12 @@ class Call(NamedTuple):
 
 
 def is_device_collective(kernel: str) -> bool:
-    """True for a kernel that communicates."""
+    """Return True for a kernel that communicates."""
     return kernel.startswith(_DEVICE_PREFIXES) or kernel[:6].lower().startswith(_DEVICE_PREFIXES)
 
 
 def is_host_collective(annotation: str) -> bool:
-    """True for an annotation that lasts as long as a collective of the host."""
+    """Return True for an annotation that lasts as long as a collective of the host."""
     return annotation.startswith(_HOST_BACKENDS)
 
 
@@ -139,7 +139,7 @@ def name_of_kernel(kernel: str) -> str:
 
 
 def operation_of(name: str) -> str:
-    """The name in the table: all_reduce for allreduce, AllReduce_Sum_f32 and _allreduce_base alike."""
+    """Return the name in the table: all_reduce for allreduce, AllReduce_Sum_f32 and _allreduce_base alike."""
     letters = _NO_LETTERS.sub("", name.lower())
     for beginning, operation in _NAMES.items():
         if letters.startswith(beginning):
@@ -148,7 +148,7 @@ def operation_of(name: str) -> str:
 
 
 def operation_of_call(call: Call, described: Described, rank: int) -> str:
-    """The same of a call. Of a kernel that sends and receives it is what its rank does in it, if known."""
+    """Return the name for a call; of one that sends and receives, what its rank does in it, if known."""
     operation = operation_of(described.name or call.name)
     if operation == "send_recv" or (operation == "coalesced" and "sendrecv" in call.name.lower()):
         if described.destination >= 0 and described.destination != rank:
@@ -160,7 +160,7 @@ def operation_of_call(call: Call, described: Described, rank: int) -> str:
 
 
 def is_message(operation: str) -> bool:
-    """True for what has two ends, each with a name of its own."""
+    """Return True for what has two ends, each with a name of its own."""
     return operation in ("send", "recv")
 
 
@@ -356,7 +356,7 @@ class Recording:
 
 
 def _usable(begin: float, length: float) -> bool:
-    """False for NaN too."""
+    """Return False for NaN too."""
     return abs(begin) < _MOST_MICROSECONDS and 0.0 <= length < _MOST_MICROSECONDS
 
 

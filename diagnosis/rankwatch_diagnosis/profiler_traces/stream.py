@@ -74,7 +74,7 @@ class Framing:
 
 
 def stream_events(path: Path, framing: Framing) -> Iterator[list[Event]]:
-    """The events of a file (JSON, also gzip) in lists; fills `framing`. Raises UserError for another file."""
+    """Yield the events of a file (JSON, also gzip) in lists, and fill `framing`. Raises UserError."""
     try:
         with open_bytes(path) as file:
             yield from _Blocks(unpacked(file, path), path, framing).events()
@@ -130,7 +130,7 @@ class _Blocks:
         return text[-_LONGEST_BETWEEN:] if begins is None else text[begins.end() :]
 
     def _read(self) -> bytes:
-        """The next block; nothing at the end, which is also where a gzip is damaged or cut off.
+        """Return the next block; nothing at the end, which is also where a gzip is damaged or cut off.
 
         A zero byte ends a trace, too: it is in no JSON, and a sparse file may have terabytes of them.
         """
@@ -148,7 +148,7 @@ class _Blocks:
         return b"".join(parts)
 
     def _remaining(self) -> bytes:
-        """What stands behind the events."""
+        """Return what stands behind the events."""
         parts: list[bytes] = []
         while not self._ended and sum(map(len, parts)) < _MOST_HEAD_BYTES:
             parts.append(self._read())
@@ -326,7 +326,7 @@ def world_size_of(fields: Mapping[str, object]) -> int:
 
 
 def groups_of(fields: Mapping[str, object]) -> Iterator[Group]:
-    """The process groups that the profiler listed."""
+    """Yield the process groups that the profiler listed."""
     info = fields.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
     for each in listed if isinstance(listed, list) else ():

@@ -94,12 +94,12 @@ class _Pieces(NamedTuple):
     phase: NDArray[np.int8]
 
     def take(self, rows: Ints | slice) -> _Pieces:
-        """Some of them."""
+        """Return some of them."""
         return _Pieces(self.begin[rows], self.end[rows], self.step[rows], self.phase[rows])
 
 
 def lay_out(recording: Recording, rank: int, groups: Sequence[Group] = ()) -> Timeline | None:
-    """The timeline of a rank; None where nothing shows its steps.
+    """Return the timeline of a rank; None where nothing shows its steps.
 
     groups: all process groups of the rank, if they are known.
     """
@@ -135,7 +135,7 @@ def lay_out(recording: Recording, rank: int, groups: Sequence[Group] = ()) -> Ti
 
 
 def _named(call: Call, recording: Recording, rank: int) -> Call:
-    """The call with its operation as name, and what the host knew of it where its kernel does not."""
+    """Return the call with its operation as name, and what the host knew of it where its kernel does not."""
     described = call.described
     if not described.group:
         described = recording.described.get(described.external, described)
@@ -147,7 +147,7 @@ def _key(call: Call) -> tuple[str, str, int]:
 
 
 def group_of(described: Described) -> str:
-    """A name that all members of the group share, and no other group."""
+    """Return a name that all members of the group share, and no other group."""
     return f"{described.group} {described.group_ranks}".strip()
 
 
@@ -183,7 +183,8 @@ def _device_pieces(recording: Recording, launches: _Launches, phases: Phases, st
 
 
 def _filled(moment: Floats, begin: Floats) -> Floats:
-    """A kernel without a launch belongs to what its stream ran before it; without any launch, to its time."""
+    """Fill in the launches that are missing, by what the stream ran before; without any, by the kernel's
+    time."""
     known = np.isfinite(moment)
     if not known.any():
         return begin
@@ -201,7 +202,7 @@ def _host_pieces(recording: Recording, phases: Phases, steps: Steps) -> _Pieces:
 
 
 def _disjoint(begin: Floats, end: Floats, step: Ints, phase: NDArray[np.int8]) -> _Pieces:
-    """What overlaps counts once, for the one that began first."""
+    """Count what overlaps once, for the one that began first."""
     reached = np.r_[-np.inf, np.maximum.accumulate(end)[:-1]] if len(end) else end
     begin = np.maximum(begin, reached)
     rows = (end > begin) & (step != NO_STEP)
@@ -342,7 +343,7 @@ def _placed(pieces: _Pieces, call: Call, window: tuple[float, float]) -> _Placed
 def _waited(
     pieces: _Pieces, begin: float, end: float, place: int, window_begin: float
 ) -> tuple[float, float] | None:
-    """The longest stretch without compute towards the end of a call; None where there is none worth the name.
+    """Return the longest stretch without compute towards the end of a call; None without one worth the name.
 
     place: the last piece that begins before the end of the call. Whoever waits may go on a moment before the
     end is recorded, and small kernels run beside any wait, so that little compute behind it does not count.
@@ -364,8 +365,8 @@ def _waited(
 
 
 def _works(pieces: _Pieces, begin: float, end: float, loading: _Union, *, named: bool) -> Iterator[Work]:
-    """What the rank does between two meetings: runs of a phase, each followed by the time in which nothing
-    ran.
+    """Yield what the rank does between two meetings: runs of a phase, each followed by the time in which
+    nothing ran.
     """
     first, last = (int(each) for each in np.searchsorted(pieces.begin, (begin, end), side="left"))
     if first < last:
@@ -385,7 +386,7 @@ def _works(pieces: _Pieces, begin: float, end: float, loading: _Union, *, named:
 
 
 def _idle(begin: float, end: float, busy: float, loading: _Union) -> Iterator[Work]:
-    """The time between two moments in which nothing ran, of which the host spent some on its batch."""
+    """Yield the time between two moments in which nothing ran, of which the host spent some on its batch."""
     idle = max(0.0, end - begin - busy)
     if idle <= 0.0:
         return

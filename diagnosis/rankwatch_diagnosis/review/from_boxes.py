@@ -83,7 +83,7 @@ def review_folder(
     evidence: Path | None = None,
     stall: float | None = None,
 ) -> RunReview:
-    """The review of the run in a directory or in an evidence bundle.
+    """Return the review of the run in a directory or in an evidence bundle.
 
     agent_state: directory in which the agent of this node keeps account of time, and what it has verified.
     evidence: where the agent keeps evidence bundles.
@@ -165,7 +165,7 @@ def _of_bundle(bundle: Path, ended: float) -> _Around:
 
 
 def _hardware(incident: KeptIncident, until: float) -> tuple[list[Event], str]:
-    """What grew between the two pages of metrics in its bundle."""
+    """Return what grew between the two pages of metrics in its bundle."""
     return events_of_bundle(incident.bundle, at=incident.opened, until=until, node=incident.node)
 
 
@@ -244,7 +244,8 @@ _MOST_SHOWN = 30
 
 
 def checkpoints_seen(boxes: Boxes, paths: Sequence[Path]) -> tuple[CheckpointSeen, ...]:
-    """The newest first. paths: of the boxes; notes beside them say where the checkpoints are."""
+    """Return the checkpoints, the newest first. paths: of the boxes; notes beside them say where the
+    checkpoints are."""
     found: dict[tuple[str, int], list[tuple[Box, CheckpointOperation]]] = defaultdict(list)
     for box in (*boxes.earlier, *boxes.by_rank.values()):
         for operation in checkpoint_operations(box):
@@ -293,7 +294,7 @@ def step_moments(boxes: Boxes) -> StepMoments:
 
 
 def box_events(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
-    """Ends of ranks, a stall, the start of a slowdown, single long steps, the loss, failed checkpoints."""
+    """Yield ends of ranks, a stall, the start of a slowdown, long steps, the loss, failed checkpoints."""
     moments = step_moments(boxes)
     yield from _failures(boxes, verdict)
     yield from _stall(boxes, verdict)
@@ -377,14 +378,14 @@ MOST_MARKS = 40
 
 
 def loss_curve(box: Box, verdict: LossVerdict) -> LossCurve:
-    """The loss that a rank has reported, with the anomalies that were found in it."""
+    """Return the loss that a rank has reported, with the anomalies that were found in it."""
     points = [(float(step), value) for _, step, value in scalars_of(box, LOSS)]
     marks = [LossMark(each.step, anomaly_words(each), each.severity) for each in verdict.anomalies]
     return LossCurve(rank=box.rank, axis="step", points=thinned(points), marks=tuple(marks[-MOST_MARKS:]))
 
 
 def anomaly_words(anomaly: Anomaly) -> str:
-    """What happened, at which step, and how far from what was expected."""
+    """Return what happened, at which step, and how far from what was expected."""
     what = anomaly.kind.value.replace("_", " ")
     at = f"{what} at step {anomaly.step}"
     if not math.isfinite(anomaly.value) or not math.isfinite(anomaly.expected):

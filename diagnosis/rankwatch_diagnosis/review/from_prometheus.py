@@ -52,7 +52,7 @@ _UNNAMED = frozenset(
 def review_prometheus(
     api: PrometheusApi, run: str, *, cluster: str | None, since_seconds: float
 ) -> RunReview:
-    """The review of a run of which Prometheus has anything since then. Raises UserError where it has none."""
+    """Return the review of a run of which Prometheus has anything since then. Raises UserError for none."""
     goodput = read_prometheus(api, run, cluster=cluster, since_seconds=since_seconds)
     return _Reading(api, goodput, cluster, since_seconds).review()
 
@@ -197,18 +197,18 @@ class _Reading:
         return self._api.query_range(expression, self._began, self._until, self._step)
 
     def _at_end(self, expression: str) -> list[tuple[Mapping[str, str], float]]:
-        """The value at the end of the run."""
+        """Return the value at the end of the run."""
         found = self._api.query_range(expression, self._until, self._until, 1.0)
         return [(each.labels, each.points[-1][1]) for each in found]
 
     def _last(self, series: str) -> list[float]:
-        """The highest of the last values that were there, if any was."""
+        """Return the highest of the series' last values; empty without any."""
         found = self._at_end(f"max(last_over_time({series}{{{self._matcher}}}[{self._window}]))")
         return [value for _, value in found if math.isfinite(value)]
 
 
 def _stretches(series: Points, step: float) -> Iterator[tuple[float, float]]:
-    """The times without a gap."""
+    """Yield the times without a gap."""
     began = before = math.nan
     for at, _ in series.points:
         if not at - before <= 1.5 * step:

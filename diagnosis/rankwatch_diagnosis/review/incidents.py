@@ -54,7 +54,7 @@ class Growth(NamedTuple):
 
 
 def growth_event(growth: Growth, *, at: float, until: float, source: str, node: str = "") -> Event:
-    """The growth between two moments as an event; it happened at some time between them."""
+    """Return the growth between two moments as an event; it happened at some time between them."""
     what, severity = FAULT_COUNTERS[growth.name]
     where = ", ".join(f"{name} {value}" for name, value in sorted(growth.labels.items()) if value)
     text = f"{growth.amount:,.4g} {what}{f' ({where})' if where else ''}"
@@ -67,14 +67,14 @@ def is_fault(labels: Mapping[str, str]) -> bool:
 
 
 def named(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels that say which device and what fault."""
+    """Return the labels that say which device and what fault."""
     return {name: value for name, value in labels.items() if name not in _UNNAMED and name[:2] != "__"}
 
 
 def xid_event(
     labels: Mapping[str, str], moment: float, meanings: Mapping[str, Mapping[str, str]], source: str
 ) -> Event:
-    """An XID error at its own moment."""
+    """Return an XID error at its own moment."""
     xid = labels.get("xid", "?")
     known = meanings.get(xid, {})
     told = ", ".join(filter(None, (known.get("meaning", ""), known.get("action", ""))))
@@ -85,7 +85,7 @@ def xid_event(
 
 
 def events_of_bundle(bundle: Path, *, at: float, until: float, node: str) -> tuple[list[Event], str]:
-    """What the two pages of metrics in a bundle show, and why nothing is seen; empty where it is."""
+    """Return what the two pages of metrics in a bundle show, and why nothing is seen; empty where it is."""
     folder = bundle / "metrics"
     try:
         before, after = (read_page(folder / name, _WANTED) for name in ("before.prom", "after.prom"))
@@ -136,7 +136,7 @@ class KeptIncident(NamedTuple):
     """What the bundle lacks, and why."""
 
     def event(self) -> Event:
-        """The incident as an event."""
+        """Return the incident as an event."""
         named = f"; the evidence names rank {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
         text = f"{self.kind.replace('_', ' ')}: {self.why}{named}"
         source = f"evidence bundle {self.bundle.name}"
@@ -144,7 +144,7 @@ class KeptIncident(NamedTuple):
 
 
 def read_incident(bundle: Path) -> KeptIncident | None:
-    """The incident of a bundle; None where its manifest is missing or makes no sense."""
+    """Return the incident of a bundle; None where its manifest is missing or makes no sense."""
     import msgspec
 
     try:
@@ -160,7 +160,7 @@ def read_incident(bundle: Path) -> KeptIncident | None:
 
 
 def _lists(found: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The ranks that the verdict names, and what the bundle lacks."""
+    """Return the ranks that the verdict names, and what the bundle lacks."""
     verdict, missing = found.get("verdict"), found.get("missing")
     ranks = verdict.get("ranks") if isinstance(verdict, dict) else None
     lacking = missing[:64] if isinstance(missing, list) else []
@@ -179,7 +179,7 @@ def _text(value: object) -> str:
 
 
 def incidents_of(run: str, evidence: Path) -> tuple[list[KeptIncident], str]:
-    """The incidents of a run with evidence in this directory, and why none are seen; empty if they are."""
+    """Return a run's incidents with evidence in this directory, and why none are seen; empty if they are."""
     try:
         folders = sorted(each for each in evidence.iterdir() if not each.name.startswith("."))
     except FileNotFoundError:

@@ -141,7 +141,7 @@ class RunReview:
     """What could not be seen, in words."""
 
     def of_kind(self, *kinds: EventKind) -> tuple[Event, ...]:
-        """The events of these kinds."""
+        """Return the events of these kinds."""
         return tuple(each for each in self.events if each.kind in kinds)
 
 
@@ -164,7 +164,7 @@ _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def shown_events(events: Iterable[Event]) -> tuple[tuple[Event, ...], int]:
-    """The most severe ones in the order of time, and how many are left out."""
+    """Return the most severe ones in the order of time, and how many are left out."""
     found = sorted(events, key=lambda each: (_ORDER[each.severity], -each.at))
     kept = sorted(found[:MOST_EVENTS], key=lambda each: (each.at, _ORDER[each.severity]))
     return tuple(kept), len(found) - len(kept)
@@ -203,7 +203,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 def facts(review: RunReview) -> dict[str, str]:
-    """The head of a report: names and values."""
+    """Return the head of a report: names and values."""
     goodput = review.goodput
     ended = "now, it runs" if review.running else _moment(review.ended)
     found = {

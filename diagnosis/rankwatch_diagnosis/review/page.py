@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def review_page(review: RunReview) -> str:
-    """The page about a run. Everything on it that comes from a run is escaped."""
+    """Return the page about a run. Everything on it that comes from a run is escaped."""
     names = list(dict.fromkeys(name for each in review.phases for name in each.seconds))
     began = min((each.at for each in review.events), default=review.started or 0.0)
     ended = max((each.until or each.at for each in review.events), default=began)
@@ -76,7 +76,7 @@ _TICKS = 4
 
 
 def time_line(events: Sequence[Event], started: float, ended: float) -> Markup:
-    """An SVG of the events between two moments in Unix time; each says in its title what it is."""
+    """Return an SVG of the events between two moments in Unix time; each says in its title what it is."""
     lanes = [kind for kind in EventKind if any(each.kind is kind for each in events)]
     height = len(lanes) * _LANE + _FOOT
     length = max(ended - started, 1.0)
@@ -132,7 +132,7 @@ _LOGARITHMIC_FROM = 30.0
 
 
 def loss_picture(curve: LossCurve) -> Markup | None:
-    """An SVG; None where there are not two finite points."""
+    """Return an SVG; None where there are not two finite points."""
     finite = [each for each in curve.points if math.isfinite(each[0]) and math.isfinite(each[1])]
     if len(finite) < 2:
         return None

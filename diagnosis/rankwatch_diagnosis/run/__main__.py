@@ -22,7 +22,7 @@ READY = "ready"
 
 
 def main(_as_owner: bool) -> None:
-    """The agent's confined child."""
+    """Run as the agent's confined child."""
     sys.exit(print_verdict(sys.argv[1:]))
 
 

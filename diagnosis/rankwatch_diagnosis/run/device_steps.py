@@ -75,7 +75,7 @@ DeviceSteps = dict[tuple[int, float], DeviceStep]
 
 
 def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
-    """The steps of a box on the device."""
+    """Return the steps of a box on the device."""
     found: DeviceSteps = defaultdict(DeviceStep)
     starts: dict[int, float] = {}
     places: dict[int, int] = {}
@@ -119,7 +119,7 @@ def _wait(
     groups: Mapping[int, str],
     members: Mapping[int, tuple[int, ...] | None],
 ) -> tuple[int, Piece]:
-    """The step, and the wait of the compute stream in it."""
+    """Return the step, and the wait of the compute stream in it."""
     seconds, step, _, first, group, second, phase, third, _, fourth = layout.DEVICE_WAIT.unpack_from(
         record.payload
     )
@@ -139,7 +139,7 @@ def _wait(
 
 
 def _messages(words: Iterable[int], members: Sequence[int]) -> tuple[Message, ...]:
-    """What the words of a record stand for; nothing if a peer is not a known member."""
+    """Return what the words of a record stand for; nothing if a peer is not a known member."""
     found = []
     for word in words:
         peer = (word & ~layout.MESSAGE_RECEIVED) - 1
@@ -151,7 +151,7 @@ def _messages(words: Iterable[int], members: Sequence[int]) -> tuple[Message, ..
 
 
 def on_device(step: DeviceStep) -> list[Piece]:
-    """The pieces of a step one after another; what no phase claims comes last."""
+    """Return the pieces of a step one after another; what no phase claims comes last."""
     if not step.known:
         return []
     found: list[Piece] = []
@@ -201,7 +201,7 @@ def _messages_by_pass(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _take_turns(before: Piece, piece: Piece) -> bool:
-    """True for waits of one phase for collectives that took turns, with each other or with own work.
+    """Return True for waits of one phase for collectives that took turns, with each other or with own work.
 
     Only their sum ends for all ranks at once: a slow rank hardly waits for those before the last one.
     """

@@ -34,11 +34,11 @@ class EndedAttempt(NamedTuple):
     end: AttemptEnd
 
     def words(self, *, message: bool = True) -> str:
-        """The outcome, the kind of failure and the rank, with what else is known."""
+        """Return the outcome, the kind of failure and the rank, with what else is known."""
         return end_words(self.end, self.world_size, message=message)
 
     def as_json(self) -> dict[str, object]:
-        """The object of `--json`; what is not known is left out."""
+        """Return the object of `--json`; what is not known is left out."""
         shown = {name: value for name, value in self.end._asdict().items() if value not in (None, "")}
         if self.end.exception == KILLED:
             shown["kernel_line"] = shown.pop("message", None)
@@ -55,8 +55,8 @@ def attempt_end(boxes: Boxes) -> AttemptEnd | None:
 
 
 def ended_attempts(boxes: Boxes, run: Path) -> tuple[EndedAttempt, ...]:
-    """The attempts that are over, in their order: earlier ones of which boxes are kept, and the present one
-    if it has ended.
+    """Return the attempts that are over, in their order: earlier ones of which boxes are kept, and the
+    present one if it has ended.
 
     run: the directory of the boxes.
     """
@@ -86,7 +86,7 @@ def ending_words(boxes: Boxes) -> str:
 
 
 def end_words(end: AttemptEnd, world_size: int, *, message: bool = True) -> str:
-    """The outcome, the kind of failure and the rank, with what else is known.
+    """Return the outcome, the kind of failure and the rank, with what else is known.
 
     message: with the message and the line of code, too.
     """
@@ -98,7 +98,7 @@ def end_words(end: AttemptEnd, world_size: int, *, message: bool = True) -> str:
 
 
 def earlier_words(ended: Iterable[EndedAttempt], present: int) -> str:
-    """The ends of the attempts before the present one, in short, the newest first."""
+    """Return the ends of the attempts before the present one, in short, the newest first."""
     earlier = sorted((each for each in ended if each.number < present), reverse=True)
     return "; ".join(f"attempt {each.number + 1} {each.words(message=False)}" for each in earlier)
 

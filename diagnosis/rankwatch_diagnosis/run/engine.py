@@ -149,14 +149,14 @@ def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: boo
 
 
 def _gpus_at_work(looked: _Looked, state: RunState, *, ask_gpus: bool) -> SeenGpus:
-    """What the GPUs of a run show while it makes progress."""
+    """Return what the GPUs of a run show while it makes progress."""
     if looked.bundle is not None:
         return gpus_of_bundle(looked.bundle, looked.boxes, WHILE_IT_RAN)
     return gpus_now(looked.boxes) if ask_gpus and state is RunState.RUNNING else SeenGpus()
 
 
 def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[Recorders, Processes]:
-    """What recorders and processes of the ranks show: now, or when the bundle was made."""
+    """Return what recorders and processes of the ranks show: now, or when the bundle was made."""
     if copied is not None:
         recorders = gather_recorders(folder, boxes)
         answered = len(recorders.snapshots)

@@ -42,7 +42,7 @@ class RunFolder:
 
 
 def find_run(directory: Path) -> RunFolder:
-    """The one run in a directory: its own, one above it, or a bundle. Raises UserError."""
+    """Return the one run in a directory: its own, one above it, or a bundle. Raises UserError."""
     try:
         if not directory.is_dir():
             raise UserError(f"{directory} is no directory")
@@ -77,7 +77,7 @@ def _boxes_in(directory: Path) -> Iterator[Path]:
 
 
 def _dumps_in(folders: Iterable[Path], *, named: Path, owners: Set[int]) -> dict[int, Path]:
-    """The newest dump of each rank: names end in the rank's number, as in `diagnose hang`.
+    """Return the newest dump of each rank: names end in the rank's number, as in `diagnose hang`.
 
     named: the folder that a person has named, which alone may be a link.
     owners: whose folders and files count. Beside the folder of a run anybody may make one.
@@ -134,7 +134,7 @@ class CopiedRanks:
 
 
 def read_copied_ranks(bundle: Path) -> CopiedRanks:
-    """What the files of a bundle say; whatever they hold is no error."""
+    """Return what the files of a bundle say; whatever they hold is no error."""
     document = _ranks_document(bundle / _RANKS_FILE)
     moment = document.get("moment_monotonic_seconds")
     if not isinstance(moment, int | float) or not 0.0 < moment < 1e10:
@@ -168,7 +168,7 @@ def _ranks_document(path: Path) -> dict[str, Any]:
 
 
 def _crashes(folder: Path) -> dict[int, Failure]:
-    """The crashes that the copied stacks show."""
+    """Return the crashes that the copied stacks show."""
     found = {}
     for path in _listed(folder) if _is_folder(folder) else ():
         match = _CRASHED.fullmatch(path.name)

@@ -148,7 +148,7 @@ def gpus_now(boxes: Boxes) -> SeenGpus:
 
 
 def _page(reading: Reading) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """The reading in the form of a page."""
+    """Return the reading in the form of a page."""
     samples = (each for gpu in reading.gpus for each in gpu.samples if each.metric in _WANTED)
     return {
         (each.metric, frozenset(zip(metric(each.metric).labels, each.labels, strict=True))): each.value
@@ -219,7 +219,7 @@ def _figures(gpu: _Series, seconds: float) -> GpuFigures:
 
 
 def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) -> HangVerdict:
-    """The verdict on a run that stands, with what the GPUs show.
+    """Return the verdict on a run that stands, with what the GPUs show.
 
     A GPU that does not answer is named. Where nothing else names a rank, the one that alone runs no kernel
     is, if the GPUs of all others spin.
@@ -245,7 +245,7 @@ def with_gpus(boxes: Boxes, found: HangVerdict, seen: Mapping[int, GpuFigures]) 
 
 
 def _reasons(found: HangVerdict, of_gpus: Mapping[int, str]) -> dict[str, str]:
-    """The reasons of the verdict, those of the GPUs behind them."""
+    """Return the reasons of the verdict, those of the GPUs behind them."""
     reasons = found.evidence.get("reasons")
     known = dict(reasons) if isinstance(reasons, Mapping) else {}
     for rank, reason in list(of_gpus.items())[:_MOST_SHOWN]:
@@ -254,7 +254,7 @@ def _reasons(found: HangVerdict, of_gpus: Mapping[int, str]) -> dict[str, str]:
 
 
 def _alone(boxes: Boxes, states: Mapping[int, GpuState]) -> set[int]:
-    """The rank whose GPU alone runs no kernel, where those of all other ranks of the run spin."""
+    """Return the rank whose GPU alone runs no kernel, where those of all other ranks of the run spin."""
     idle = {rank for rank, state in states.items() if state is GpuState.NOT_LAUNCHED}
     spinning = sum(state is GpuState.SPINS for state in states.values())
     everyone = len(idle) + spinning == boxes.world_size
@@ -262,7 +262,7 @@ def _alone(boxes: Boxes, states: Mapping[int, GpuState]) -> set[int]:
 
 
 def read_page(path: Path, wanted: tuple[str, ...]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """The series of a page of metrics with these names, whose values are numbers.
+    """Return the series of a page of metrics with these names, whose values are numbers.
 
     Raises OSError, ValueError, and ModuleNotFoundError without prometheus_client, of the agent's extra.
     """

@@ -53,7 +53,7 @@ def judge_loss(
 
 
 def _other_data(box: Box) -> Iterator[int]:
-    """Steps from which the data are others, as the run says."""
+    """Yield steps from which the data are others, as the run says."""
     last: float | None = None
     for _, step, value in scalars_of(box, DATASET):
         if value != last:

@@ -38,7 +38,7 @@ def table_of_run(directory: Path) -> OperationTable:
 
 
 def operation_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> OperationTable:
-    """The steps that at least half of the ranks hold. The wall clock in each box aligns the hosts.
+    """Return the steps that at least half of the ranks hold. The wall clock in each box aligns the hosts.
 
     rows: of each rank, as `rows_by_rank` makes them.
     """
@@ -65,7 +65,7 @@ def _rank(box: Box, rows: Sequence[Row], first_wall: float) -> _Rank:
 
 
 def _steps(ranks: Sequence[_Rank]) -> set[int]:
-    """Steps of at least half of the ranks that have any, newest first as far as rows allow."""
+    """Return steps of at least half of the ranks that have any, newest first as far as rows allow."""
     rows: Counter[int] = Counter()
     holders: Counter[int] = Counter()
     having = 0
@@ -87,7 +87,7 @@ def _steps(ranks: Sequence[_Rank]) -> set[int]:
 
 
 def _messages(row: Row) -> Iterator[Row]:
-    """The row, or one for each message of its batch, which begin and end together."""
+    """Yield the row, or one for each message of its batch, which begin and end together."""
     if not row.messages:
         yield row
     for each in row.messages:

@@ -25,7 +25,7 @@ _MOST_SHOWN = 20
 
 
 def progress(boxes: Boxes) -> dict[str, object]:
-    """Steps, their duration (seconds; median of the ranks' medians), what is left. Ready for JSON."""
+    """Return steps, their duration (seconds; median of the ranks' medians), what is left. Ready for JSON."""
     found = list(boxes.by_rank.values())
     reached = [each.now.step for each in found]
     pace = [seconds for each in found if (seconds := _step_seconds(each)) is not None]
@@ -47,7 +47,7 @@ def progress(boxes: Boxes) -> dict[str, object]:
 
 
 def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> dict[str, object]:
-    """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives.
+    """Return the last good one and the failures; `moment` is the Unix time of now, None where no rank lives.
 
     Operations are counted on the rank with the most: often one rank saves for all.
     """
@@ -98,7 +98,7 @@ def _tokens_per_second(box: Box) -> float | None:
 
 
 def judge_straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict | None:
-    """What slows the run down; None where NumPy is not installed."""
+    """Return what slows the run down; None where NumPy is not installed."""
     try:
         # Only here: without NumPy there is all but this.
         from rankwatch_diagnosis.run.operation_table import operation_table
@@ -111,7 +111,7 @@ def judge_straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict 
 
 
 def rates(box: Box) -> tuple[float, Mapping[str, float]]:
-    """Steps per second, and work per second by unit, over the steps in the box."""
+    """Return steps per second, and work per second by unit, over the steps in the box."""
     steps = {each.number: each for each in steps_of(box)}
     if not steps:
         return 0.0, {}
@@ -130,7 +130,7 @@ Records = Sequence[VerificationRecord]
 
 
 def standing(boxes: Boxes, records: Records = ()) -> dict[str, object]:
-    """Steps and counts, over all attempts of which a box is left. Ready for JSON."""
+    """Return steps and counts, over all attempts of which a box is left. Ready for JSON."""
     attempts = _attempts(boxes)
     found = [box for attempt in attempts for box in attempt]
     unfinished = [box.checkpoints.operations["save"].unfinished for box in found]
@@ -164,8 +164,8 @@ class GoodCheckpoint(NamedTuple):
 
 
 def last_good(boxes: Boxes, records: Records = ()) -> GoodCheckpoint | None:
-    """The newest that the run itself has verified; where it verifies none, the newest complete one. That of
-    an earlier attempt counts until the present one has its own.
+    """Return the newest that the run itself has verified; where it verifies none, the newest complete one.
+    That of an earlier attempt counts until the present one has its own.
 
     One that the agent has found damaged is none: then the newest that the agent has verified counts.
     """
@@ -216,7 +216,7 @@ def _saves(box: Box) -> bool:
 
 
 def _saved_step(box: Box) -> int | None:
-    """The now block remembers what the ring has overwritten."""
+    """Return the step saved last; the now block remembers what the ring has overwritten."""
     if box.checkpoints.saved is not None:
         return box.checkpoints.saved.step
     return box.now.checkpoint_step if box.now.checkpoint_ended else None
@@ -228,7 +228,7 @@ def _saved_wall(box: Box) -> float:
 
 
 def _attempts(boxes: Boxes) -> list[list[Box]]:
-    """The boxes of each attempt, the present one last."""
+    """Return the boxes of each attempt, the present one last."""
     earlier: dict[int, dict[int, Box]] = {}
     for box in (*boxes.kept, *boxes.earlier):
         earlier.setdefault(box.header.identity.attempt, {})[box.rank] = box
@@ -243,7 +243,7 @@ def _failures_by_stage(found: Iterable[Box]) -> dict[str, int]:
 
 
 def _resume(attempts: Sequence[Sequence[Box]]) -> dict[str, object]:
-    """The step that the present attempt goes on from, and what the ones before had beyond it."""
+    """Return the step that the present attempt goes on from, and what the ones before had beyond it."""
     *before, present = attempts
     restored = [step for box in present if (step := box.checkpoints.restored_step) is not None and step >= 0]
     if not restored:

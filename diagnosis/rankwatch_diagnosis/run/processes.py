@@ -45,7 +45,7 @@ class Processes:
 
 
 def look_at(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int, ProcessFacts]:
-    """The processes that write these boxes; those that are not seen from here are left out.
+    """Return the processes that write these boxes; those that are not seen from here are left out.
 
     procfs: this process's own, whose process ids are those of the kernel's lock holders.
     """
@@ -60,12 +60,12 @@ def look_at(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int
 
 
 def look_again(before: Mapping[int, ProcessFacts], procfs: Path = Path("/proc")) -> dict[int, ProcessFacts]:
-    """The same processes now; a blocked one counts only where it has been so all the time."""
+    """Return the same processes now; a blocked one counts only where it has been so all the time."""
     return {rank: since(each, read_facts(procfs, each.pid)) for rank, each in before.items()}
 
 
 def with_processes(boxes: Boxes, found: HangVerdict, seen: Processes) -> HangVerdict:
-    """The verdict with what the processes show.
+    """Return the verdict with what the processes show.
 
     A stopped process is named wherever the run stands. What is blocked or silent is named only where it is
     the odd one and the waits name nobody, because it may be a victim.
@@ -114,7 +114,7 @@ def _blocked(facts: ProcessFacts) -> str:
 
 
 def contention(boxes: Boxes, seen: Processes) -> dict[str, object]:
-    """What shows that the ranks lack or lacked CPUs, ready for JSON; empty where they have enough.
+    """Return what shows that the ranks lack or lacked CPUs, ready for JSON; empty where they have enough.
 
     The ranks themselves must wait, not only some task of the host; and of late, not only when they began.
     What a rank has recorded itself counts first: it leaves out the time before its run.
@@ -131,7 +131,7 @@ def contention(boxes: Boxes, seen: Processes) -> dict[str, object]:
 
 
 def lacks_cpus(found: Mapping[str, object]) -> str:
-    """The sentence about contention of the host's CPUs."""
+    """Return the sentence about contention of the host's CPUs."""
     share = found["cpu_wait_share"]
     pressure = found.get("cpu_pressure_share")
     of_host = f", and some task here did in {pressure:.0%} of the last minute" if pressure is not None else ""

@@ -219,7 +219,7 @@ def _compared(taken: Mapping[int, _Taken]) -> Iterator[tuple[_Visit, dict[int, t
 
 
 def _odd(values: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, ...], int]:
-    """The ranks that differ from the majority, none without one; and a rank to compare with."""
+    """Return the ranks that differ from the majority, none without one; and a rank to compare with."""
     common, count = Counter(values.values()).most_common(1)[0]
     right = next(rank for rank, each in values.items() if each == common)
     if len(values) < _LEAST_FOR_MAJORITY or count * 2 <= len(values):
@@ -228,7 +228,7 @@ def _odd(values: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, ...], int]:
 
 
 def _odd_norms(norms: Mapping[int, _Norms]) -> tuple[int | None, tuple[int, ...]]:
-    """The first step at which some differ from a majority, and their ranks."""
+    """Return the first step at which some differ from a majority, and their ranks."""
     for visit in sorted({visit for each in norms.values() for visit in each}):
         values = {rank: each[visit] for rank, each in norms.items() if visit in each}
         finite = [each for each in values.values() if math.isfinite(each)]
@@ -243,7 +243,7 @@ def _odd_norms(norms: Mapping[int, _Norms]) -> tuple[int | None, tuple[int, ...]
 
 
 def _parameters(fingerprints: Mapping[int, _Fingerprint], right: int) -> Iterator[str]:
-    """The first parameter of each group that is not the same everywhere."""
+    """Yield the first parameter of each group that is not the same everywhere."""
     expected = fingerprints[right]
     for group, sums in sorted(expected.groups.items()):
         others = (each.groups.get(group, sums) for each in fingerprints.values())

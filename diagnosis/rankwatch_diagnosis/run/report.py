@@ -35,7 +35,7 @@ _ANOMALIES_SHOWN = 5
 
 
 def as_json(verdict: RunVerdict) -> dict[str, object]:
-    """The object of `--json`. Numbers that are NaN or infinite become null."""
+    """Return the object of `--json`. Numbers that are NaN or infinite become null."""
     hang, straggler = verdict.hang, verdict.straggler
     parts: dict[str, object] = {
         "run": verdict.run,
@@ -67,7 +67,7 @@ def colour_of(verdict: RunVerdict) -> str:
 
 
 def lines(verdict: RunVerdict) -> Iterator[str]:
-    """A headline, then the evidence. Names in the boxes may hold anything."""
+    """Yield a headline, then the evidence. Names in the boxes may hold anything."""
     yield f"{verdict.state.value.upper()}: {verdict.why}"
     yield ""
     yield f"run:         {verdict.run}, {_sources(verdict.sources)}"
@@ -129,7 +129,7 @@ def progress_words(verdict: RunVerdict) -> str:
 
 
 def checkpoint_words(found: Mapping[str, object]) -> str:
-    """The last good checkpoint, failures, and what is complete."""
+    """Return the last good checkpoint, failures, and what is complete."""
     good = found.get("last_good")
     standing = list(_standing(found))
     if not isinstance(good, Mapping) and "operations" not in found and not standing:
@@ -163,7 +163,7 @@ def _standing(found: Mapping[str, object]) -> Iterator[str]:
 
 
 def loss_words(verdict: RunVerdict) -> str:
-    """The worst that was found in the loss."""
+    """Return the worst that was found in the loss."""
     if verdict.loss is None:
         why = verdict.capabilities.get(Capability.LOSS)
         return "not reported" if why is None else f"not visible, because {why.sentence}"
@@ -190,7 +190,7 @@ def _replicas(verdict: RunVerdict) -> Iterator[str]:
 
 
 def slowdown_words(found: Verdict | None) -> str:
-    """The cause of a slowdown, and what it costs."""
+    """Return the cause of a slowdown, and what it costs."""
     if found is None:
         return "not judged: NumPy is not installed (in a clone, pip install '.[diagnosis]' brings it)"
     if found.cause in (Cause.NONE, Cause.INCONCLUSIVE):
@@ -204,7 +204,7 @@ def slowdown_words(found: Verdict | None) -> str:
 
 
 def other_causes(found: Verdict | None) -> Iterator[str]:
-    """The causes beside the first."""
+    """Yield the causes beside the first."""
     others = () if found is None else found.others
     for each in others[:_CAUSES_SHOWN]:
         yield f"             also {_cause(each)}"
@@ -250,7 +250,7 @@ def waiting_words(verdict: RunVerdict) -> str:
 
 
 def waiting_evidence(verdict: RunVerdict) -> Iterator[str]:
-    """What the ranks that are waited for do, and the collectives that wait."""
+    """Yield what the ranks that are waited for do, and the collectives that wait."""
     if verdict.hang.state is State.SLOW:
         return  # a moment of a healthy run: some rank always waits
     reasons = verdict.hang.evidence.get("reasons")
@@ -283,7 +283,7 @@ def _ranks(verdict: RunVerdict) -> Iterator[str]:
 
 
 def _process(rank: Mapping[str, object]) -> str:
-    """What is odd about its process."""
+    """Return what is odd about its process."""
     facts = rank.get("process")
     if not isinstance(facts, Mapping):
         return ""
@@ -298,7 +298,7 @@ def _process(rank: Mapping[str, object]) -> str:
 
 
 def note_parts(verdict: RunVerdict) -> list[str]:
-    """What the evidence lacks."""
+    """Return what the evidence lacks."""
     notes = verdict.hang.evidence.get("notes")
     parts = [str(each) for each in notes] if isinstance(notes, list) else []
     skipped = verdict.sources["boxes_skipped"]
@@ -322,7 +322,7 @@ _INDENT = "  "
 
 
 def time_lines(verdict: RunVerdict) -> Iterator[str]:
-    """The phase table, and the events that the trends leave out."""
+    """Yield the phase table, and the events that the trends leave out."""
     yield from _phases(verdict.phases)
     if verdict.straggler is not None:
         yield from event_lines(verdict.straggler)
@@ -359,7 +359,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def event_lines(found: Verdict) -> Iterator[str]:
-    """The single steps that lost time; nothing where there are none."""
+    """Yield the single steps that lost time; nothing where there are none."""
     events = found.events
     if not events:
         return

@@ -87,7 +87,7 @@ class BoxGroup:
         return self.completions_seen and last >= 0 and not open_or_ended
 
     def pending(self) -> list[int]:
-        """Collectives that are enqueued and not complete; empty also where a send or receive is waited for.
+        """Return collectives enqueued and not complete; empty also where a send or receive is waited for.
 
         Numbers follow the order of enqueues, so nothing before the oldest incomplete one is pending.
         """
@@ -116,7 +116,7 @@ def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
 
 
 def box_groups(boxes: Mapping[int, Box]) -> dict[int, list[BoxGroup]]:
-    """The groups of each rank."""
+    """Return the groups of each rank."""
     tables = {rank: _ended(box) for rank, box in boxes.items()}
     named = [(rank, each) for rank, box in boxes.items() for each in box.now.groups]
     members = _members(named, next(iter(boxes.values())).header.identity.world_size)
@@ -178,8 +178,8 @@ def _members(named: Iterable[tuple[int, GroupNow]], world_size: int) -> dict[Gro
 
 
 def parse_members(text: str, size: int) -> tuple[int, ...] | None:
-    """The ranks that the short form of a group's members (`rankwatch.members`) stands for, in ascending
-    order.
+    """Return the ranks that the short form of a group's members (`rankwatch.members`) stands for, in
+    ascending order.
 
     None where the text is cut, or does not fit the size of the group.
     """
@@ -297,7 +297,7 @@ def _name(group: BoxGroup, number: int) -> str:
 
 
 def _to_peers(group: BoxGroup, box: Box) -> list[tuple[str, int]]:
-    """A send or receive to each peer that it may be to: in a pipeline's own group, to a neighbour.
+    """Return the operation with each peer that it may be for: in a pipeline's own group, a neighbour.
 
     It is safe to take all of them: a rank that waits is not blamed, and any path leads to one that waits for
     nobody.

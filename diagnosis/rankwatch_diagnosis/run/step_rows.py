@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 def rows_by_rank(boxes: Boxes, *, by_place: bool = False) -> dict[int, list[Row]]:
-    """The rows of every rank; of one without whole steps none.
+    """Return the rows of every rank; of one without whole steps none.
 
     by_place: a row has the place of its step in the process instead of its number.
     """
@@ -78,7 +78,7 @@ def rows_by_rank(boxes: Boxes, *, by_place: bool = False) -> dict[int, list[Row]
 
 
 def numbers_repeat(boxes: Boxes) -> bool:
-    """True if the numbers of steps begin again in some box, as with each epoch, and all hold their places."""
+    """Return True if step numbers begin again in some box, as with each epoch, and all hold their places."""
     repeat = False
     for box in boxes.by_rank.values():
         last = -1
@@ -189,7 +189,7 @@ def _rows(step: int, pieces: list[Piece], amounts: list[float]) -> Iterator[Row]
 
 
 def _microbatches(pieces: list[Piece]) -> list[int]:
-    """Passes are counted in their order; a receive belongs to the one that follows, all else to the last."""
+    """Count passes in their order; a receive belongs to the one that follows, all else to the last."""
     passed: Counter[str] = Counter()
     found = []
     latest = 0
@@ -221,7 +221,7 @@ def lay_out(
     phases: Iterable[Interval],
     collectives: Sequence[Collective],
 ) -> list[Piece]:
-    """The pieces of the step from `start` to `end`, none before the end of the one before it.
+    """Return the pieces of the step from `start` to `end`, none before the end of the one before it.
 
     collectives: enqueued within the step, each with its operation and its group as further items.
     """
@@ -262,7 +262,7 @@ def _by_phase(
 
 
 def _host_pieces(begun: float, name: str, own: float, blocked: Sequence[Blocked]) -> list[Piece]:
-    """The own time of a phase, then what blocked it; phases inside it are pieces of their own."""
+    """Return the own time of a phase, then what blocked it; phases inside it are pieces of their own."""
     pieces = [Piece(begun, own, name)]
     at = begun + own
     for each in blocked:
@@ -299,7 +299,8 @@ _PhaseSeconds = Mapping[str, float]
 
 
 def phase_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> dict[str, object]:
-    """The phases of a step and the sections apart, ready for JSON; empty where no rank holds a whole step."""
+    """Return the phases of a step and the sections apart, ready for JSON; empty if no rank has a whole
+    step."""
     means = mean_phases(rows)
     if not means:
         return {}
@@ -333,12 +334,12 @@ def mean_phases(rows: Mapping[int, Sequence[Row]]) -> dict[int, Mapping[str, flo
 
 
 def phase_order(name: str) -> tuple[bool, int, str]:
-    """The order of a step; custom phases after those that rankwatch knows, and `other` last."""
+    """Return the order of a step; custom phases after those that rankwatch knows, and `other` last."""
     return (name == OTHER, _ORDER.get(name, len(_ORDER)), name)
 
 
 def _usual_steps(rows: Sequence[Row]) -> list[_PhaseSeconds]:
-    """The phases of each step of a rank, without sections and without single events."""
+    """Return the phases of each step of a rank, without sections and without single events."""
     found = list(phases_by_step(rows).values())
     odd = outlying([sum(each.values()) for each in found])
     return list(compress(found, (not each for each in odd)))

@@ -45,7 +45,7 @@ _PHASES_SHOWN = 8
 
 
 def summary_lines(directory: Path) -> list[str]:
-    """The card of the run in a directory. Raises UserError where it holds none."""
+    """Return the card of the run in a directory. Raises UserError where it holds none."""
     paths = find_run(directory).boxes
     boxes = read_boxes(paths, copied=None)
     rows = rows_by_rank(boxes, by_place=numbers_repeat(boxes))
@@ -138,7 +138,7 @@ def _throughput(boxes: Boxes) -> str:
 
 
 def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
-    """The rank with the most work of its own, without what blocked it in collectives."""
+    """Return the rank with the most work of its own, without what blocked it in collectives."""
     local: dict[int, float] = {}
     for rank, of_rank in rows.items():
         steps: dict[int, float] = defaultdict(float)
@@ -167,7 +167,7 @@ def _last_pause(boxes: Boxes) -> float:
 
 
 def _last_progress(box: Box) -> float:
-    """A step that an exception ended made none: the pause began at its start, or before it."""
+    """Return the last progress. A step that an exception ended made none: the pause began at its start."""
     for record in reversed(box.records):
         if record.kind == RecordKind.STEP:
             _, flags = layout.STEP.unpack_from(record.payload)
@@ -227,7 +227,7 @@ def _saved_bytes(box: Box) -> int:
 
 
 def verdict_words(found: Verdict | None) -> str:
-    """What slows a run down, in a clause."""
+    """Return what slows a run down, in a clause."""
     if found is None:
         return "not judged here: it needs NumPy (extra [diagnosis])"
     if found.cause is Cause.NONE:

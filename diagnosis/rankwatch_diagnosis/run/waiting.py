@@ -50,14 +50,14 @@ class Recorders(Reading):
 
 
 def living_paths(folder: RunFolder, boxes: Boxes) -> dict[int, Path]:
-    """The boxes of living ranks, where they are no copies."""
+    """Return the boxes of living ranks, where they are no copies."""
     paths = {path.stem: path for path in folder.boxes}
     living = () if boxes.copied else boxes.living
     return {each.rank: paths[str(each.rank)] for each in living if str(each.rank) in paths}
 
 
 def gather_recorders(folder: RunFolder, boxes: Boxes, *, stopped: Set[int] = frozenset()) -> Recorders:
-    """The flight recorders of living ranks as they answer, and those of other ranks from files.
+    """Return the flight recorders of living ranks as they answer, and those of other ranks from files.
 
     stopped: ranks that are not asked, because their processes do not run.
     """
@@ -161,7 +161,7 @@ def judge_waiting(
 
 
 def _recorders_count(by_recorders: HangVerdict, by_boxes: HangVerdict) -> bool:
-    """Recorders know sizes, types and order, while boxes know sends and receives over gloo."""
+    """Return True for the recorders, which know sizes, types and order; boxes know sends over gloo."""
     if by_recorders.state is State.DESYNC:
         return not (by_boxes.state is State.DESYNC and by_boxes.ranks and not by_recorders.ranks)
     if by_boxes.state.is_stall and by_boxes.ranks:

@@ -74,7 +74,8 @@ class Testimony(NamedTuple):
         return median(self.seconds.values())
 
     def words(self) -> str:
-        """`the others of default_pg (0) wait for rank 2: a collective takes 9.1 ms on it, 47 ms on them`."""
+        """Say `the others of default_pg (0) wait for rank 2: a collective takes 9.1 ms on it, 47 ms on
+        them`."""
         late = self.late
         own = fmean(self.seconds[rank] for rank in late)
         on_it = f"{1e3 * own:.3g} ms on {'it' if len(late) == 1 else 'these'}"
@@ -98,7 +99,7 @@ class Testimony(NamedTuple):
 def with_second_witness(
     boxes: Boxes, snapshots: Sequence[HangSnapshot], found: Verdict | None
 ) -> Verdict | None:
-    """The verdict with what the flight recorders say to it.
+    """Return the verdict with what the flight recorders say to it.
 
     Where they show that the peers of the slow rank wait for another rank, it is only suspected.
     """
@@ -152,7 +153,7 @@ def _testimonies(boxes: Boxes, group: Group, found: Verdict) -> Iterator[Testimo
 
 
 def _alike(boxes: Boxes, group: Group) -> bool:
-    """True if all members are of one pipeline stage: the schedule decides which stage comes last."""
+    """Return True if all members are of one pipeline stage: the schedule decides which stage comes last."""
     seen = [boxes.by_rank[rank] for rank in group.members if rank in boxes.by_rank]
     stages = {each.header.identity.coordinates.get("pp", (0, 0))[0] for each in seen}
     return len(group.members) > 1 and len(seen) == len(group.members) and len(stages) == 1
@@ -181,7 +182,7 @@ def _collectives_of_step(boxes: Boxes, group: Group) -> float:
 
 
 def in_doubt(found: Verdict, why: str) -> Verdict:
-    """The same slowdown, whose rank is only suspected."""
+    """Return the same slowdown, whose rank is only suspected."""
     listed = found.evidence.get("slow_ranks")
     if not isinstance(listed, list):
         listed = [{"rank": rank, "slower_by_ratio": found.slowdown - 1.0} for rank in found.ranks]
@@ -223,7 +224,7 @@ class _Sides(NamedTuple):
     peers: Mapping[int, GpuFigures]
 
     def typical(self, figure: Callable[[GpuFigures], float | None]) -> tuple[float, float] | None:
-        """The median of each side; None unless all have the figure."""
+        """Return the median of each side; None unless all have the figure."""
         found = [[figure(each) for each in side.values()] for side in self]
         known = [[each for each in side if each is not None] for side in found]
         return (median(known[0]), median(known[1])) if known == found else None
@@ -253,7 +254,7 @@ class _Work(NamedTuple):
 
 
 def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
-    """The verdict with what the GPUs say to it.
+    """Return the verdict with what the GPUs say to it.
 
     Where another GPU alone works most, and flight recorders do not confirm the rank, it is only suspected.
     """
@@ -289,7 +290,7 @@ def _shows_now(boxes: Boxes, found: Verdict) -> bool:
 
 
 def _work(seen: Mapping[int, GpuFigures]) -> _Work | None:
-    """The first measure that all have. A kernel that is resident on no multiprocessor was not measured."""
+    """Return the first measure that all have. A kernel resident on no multiprocessor was not measured."""
     activity = {
         rank: each.multiprocessors if each.multiprocessors or not each.utilization else None
         for rank, each in seen.items()
@@ -302,7 +303,7 @@ def _work(seen: Mapping[int, GpuFigures]) -> _Work | None:
 
 
 def _supported(sides: _Sides, work: _Work | None, phase: SlowPhase | None) -> str:
-    """What speaks for the verdict. Less power shows an idle GPU only where its clock is no lower."""
+    """Return what speaks for the verdict. Less power shows an idle GPU only where its clock is no lower."""
     how = "" if work is None else work.stands_out(sides.own)
     if work is None or not how or (how.startswith("most") and phase in _OF_THE_HOST):
         return ""
@@ -324,7 +325,7 @@ def _is_lower(clocks: tuple[float, float]) -> bool:
 
 
 def _held_down(sides: _Sides) -> str:
-    """A fault that holds the clocks of these GPUs down, and not those of most peers."""
+    """Return a fault that holds the clocks of these GPUs down, and not those of most peers."""
     reasons = frozenset.intersection(*(each.held_down_by for each in sides.own.values())) & _FAULTS
     common = 2 * sum(bool(each.held_down_by & _FAULTS) for each in sides.peers.values()) >= len(sides.peers)
     clocks = sides.typical(_clock)
@@ -335,7 +336,7 @@ def _held_down(sides: _Sides) -> str:
 
 
 def _rival(sides: _Sides, work: _Work | None, found: Verdict) -> str:
-    """The one GPU that works more than all others, where the kernels of another rank should be slow."""
+    """Return the one GPU that works more than all others, where another rank's kernels should be slow."""
     if work is None or not work.by_activity or found.phase is not SlowPhase.COMPUTE:
         return ""
     most = max(sides.peers, key=lambda rank: work.by_rank[rank])
@@ -357,15 +358,15 @@ def _shown(work: _Work | None) -> dict[str, object]:
 
 
 def held_down(found: Verdict | None) -> Iterator[str]:
-    """The sentence about clocks, if a fault holds them down."""
+    """Yield the sentence about clocks, if a fault holds them down."""
     heard = None if found is None else found.evidence.get(GPU_EVIDENCE)
     if isinstance(heard, Mapping) and "held_down" in heard:
         yield str(heard["held_down"])
 
 
 def witness_lines(found: Verdict | None) -> Iterator[str]:
-    """A line for each witness that agrees, or that cannot outweigh the other one. What else it has against a
-    verdict is the reason of the doubt."""
+    """Yield a line for each witness that agrees, or that cannot outweigh the other one. What else it has
+    against a verdict is the reason of the doubt."""
     for key, who in ((RECORDER_EVIDENCE, "the flight recorders"), (GPU_EVIDENCE, "the GPUs")):
         heard = None if found is None else found.evidence.get(key)
         if found is None or not isinstance(heard, Mapping):

@@ -172,7 +172,8 @@ class _Window(NamedTuple):
 
 
 def _worst_window(residual: Floats, least: int) -> _Window:
-    """The stretch with the largest sum above half of what is found in it; all steps where none stands out."""
+    """Return the stretch with the largest sum above half of what is in it; all steps where none stands
+    out."""
     noise = sigma(np.diff(residual)) / math.sqrt(2.0)
     whole = _Window(0, len(residual), float(nan_median(residual)))
     half, found = noise / 2.0, whole
@@ -216,7 +217,7 @@ def _prices(
 
 
 def _prices_of_causes(case: Case, verdict: Verdict) -> dict[int, float]:
-    """The same of ranks that are a cause by themselves: one thing has one price."""
+    """Return the same of ranks that are a cause by themselves: one thing has one price."""
     alone = [each for each in verdict.causes if len(each.ranks) == 1]
     count = Counter(each.ranks for each in alone)
     return {

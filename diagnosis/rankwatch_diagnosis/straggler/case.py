@@ -92,7 +92,7 @@ class Case:
         return None if self.visits is None else separate(self.visits)
 
     def ideal(self, seconds: Floats) -> Ideal:
-        """The rows whose seconds (given for all rows) a cause changes."""
+        """Return the rows whose seconds (given for all rows) a cause changes."""
         rows = np.flatnonzero(seconds != self.seconds)
         return Ideal(rows, seconds[rows])
 
@@ -103,7 +103,7 @@ class Case:
         return self.replay.step_seconds(seconds)
 
     def own_seconds(self, candidate: Candidate) -> tuple[float, float]:
-        """Sums over all that the cause makes longer: seconds as they are, and without the cause."""
+        """Sum what the cause makes longer: seconds as they are, and without the cause."""
         rows, ideal = candidate.ideal
         return float(self.seconds[rows].sum()), float(ideal.sum())
 
@@ -138,6 +138,6 @@ class Case:
 
 
 def _with_waits(table: OperationTable) -> OperationTable:
-    """The table on one clock, with a row for each wait."""
+    """Return the table on one clock, with a row for each wait."""
     aligned = align_clocks(table, match_communication(table))
     return aligned.table if table.waits_known else reveal_waits(aligned, table.order, chain(table)[0])

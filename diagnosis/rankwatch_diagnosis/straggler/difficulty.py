@@ -89,7 +89,7 @@ def _across_ranks(
     *,
     inside_steps: bool = False,
 ) -> Difficulty:
-    """What ranks of a replica share is the microbatch's: shared / (shared + noise of the prediction)."""
+    """Take what ranks of a replica share as the microbatch's: shared / (shared + noise of the prediction)."""
     members = _members(replica, sizes)
     nobody = np.full_like(residuals[:, :1], np.nan)
     if inside_steps:
@@ -169,7 +169,7 @@ def _across_operations(of_operations: Floats, residuals: Floats, level: Floats) 
 
 
 def _to_even(halves: Floats, residuals: Floats, level: Floats) -> Floats:
-    """A visit less the noise that belongs to it, borrowed from another rank.
+    """Return a visit less the noise that belongs to it, borrowed from another rank.
 
     The halves of a visit differ by noise alone, as much of it as there is in their mean. What goes beyond
     noise is a delay of one operation, not of a microbatch, and stays where it is.
@@ -216,7 +216,7 @@ def _covariance(one: Floats, other: Floats) -> float:
 
 
 def _covariance_of_the_bulk(one: Floats, other: Floats) -> float:
-    """The same by medians: (var(x + y) - var(x - y)) / 4 (Gnanadesikan and Kettenring, 1972)."""
+    """Return the same by medians: (var(x + y) - var(x - y)) / 4 (Gnanadesikan and Kettenring, 1972)."""
     both = np.isfinite(one) & np.isfinite(other)
     if np.count_nonzero(both) < _LEAST_PAIRS:
         return 0.0

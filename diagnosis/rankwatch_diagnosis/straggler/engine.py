@@ -67,12 +67,12 @@ class Examination(NamedTuple):
 
 
 def diagnose(table: OperationTable) -> Verdict:
-    """What slows the run down. Of several causes the one that costs most; `causes` holds all of them."""
+    """Return what slows the run down. Of several causes the one that costs most; `causes` has all of them."""
     return examine(table).verdict
 
 
 def examine(table: OperationTable) -> Examination:
-    """The same, with the case for those who look further."""
+    """Return the verdict, with the case for those who look further."""
     if len(table) == 0:
         return Examination(_abstain("no operation of a complete step is recorded"), None)
     events = find_events(table)
@@ -141,7 +141,8 @@ def _candidates(case: Case) -> Iterator[Candidate]:
 
 
 def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool:
-    """True if most ranks of a heavy stage are slow ranks, which happen to be slow at once now and then."""
+    """Return True if most ranks of a heavy stage are slow ranks, which are slow at once by chance at
+    times."""
     if not stage.stages:
         return False
     members = case.ranks[case.stages_of_ranks() == stage.stages[0]].tolist()
@@ -150,7 +151,7 @@ def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool
 
 
 def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
-    """The verdict is the first of the causes, unless none of them costs enough."""
+    """Return a verdict of the first of the causes, unless none of them costs enough."""
     priced = [each for each in price(case, found) if not _costs_too_little(each, case.limits)]
     overall = overall_slowdown(case)
     facts = {
@@ -184,14 +185,14 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
 
 
 def _costs_too_little(priced: Priced, limits: Thresholds) -> bool:
-    """True of a rank that is suspected only and would gain the run nothing that anybody looks after."""
+    """Return True of a rank that is only suspected and would gain the run nothing worth a look."""
     suspected = priced.candidate.cause is Cause.SLOW_RANK and not priced.candidate.certain
     return suspected and not priced.slowdown >= limits.least_slowdown
 
 
 def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
-    """The cause that is the verdict: the costliest; but what is proved goes before what is suspected, and a
-    rank that can be replaced today before what needs planning.
+    """Return the cause that is the verdict: the costliest; but what is proved goes before what is suspected,
+    and a rank that can be replaced today before what needs planning.
 
     Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
     """
@@ -271,7 +272,7 @@ class Events(NamedTuple):
 
 
 def find_events(table: OperationTable) -> Events:
-    """Steps that took far longer than the usual ones, and what took their time."""
+    """Return steps that took far longer than the usual ones, and what took their time."""
     step, steps, rank, ranks, _ = table.cells
     first, last = table.spans()
     spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
@@ -332,8 +333,8 @@ class _Excess:
 def _event(
     step: int, span: float, lost: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
 ) -> dict[str, object]:
-    """What the step lost its time in: in the own work of ranks, or else in a transfer for which nobody came
-    late. Where both are short, the ranks here waited for one that is not in the table.
+    """Return what the step lost its time in: in the own work of ranks, or else in a transfer for which nobody
+    came late. Where both are short, the ranks here waited for one that is not in the table.
     """
     own = np.where(excess.communicates[None], 0.0, excess.seconds[index])
     late = np.flatnonzero(own.sum(axis=1) >= _MOST_OF_LOST * lost)

@@ -45,7 +45,8 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 
 
 def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
-    """The page about a verdict; `subject` names the table or the run. Without ranks it has no pictures."""
+    """Return the page on a verdict; `subject` names the table or the run. Without ranks it has no
+    pictures."""
     verdict, case = examined
     worst: WorstStep | None = None
     pictures: dict[str, object] = {"map": None, "path": None}
@@ -122,7 +123,7 @@ def _cause(cause: FoundCause, verdict: Verdict) -> dict[str, object]:
 
 
 def _ranks(by_rank: ByRank | None) -> dict[str, object]:
-    """The rows at both ends, how many are between them, and the parts of a step that any rank has."""
+    """Return the rows at both ends, how many are between them, and the parts of a step that any rank has."""
     rows: Sequence[RankRow] = () if by_rank is None else by_rank.rows
     bottom = _MOST_RANKS // 4 if len(rows) > _MOST_RANKS else 0
     parts = {

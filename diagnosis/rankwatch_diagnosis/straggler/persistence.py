@@ -193,7 +193,7 @@ def _rate(late: Ints, seen: Ints) -> float:
 
 
 def _rarity(late: int, seen: int, rate: float) -> float:
-    """Standard deviations that are as rare as so many late steps by chance (binomial)."""
+    """Return the standard deviations that are as rare as so many late steps by chance (binomial)."""
     terms = (
         math.lgamma(seen + 1)
         - math.lgamma(each + 1)
@@ -276,7 +276,7 @@ def _best_scores(clipped: Floats, lengths: list[int], noise: float, lasting_erro
 def _excess(
     residual: Floats, index: int, score: float, noise: float, level: float, limits: Thresholds
 ) -> Excess | None:
-    """The steps in which a rank is slow, and by how much; None if it is not slow for long."""
+    """Return the steps in which a rank is slow, and by how much; None if it is not slow for long."""
     window = _window(residual, noise, limits.steps)
     if window is None or not _persists(residual[slice(*window)], limits):
         return None
@@ -297,7 +297,7 @@ def _excess(
 
 
 def _window(residual: Floats, noise: float, least: int) -> tuple[int, int] | None:
-    """The stretch with the largest sum above half the effect: the likeliest window of a change of level."""
+    """Return the stretch with the largest sum above half the effect: the likeliest window of a new level."""
     clipped = np.nan_to_num(np.clip(residual, -4.0 * noise, 4.0 * noise))
     clipped[np.isneginf(residual)] = -4.0 * noise * len(residual)  # no window holds these
     half = noise / 2.0
@@ -324,12 +324,12 @@ class Spread(NamedTuple):
     """Degrees of freedom with which it is known."""
 
     def bound(self, chance: float) -> float:
-        """What a healthy rank exceeds with this chance."""
+        """Return what a healthy rank exceeds with this chance."""
         return self.sigma * _student(NormalDist().inv_cdf(1.0 - chance), self.freedom)
 
 
 def lasting_spread(own: Floats, stage: Ints, noise: float, usual: float) -> Spread:
-    """The spread of the levels of `own` (step, rank) around their stages.
+    """Return the spread of the levels of `own` (step, rank) around their stages.
 
     `noise` is that of one rank in one step, and `usual` the spread of healthy ranks elsewhere.
     """

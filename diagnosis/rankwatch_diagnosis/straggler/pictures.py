@@ -102,7 +102,7 @@ def _limit(by_rank: ByRank) -> float:
 
 
 def _words(ranks: int, rows: Sequence[slice], steps: int, columns: Sequence[slice]) -> str:
-    """What a cell is, where it is more than one rank in one step."""
+    """Say what a cell is, where it is more than one rank in one step."""
     parts = []
     if len(columns) < steps:
         parts.append(f"the mean over {columns[0].stop} steps")

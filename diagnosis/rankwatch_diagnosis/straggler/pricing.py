@@ -78,7 +78,7 @@ class Priced(NamedTuple):
 
 
 def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
-    """The cost of each cause alone, the highest first; those beyond a bound are not priced and come last."""
+    """Return the cost of each cause alone, the highest first; those beyond a bound, unpriced, come last."""
     joined = _join(case, candidates)
     most = min(_MOST_PRICED, max(_LEAST_PRICED, _MOST_ROWS // len(case.seconds)))
     found = []
@@ -94,13 +94,13 @@ def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
 
 
 def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
-    """What is priced first: causes of which there are few, then the ranks that lose most by themselves."""
+    """Rank what is priced first: causes of which there are few, then the ranks that lose most themselves."""
     taken, ideal = case.own_seconds(candidate)
     return candidate.cause is Cause.SLOW_RANK, ideal - taken
 
 
 def found_cause(case: Case, priced: Priced) -> FoundCause:
-    """What the verdict lists of a cause."""
+    """Return what the verdict lists of a cause."""
     each, active = priced.candidate, np.flatnonzero(priced.active)
     total = float(case.step_seconds.sum())
     return FoundCause(
@@ -119,7 +119,7 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
 
 
 def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
-    """True of a rank without whose lateness the run would take as long.
+    """Return True of a rank without whose lateness the run would take as long.
 
     Host work may be a wait that nobody recorded. Of many healthy accelerators one is a little slower all the
     time, and now and then one is for some steps.
@@ -135,7 +135,7 @@ def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
 
 
 def is_certain(candidate: Candidate) -> bool:
-    """False if the cause is suspected only."""
+    """Return False if the cause is suspected only."""
     return candidate.certain and not candidate.last_resort and candidate.cause is not Cause.INCONCLUSIVE
 
 
@@ -188,7 +188,7 @@ def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
 
 
 def _belong_together(one: _SlowRank, other: _SlowRank, case: Case) -> bool:
-    """True if two slow ranks may have one cause: the same phase, the same steps, about the same excess."""
+    """Return True if two slow ranks may have one cause: same phase, same steps, about the same excess."""
     if one.candidate.phase is not other.candidate.phase:
         return False
     largest = max(one.size, other.size)
@@ -216,7 +216,7 @@ def _as_one(group: Sequence[Candidate]) -> Candidate:
 
 
 def _evidence(group: Sequence[Candidate]) -> dict[str, object]:
-    """Lists one after the other, up to a bound; of everything else the first."""
+    """Join lists, up to a bound; take the first of everything else."""
     merged: dict[str, object] = {}
     for each in group:
         for name, value in each.evidence.items():
@@ -239,7 +239,7 @@ class OverallSlowdown(NamedTuple):
 
 
 def overall_slowdown(case: Case) -> OverallSlowdown:
-    """The slowdown of the job against one in which nothing differs."""
+    """Return the slowdown of the job against one in which nothing differs."""
     types = Groups.by(case.table.operation, case.table.kind)
     median, mean = types.median(case.seconds)[types.number], types.mean(case.seconds)[types.number]
     usual = np.where(case.table.kind == Kind.COMMUNICATION, median, mean)

@@ -55,7 +55,7 @@ def whom(found: Verdict) -> str:
 
 
 def sentence(found: Verdict) -> str:
-    """What slows the run down, or that nothing does."""
+    """Return what slows the run down, or that nothing does."""
     if found.cause is Cause.NONE and found.causes:
         return f"nothing that was found costs the run {DEFAULT.least_slowdown - 1.0:.0%}"
     if found.phase is None:
@@ -72,7 +72,7 @@ def share_lost(found: Verdict) -> str:
 
 
 def cost_sentence(found: Verdict) -> str:
-    """What it costs, and since when; empty where it costs nothing."""
+    """Return what it costs, and since when; empty where it costs nothing."""
     if found.slowdown <= 1.0:
         return ""
     cost = share_lost(found)
@@ -82,7 +82,7 @@ def cost_sentence(found: Verdict) -> str:
 
 
 def cause_lines(verdict: Verdict) -> Iterator[str]:
-    """The table of all causes that are certain."""
+    """Yield the table of all causes that are certain."""
     certain = [each for each in verdict.causes if each.certain]
     if certain:
         yield "causes, and what each of them alone costs (rank-s: seconds lost, times ranks):"
@@ -90,7 +90,7 @@ def cause_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> Iterator[str]:
-    """What is suspected only, why there is no verdict, and what was left out."""
+    """Yield what is suspected only, why there is no verdict, and what was left out."""
     suspected = [each for each in verdict.causes if not each.certain]
     if suspected:
         yield "suspected only:"
@@ -109,7 +109,7 @@ def rank_seconds(lost: float) -> str:
 
 
 def fixed_line(verdict: Verdict) -> str:
-    """What all differences together cost; empty where that is nothing."""
+    """Return what all differences together cost; empty where that is nothing."""
     gain = verdict.slowdown_if_all_fixed
     if gain is None or gain < 1.0005:
         return ""

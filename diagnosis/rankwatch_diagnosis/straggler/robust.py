@@ -41,7 +41,7 @@ def leave_one_out_median(values: Floats, axis: int) -> Floats:
 
 
 def sigma(values: Floats) -> float:
-    """Standard deviation by the median absolute deviation: 1.4826 median |x - median x|; 0 for no values."""
+    """Estimate the standard deviation by medians: 1.4826 median |x - median x|; 0 for no values."""
     finite = values[np.isfinite(values)]
     if finite.size == 0:
         return 0.0

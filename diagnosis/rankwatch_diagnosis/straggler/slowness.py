@@ -94,7 +94,7 @@ class _Comparisons:
 
 
 def pairs_of(stage: Ints) -> list[Ints]:
-    """The two ranks (their columns) of each stage that has two."""
+    """Return the two ranks (their columns) of each stage that has two."""
     sizes = np.bincount(stage)
     return [np.flatnonzero(stage == each) for each in np.flatnonzero(sizes == 2)]
 
@@ -135,7 +135,7 @@ def find_suspects(visits: Visits, named: Slowness, difficulty: Difficulty, limit
 
 
 def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
-    """The operations of a step take the place of steps: a slow rank is slow in most of them."""
+    """Let the operations of a step take the place of steps: a slow rank is slow in most of them."""
     step, own = repeated(visits, difficulty)
     least = replace(limits, steps=limits.repeats)
     compared = _Comparisons(visits, own, least)
@@ -159,7 +159,7 @@ def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) ->
 
 
 def can_repeat(visits: Visits | None, limits: Thresholds) -> bool:
-    """True if a step holds enough operations of each rank to be judged without others."""
+    """Return True if a step holds enough operations of each rank to be judged without others."""
     if visits is None:
         return False
     cell = Groups.by(visits.rows.step, visits.rows.rank)
@@ -167,7 +167,7 @@ def can_repeat(visits: Visits | None, limits: Thresholds) -> bool:
 
 
 def repeated(visits: Visits, difficulty: Difficulty) -> tuple[Ints, Floats]:
-    """The operations of all steps, one after the other: the step of each, and its residuals by rank.
+    """Return the operations of all steps, one after the other: the step of each, and its residuals by rank.
 
     The n-th run of an operation in a step is the same work on all ranks of a stage.
     """
@@ -196,13 +196,14 @@ def _around_median(past: Residuals) -> Floats:
 
 
 def _was_healthy(each: Excess, compared: _Comparisons) -> bool:
-    """True if the rank was like its peers when it was not slow: then its own past is what it should take."""
+    """Return True if the rank was like its peers when not slow: then its own past is what it should take."""
     before = float(np.nan_to_num(nan_median(compared.peers.values[~each.active, each.column])))
     return before <= max(math.log(compared.limits.rank_ratio), float(compared.peers.allowed[each.column]))
 
 
 def _beside_its_level(each: Excess, compared: _Comparisons) -> tuple[tuple[Excess, Floats], bool]:
-    """A rank against its peers, less how it differs from them when it is not slow; and if it does differ.
+    """Return a rank against its peers, less how it differs from them when it is not slow; and if it does
+    differ.
 
     All other steps tell its level better than the ends of the run. A difference that may be chance is none.
     """
@@ -276,7 +277,7 @@ def _by_step(each: Excess, residual: Floats, noise: float) -> Floats:
 
 
 def without(visits: Visits, slowness: Slowness) -> Visits:
-    """The visits as if no rank was slow, to look for what else there is."""
+    """Return the visits as if no rank was slow, to look for what else there is."""
     if not slowness.found:
         return visits
     return replace(visits, halves=visits.halves - slowness.excess[None, :, :, None])

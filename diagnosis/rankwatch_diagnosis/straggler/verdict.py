@@ -95,6 +95,6 @@ def _in_words(cause: Cause, phase: SlowPhase | None) -> str:
 
 
 def as_json(verdict: Verdict) -> dict[str, object]:
-    """The object that `--json` prints; keys are the fields of the classes above."""
+    """Return the object that `--json` prints; keys are the fields of the classes above."""
     causes = [vars(each) for each in verdict.causes]
     return {name: json_value(value) for name, value in {**vars(verdict), "causes": causes}.items()}

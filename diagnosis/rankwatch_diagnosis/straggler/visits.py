@@ -82,7 +82,7 @@ class Visits:
 
 
 def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
-    """The compute of a table; None where it has none. Raises SparseTableError.
+    """Return the compute of a table; None where it has none. Raises SparseTableError.
 
     Runs of fewer than `least_steps` irregular steps are left out.
     """

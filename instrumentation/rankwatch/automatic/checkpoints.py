@@ -68,12 +68,12 @@ class ObservedOperation:
         self._stages.append(_Stage(name, began, ended, self.size, failed))
 
     def raised(self, error: BaseException | str) -> None:
-        """A call of it raised this exception, or one of which only this text is known: why it failed, if it
-        does. The first one counts, which is nearest to the cause."""
+        """Note that a call raised this exception, or one of which only this text is known: why it failed, if
+        so. The first one counts, which is nearest to the cause."""
         self._error = self._error or error_text(error)
 
     def holds(self, file: object) -> None:
-        """It has this file, which is given by its path, or is open."""
+        """Note a file of it, which is given by its path, or is open."""
         self._places.append(place_of(file))
 
     def lies_at(self, path: object) -> None:
@@ -81,17 +81,17 @@ class ObservedOperation:
         self.path = self.path or place_of(path)
 
     def renamed(self, source: str, target: str) -> None:
-        """A file or a folder has another name now."""
+        """Follow a file or a folder to its new name."""
         self.path = moved(self.path, source, target)
         for _ in range(len(self._places)):
             self._places.append(moved(self._places.popleft(), source, target))
 
     def wait_begins(self, stage: str, moment: float) -> None:
-        """The training thread waits for what goes on in the background."""
+        """Begin a wait of the training thread for what goes on in the background."""
         self._waits.append((stage, moment))
 
     def wait_ends(self, moment: float) -> None:
-        """It goes on, or what it waits for has ended: whichever thread calls this first."""
+        """End the wait: the thread goes on, or what it waits for has ended, whichever calls this first."""
         try:
             stage, began = self._waits.pop()  # atomic
         except IndexError:
@@ -173,7 +173,7 @@ class Checkpoints:
         self._run = None
 
     def begin(self, name: str, *, lasting: bool = False) -> Part:
-        """A call begins that saves or loads training state. lasting: its operation goes on in the background
+        """Begin a call that saves or loads training state. lasting: its operation goes on in the background
         when it returns, until `finish`."""
         outer: Part | None = getattr(self._thread, "part", None)
         if outer is not None:
@@ -203,8 +203,8 @@ class Checkpoints:
         error: BaseException | None = None,
         failed: bool = False,
     ) -> None:
-        """The call has ended. stage: what it was, if it is to be recorded as a stage of this many bytes.
-        error: what it raised. failed: it has failed, and what it raised is not known."""
+        """End a call. stage: what it was, if it is to be recorded as a stage of this many bytes. error: what
+        it raised. failed: it has failed, and what it raised is not known."""
         self._thread.part = part.outer
         operation, now = part.operation, self.clock()
         if error is not None:
@@ -233,8 +233,8 @@ class Checkpoints:
         size: int = 0,
         error: BaseException | None = None,
     ) -> None:
-        """A call that is part of an operation, as was seen at its end, has just ended. It had this file, and
-        raised this error."""
+        """Record a call that has just ended, and was then seen to be part of an operation. It had this file,
+        and raised this error."""
         now, failed = self.clock(), error is not None
         current, blocks = self.current(), _on_training_thread()
         operation = current or (self._joined(name, began) if blocks else self._new(name, began))
@@ -251,13 +251,13 @@ class Checkpoints:
             self._record(operation)
 
     def joins(self, name: str) -> bool:
-        """True if a file that this thread writes now is part of an operation."""
+        """Return True if a file that this thread writes now is part of an operation."""
         if self.current() is not None:
             return True
         return self._joining is not None and self._joining.name == name and _on_training_thread()
 
     def renamed(self, source: object, target: object) -> None:
-        """The script has renamed a file or a folder: perhaps one of a checkpoint."""
+        """Follow a file or a folder that the script has renamed: perhaps one of a checkpoint."""
         operation = self.current() or (self._joining if _on_training_thread() else None)
         if operation is None and self._run is None:
             return
@@ -272,7 +272,7 @@ class Checkpoints:
     def finish(
         self, operation: ObservedOperation, *, error: BaseException | None = None, failed: bool = False
     ) -> None:
-        """A lasting operation has ended, in any thread; `end` says the rest. Later calls do nothing."""
+        """End a lasting operation, in any thread; `end` says the rest. Later calls do nothing."""
         if operation.finished:
             return
         if error is not None:
@@ -287,8 +287,8 @@ class Checkpoints:
             self._record(operation)
 
     def wait_begins(self, operation: ObservedOperation, stage: str) -> AbstractContextManager[None] | None:
-        """A thread is about to wait for a lasting operation. Returns what `wait_ends` needs; None if it does
-        not hold training up, or what it is part of counts as blocking already."""
+        """Begin a thread's wait for a lasting operation. Returns what `wait_ends` needs; None if it does not
+        hold training up, or what it is part of counts as blocking already."""
         if not _on_training_thread() or self.current() is not None or operation.finished:
             return None
         self._pause_loop()
@@ -302,7 +302,8 @@ class Checkpoints:
     def wait_ends(
         self, operation: ObservedOperation, phase: AbstractContextManager[None] | None, *, finishes: bool
     ) -> None:
-        """It has waited. finishes: the operation has ended, so that `finish` counts the wait."""
+        """End what `wait_begins` began. finishes: the operation has ended, so that `finish` counts the
+        wait."""
         if phase is not None:
             phase.__exit__(None, None, None)
             if not finishes:
@@ -310,7 +311,7 @@ class Checkpoints:
 
     @contextmanager
     def operation(self, name: str) -> Iterator[ObservedOperation]:
-        """What a framework does as one checkpoint. Calls inside it become its stages."""
+        """Hold what a framework does as one checkpoint. Calls inside it become its stages."""
         part = self.begin(name)
         try:
             yield part.operation
@@ -332,7 +333,7 @@ class Checkpoints:
             self._record(operation)
 
     def current(self) -> ObservedOperation | None:
-        """The operation that this thread works for."""
+        """Return the operation that this thread works for."""
         part: Part | None = getattr(self._thread, "part", None)
         return None if part is None else part.operation
 
@@ -340,7 +341,7 @@ class Checkpoints:
         return ObservedOperation(name, -1 if self._run is None else self._run.current_step, now)
 
     def _joined(self, name: str, began: float) -> ObservedOperation:
-        """The operation of this pause, or a new one."""
+        """Return the operation of this pause, or a new one."""
         found = self._joining
         if found is not None and (
             found.name != name or (name == LOAD and began - found.ended > _LONGEST_GAP_SECONDS)

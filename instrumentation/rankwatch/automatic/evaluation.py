@@ -73,7 +73,8 @@ class Evaluation:
         return self._began > 0.0 or self._candidate > 0.0
 
     def forward_began(self, module: Any, since: float = 0.0) -> bool:
-        """A root module begins without gradient. since: when the fetch of its batch began.
+        """Begin a root module without gradient; True in an evaluation. since: when the fetch of its batch
+        began.
 
         True if it is known to be an evaluation.
         """
@@ -88,11 +89,11 @@ class Evaluation:
         return self.open
 
     def forward_ended(self) -> None:
-        """The root module of `forward_began` has returned."""
+        """End the root module of `forward_began`."""
         self._last = self._clock()
 
     def fetched(self) -> None:
-        """A batch was fetched. What was a candidate trained on none, so it was an evaluation."""
+        """Take a fetched batch. What was a candidate trained on none, so it was an evaluation."""
         if self._candidate:
             self._begin(self._candidate)
 
@@ -107,14 +108,14 @@ class Evaluation:
         self._end()
 
     def pause(self) -> None:
-        """A checkpoint begins, or the run ends: no training follows at once."""
+        """Pause for a checkpoint or the end of the run: no training follows at once."""
         if self._candidate:
             self._begin(self._candidate)
         self._end()
 
     def _run_may_end(self) -> None:
-        """Called at the end of the run, and after each step: that of a step may be decided, and written, only
-        when the evaluation has begun."""
+        """Pause at the end of the run. Called after each step, too: that of a step may be decided, and
+        written, only when the evaluation has begun."""
         assert self._run is not None
         steps = self._run.steps_completed
         if steps == self._steps:

@@ -70,7 +70,7 @@ class _Watcher:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that reports its end; None for others."""
+        """Return the spec of the other finders, with a loader that reports its end; None for others."""
         asking = getattr(self._asking, "name", "")
         if name not in self.patches or asking == name:
             return None

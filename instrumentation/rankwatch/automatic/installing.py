@@ -78,7 +78,7 @@ def install() -> None:
 
 
 def install_in_child() -> None:
-    """The same for a child of multiprocessing, as soon as it joins a process group: then it is a rank."""
+    """Install in a child of multiprocessing, as soon as it joins a process group: then it is a rank."""
     when_imported({_PROCESS_GROUPS: functools.partial(patch_process_groups, before=install)}, _failed)
 
 

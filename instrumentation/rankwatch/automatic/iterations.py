@@ -100,7 +100,7 @@ class Iterations:
         return not self._open
 
     def begin(self, moment: float) -> None:
-        """An iteration begins at this moment, or where training went on before, but after the last one."""
+        """Begin an iteration at this moment, or where training went on before, but after the last one."""
         self._steps.waiting_since(max(self._ended, min(moment, self._following_since or moment)))
         self._following_since = 0.0
         if self._steps.open:  # Ctrl-C has interrupted `close`, or this method
@@ -109,7 +109,7 @@ class Iterations:
         self._steps.begin()
 
     def optimizer_begins(self, optimizer: int) -> None:
-        """This optimizer is about to step."""
+        """Note that this optimizer is about to step."""
         if optimizer in self._stepped:
             self._repeats = True
             self.close()
@@ -120,7 +120,7 @@ class Iterations:
             self._steps.show_open()
 
     def optimizer_ended(self, optimizer: int, moment: float, trained: object = None) -> None:
-        """It has stepped. trained: once it is gone, the optimizer is not waited for."""
+        """Note that it has stepped. trained: once it is gone, the optimizer is not waited for."""
         self._stepped.add(optimizer)
         if optimizer not in self._known and len(self._known) >= _MOST_OPTIMIZERS:
             self._known.clear()
@@ -128,12 +128,12 @@ class Iterations:
         self.extend(moment)
 
     def extend(self, moment: float) -> None:
-        """What ends now belongs to the optimizers that have stepped."""
+        """Extend the iteration: what ends now belongs to the optimizers that have stepped."""
         self._ended = max(moment, self._ended)
         self._steps.show_ended(self._ended)
 
     def _all_stepped(self) -> bool:
-        """True if each optimizer that the loop needs has stepped in this iteration."""
+        """Return True if each optimizer that the loop needs has stepped in this iteration."""
         for each in [each for each in self._known if each not in self._stepped]:
             if self._is_missed(each):
                 return False
@@ -141,15 +141,15 @@ class Iterations:
         return True
 
     def _is_missed(self, optimizer: int) -> bool:
-        """True if the optimizer has stepped lately, and its parameters are still there."""
+        """Return True if the optimizer has stepped lately, and its parameters are still there."""
         known = self._known.get(optimizer)
         if known is None or self._closed - known.iteration > _LONGEST_ABSENCE:
             return False
         return known.trained is None or known.trained() is not None
 
     def wait_for_batch(self, place: Callable[[], Hashable]) -> bool:
-        """The loop waits for a batch, at this place of its code. True if it belongs to an iteration whose
-        training has begun before.
+        """Note that the loop waits for a batch, at this place of its code. True if it belongs to an iteration
+        whose training has begun before.
 
         The iteration is over if an optimizer has stepped in it, unless another one is missing and this is
         not the place where iterations begin.
@@ -168,7 +168,7 @@ class Iterations:
         return True
 
     def evaluation_begins(self) -> None:
-        """An evaluation begins: the iteration is over, unless training has gone on since its last step."""
+        """Close the iteration for an evaluation, unless training has gone on since its last step."""
         if not self._following_since:
             self.close()
 
@@ -197,7 +197,7 @@ class Iterations:
 
 
 def trained_by(optimizer: Any) -> Any:
-    """The first parameter of an optimizer, else the optimizer. Its id stands for the optimizer: a loop
+    """Return the first parameter of an optimizer, else the optimizer. Its id stands for the optimizer: a loop
     may make new ones for the same parameters again and again."""
     try:
         return optimizer.param_groups[0]["params"][0]
@@ -216,7 +216,7 @@ class DeferredSteps:
         """Moment of the step by optimizer."""
 
     def optimizer_ended(self, optimizer: int, moment: float) -> None:
-        """An optimizer, named as `Iterations` names it, has stepped. Any thread calls this."""
+        """Note a step of an optimizer, named as `Iterations` names it. Any thread calls this."""
         self.pending[optimizer] = moment
 
     def count(self, iterations: Iterations | None, moment: float = 0.0) -> None:
@@ -271,7 +271,7 @@ class Waits:
         return self._waits[-1].began if self._waits else 0.0
 
     def add(self, began: float, ended: float, iterator: object, amounts: dict[str, float]) -> None:
-        """A batch has come."""
+        """Add the wait for a batch that has come."""
         self._drop_exhausted()
         self._waits.append(Wait(began, ended, _reference(iterator), amounts, False))
 
@@ -285,7 +285,7 @@ class Waits:
             self._waits.append(Wait(began, ended, reference, {}, True))
 
     def last_iterator(self) -> weakref.ref[Any] | None:
-        """The iterator of the last wait."""
+        """Return the iterator of the last wait."""
         return self._waits[-1].iterator if self._waits else None
 
     def drop(self, iterator: weakref.ref[Any] | None) -> None:
@@ -296,7 +296,7 @@ class Waits:
             )
 
     def take(self) -> list[Wait]:
-        """The waits for training that goes on now. They are forgotten here."""
+        """Return the waits for training that goes on now. They are forgotten here."""
         taken = [each for each in self._waits if not each.abandoned]
         self._waits.clear()
         return taken
@@ -327,11 +327,11 @@ class TrainingThread:
         self._foreign_ident = 0
 
     def is_here(self) -> bool:
-        """True in the training thread, and in every thread before there is one."""
+        """Return True in the training thread, and in every thread before there is one."""
         return self._ident in (0, threading.get_ident())
 
     def trains_here(self) -> bool:
-        """True if this thread trains, from now on if there was none or it is gone."""
+        """Return True if this thread trains, from now on if there was none or it is gone."""
         ident = threading.get_ident()
         if ident == self._ident:
             self._foreign_steps = 0
@@ -342,7 +342,7 @@ class TrainingThread:
         return False
 
     def stepped_in_other_thread(self) -> bool:
-        """An optimizer has stepped in this other thread. True if this thread trains from now on."""
+        """Count a step of an optimizer in this other thread. True if this thread trains from now on."""
         ident = threading.get_ident()
         self._foreign_steps = self._foreign_steps + 1 if ident == self._foreign_ident else 1
         self._foreign_ident = ident
@@ -357,7 +357,7 @@ class TrainingThread:
 
 
 def is_inside_backward() -> bool:
-    """True if this thread is inside of a backward pass, by its stack: in a hook of a gradient."""
+    """Return True if this thread is inside of a backward pass, by its stack: in a hook of a gradient."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "backward" and "torch" in frame.f_code.co_filename:

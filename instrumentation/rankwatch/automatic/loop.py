@@ -76,8 +76,8 @@ class Loop:
     # -- data -------------------------------------------------------------------------------------
 
     def fetch_began(self, place: Callable[[], Hashable] = lambda: 0) -> float:
-        """The loop asks for a batch, at this place of its code. Returns what `fetch_ended` needs; 0 if it is
-        no wait of its own."""
+        """Begin to fetch a batch, at this place of the loop's code. Returns what `fetch_ended` needs; 0 if it
+        is no wait of its own."""
         if self._off or self._fetching or not self._thread.is_here() or reporting.is_reported():
             return 0.0
         if self._in_backward and not is_inside_backward():
@@ -98,7 +98,7 @@ class Loop:
         return moment
 
     def fetch_ended(self, began: float, iterator: object, batch: object, error: BaseException | None) -> None:
-        """The batch is there, or an error: StopIteration where there is none left."""
+        """End the fetch of a batch, or with an error: StopIteration where there is none left."""
         if not began or self._off:
             return
         ended = self._clock()
@@ -116,7 +116,7 @@ class Loop:
     # -- forward ----------------------------------------------------------------------------------
 
     def forward_began(self, module: Any) -> bool:
-        """A module is called, by no other module. True if `forward_ended` must follow."""
+        """Begin the call of a module, by no other module. True if `forward_ended` must follow."""
         if self._off or self._forward.running or self._in_backward or not self._thread.is_here():
             return False
         if sys.modules["torch"].is_grad_enabled():
@@ -130,14 +130,15 @@ class Loop:
         return True
 
     def forward_ended(self, loss_computed: bool = False) -> None:
-        """It has returned, or raised. loss_computed: what it returned holds the loss."""
+        """End the call of the module, which has returned, or raised. loss_computed: what it returned holds
+        the loss."""
         if self._forward.leave(loss_computed):
             self._evaluation.forward_ended()
 
     # -- backward ---------------------------------------------------------------------------------
 
     def backward_began(self, loss: object) -> bool:
-        """A backward pass begins. True if `backward_ended` must follow."""
+        """Begin a backward pass. True if `backward_ended` must follow."""
         if self._off or self._in_backward or not self._thread.trains_here():
             return False
         moment, begun = self._clock(), False
@@ -158,7 +159,7 @@ class Loop:
         return True
 
     def backward_ended(self) -> bool:
-        """It has returned, or raised. True if its forward pass was not seen."""
+        """End the backward pass, which has returned, or raised. True if its forward pass was not seen."""
         self._in_backward = False
         if self._off or self._phases is None:
             return False
@@ -173,7 +174,7 @@ class Loop:
     # -- optimizer --------------------------------------------------------------------------------
 
     def optimizer_began(self, optimizer: Any, caller: object = None) -> None:
-        """An optimizer is about to step. caller: the gradient scaler that decides whether it will."""
+        """Begin the step of an optimizer. caller: the gradient scaler that decides whether it will."""
         if self._off:
             return
         key = id(optimizer if caller is None else caller)
@@ -187,7 +188,7 @@ class Loop:
         self.stepping.append(key)
 
     def optimizer_ended(self, optimizer: Any, caller: object = None) -> None:
-        """It has stepped. With a caller: or it was kept from it, or raised."""
+        """End the step of an optimizer. With a caller: or it was kept from it, or raised."""
         if self._off:
             return
         key = id(optimizer if caller is None else caller)
@@ -211,7 +212,7 @@ class Loop:
                 _report(values.write, self._run)
 
     def update_began(self, scaler: object) -> bool:
-        """A gradient scaler updates its scale. True if `update_ended` must follow."""
+        """Begin a gradient scaler's update of its scale. True if `update_ended` must follow."""
         if self._off or self.stepping or self._phases is None or not self._thread.is_here():
             return False
         _report(values.scales, scaler)
@@ -221,7 +222,7 @@ class Loop:
         return True
 
     def update_ended(self) -> None:
-        """It has updated it. That belongs to the optimizers before."""
+        """End the update of the scale. It belongs to the optimizers before."""
         if self._phases is None or self._iterations is None or not self._phases.optimizer.began:
             return
         moment = self._clock()
@@ -232,7 +233,7 @@ class Loop:
     # -- between steps ----------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """A checkpoint or an evaluation begins: a step whose optimizers have stepped is over."""
+        """Pause for a checkpoint or an evaluation: a step whose optimizers have stepped is over."""
         if self._iterations is not None and not self.stepping and not self._in_backward:
             self._forward.end()
             self._count_deferred()
@@ -240,7 +241,7 @@ class Loop:
             self._iterations.close()
 
     def stop_inferring(self) -> None:
-        """A framework reports its training from now on. A step that was inferred and has not ended is not
+        """Leave the reports to a framework from now on. A step that was inferred and has not ended is not
         recorded."""
         if self._iterations is not None:
             self.pause()
@@ -250,7 +251,7 @@ class Loop:
     # -- how --------------------------------------------------------------------------------------
 
     def _is_recorded(self) -> bool:
-        """True if there is a run; the first call opens it."""
+        """Return True if there is a run; the first call opens it."""
         if self._phases is None and not self._off:
             run = self._open_run()
             if isinstance(run, Run):
@@ -275,7 +276,7 @@ class Loop:
         self._off = True
 
     def _run_may_end(self) -> None:
-        """Called after each step and at the end of the run, whose last step may be pending."""
+        """Close the iteration after each step and at the end of the run, whose last step may be pending."""
         if self._iterations is not None and not self._off:
             self._count_deferred()
             self._iterations.close()
@@ -301,7 +302,7 @@ class Loop:
             self._record_waits()
 
     def _record_waits(self) -> None:
-        """The waits so far were for the iteration that is open."""
+        """Record the waits so far as those of the iteration that is open."""
         for wait in self._waits.take():
             assert self._phases is not None and self._run is not None
             self._phases.data_wait.record(wait.began, wait.ended)
@@ -347,7 +348,7 @@ class Loop:
             self._phases.optimizer.abandon()
 
     def _defer_step(self, optimizer: Any) -> None:
-        """An optimizer has stepped inside of a backward pass, or in another thread."""
+        """Defer a step of an optimizer inside of a backward pass, or in another thread."""
         self._deferred.optimizer_ended(id(trained_by(optimizer)), self._clock())
         if not self._in_backward and self._phases is not None and not self._thread.is_here():
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.OTHER_THREAD)
@@ -376,5 +377,5 @@ def _report(call: Callable[[Any], Any], what: Any) -> Any:
 
 @functools.cache  # faster than a test in Python
 def current() -> Loop:
-    """The loop of this process."""
+    """Return the loop of this process."""
     return Loop()

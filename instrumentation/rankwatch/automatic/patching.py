@@ -65,7 +65,7 @@ class Replacement:
                 visibility.cannot_see(each, Unseen.HOOK_FAILED)
 
     def in_place(self) -> bool:
-        """True while the owner still holds our function: nobody has replaced it since."""
+        """Return True while the owner still holds our function: nobody has replaced it since."""
         return inspect.getattr_static(self.owner, self.name, None) is self.wrapper
 
     def put(self, wrapper: Any, others: Iterable[ModuleType | None]) -> None:
@@ -203,8 +203,8 @@ def _end(
 
 
 def guarded(what: str, function: F) -> F:
-    """A function for callbacks of a library (hooks, listeners): its exceptions are counted, after several it
-    is not called any more, and it then returns None."""
+    """Return a function for callbacks of a library (hooks, listeners): its exceptions are counted, after
+    several it is not called any more, and it then returns None."""
     place = Replacement(None, what, None, ())
 
     @functools.wraps(function)

@@ -104,11 +104,11 @@ class Forward:
             phase.begin(self.began)
 
     def enter(self) -> None:
-        """A pass begins without gradient: it belongs to no phase."""
+        """Enter a pass without gradient: it belongs to no phase."""
         self.running, self._with_gradient = True, False
 
     def begin(self, moment: float) -> None:
-        """A pass begins with gradient."""
+        """Begin a pass with gradient."""
         self.running = self._with_gradient = True
         if not self.began:
             self.began, self._returned, self._loss_computed = moment, 0.0, False
@@ -116,7 +116,7 @@ class Forward:
                 self._phase.begin(moment)
 
     def leave(self, loss_computed: bool) -> bool:
-        """A pass has returned, or raised. loss_computed: what it returned holds the loss.
+        """End a pass that has returned, or raised. loss_computed: what it returned holds the loss.
 
         True if it was one without gradient."""
         if not self.running:  # a backward pass has begun inside of it
@@ -127,7 +127,7 @@ class Forward:
         return not self._with_gradient
 
     def backward_began(self, moment: float) -> None:
-        """A backward pass begins: the phase lasts until now, unless its last pass has returned the loss."""
+        """End the phase at a backward pass: now, unless its last pass has returned the loss."""
         inside, self.running = self.running, False
         self.unseen = inside or not self.began
         self._close(self._returned if self._loss_computed and not inside else moment)

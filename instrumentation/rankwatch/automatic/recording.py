@@ -42,8 +42,8 @@ _MOST_REPLICAS = 8
 
 
 def opened() -> Run | DisabledRun:
-    """The run of this process; the first call opens it. It is a `DisabledRun` where nothing is recorded: in a
-    helper, after the end of the run, and as soon as the script itself has started one."""
+    """Return the run of this process; the first call opens it. It is a `DisabledRun` where nothing is
+    recorded: in a helper, after the end of the run, and as soon as the script itself has started one."""
     global _run
     if _run is None:
         _run = start_automatically()
@@ -68,7 +68,7 @@ def join_script() -> bool:
 
 
 def is_open() -> bool:
-    """True once the run was opened, also where nothing is recorded."""
+    """Return True once the run was opened, also where nothing is recorded."""
     return _run is not None
 
 
@@ -93,7 +93,7 @@ class _Count:
         self._steps = 0
 
     def stepped(self) -> None:
-        """Called after each step."""
+        """Count a step, and say after the first ones what is recorded."""
         self._steps += 1
         if self._steps == _STEPS_BEFORE:
             _say()
@@ -175,27 +175,27 @@ class _Exits:
         self._training_thread = 0
 
     def stepped(self) -> None:
-        """Called after each step."""
+        """Note the thread of each step: it trains."""
         self._training_thread = threading.get_ident()
 
     def thread_ended(self, error: BaseException | None) -> None:
-        """Called with the exception that has ended a thread other than the main one."""
+        """Note the exception that has ended a thread other than the main one."""
         trains = threading.get_ident() == self._training_thread
         if trains and error is not None and not isinstance(error, SystemExit):
             self._last = self._run.steps_completed, ending_by(error)
 
     def asked(self, status: object = None, *rest: object) -> None:
-        """Called with the arguments of `sys.exit`. In another thread it only ends that thread."""
+        """Note the arguments of `sys.exit`. In another thread it only ends that thread."""
         if threading.current_thread() is threading.main_thread():
             end = None if status in (None, 0) else ending_by(SystemExit(status))
             self._last = self._run.steps_completed, end
 
     def asked_by_builtin(self, quitter: object, status: object = None, *rest: object) -> None:
-        """Called with the arguments of the builtins `exit` and `quit`."""
+        """Note the arguments of the builtins `exit` and `quit`."""
         self.asked(status)
 
     def ending(self) -> Ending | None:
-        """What ends the run; None if the script has come to its end."""
+        """Return what ends the run; None if the script has come to its end."""
         if self._last is None or self._last[0] != self._run.steps_completed:
             return None
         return self._last[1]

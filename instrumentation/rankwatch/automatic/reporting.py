@@ -29,7 +29,7 @@ class ReportedTraining:
         self._amounts: dict[str, float] = {}
 
     def begin_step(self, number: int) -> None:
-        """A step begins, with the first wait for a batch since the last one."""
+        """Begin a step, with the first wait for a batch since the last one."""
         if self.step_open:
             self.end_step(failed=True)
         if self._waiting_since:
@@ -38,7 +38,7 @@ class ReportedTraining:
         self.step_open = True
 
     def end_step(self, *, failed: bool = False) -> None:
-        """The step ends, if one is open. failed: it was not carried out."""
+        """End the step, if one is open. failed: it was not carried out."""
         self._waiting_since = 0.0
         loss, self._loss = self._loss, None
         amounts, self._amounts = self._amounts, {}
@@ -52,7 +52,7 @@ class ReportedTraining:
         visibility.sees(Capability.STEPS)
 
     def add_loss(self, value: Any) -> None:
-        """The loss of a batch. That of the step is their sum, and nobody waits for the device."""
+        """Add the loss of a batch. That of the step is their sum, and nobody waits for the device."""
         self._loss = value if self._loss is None else self._loss + value
         visibility.sees(Capability.LOSS)
 
@@ -64,18 +64,18 @@ class ReportedTraining:
             visibility.sees(Capability.WORK)
 
     def waited(self, began: float) -> None:
-        """A wait for a batch has ended."""
+        """Take a wait for a batch that has ended."""
         if not self.step_open and not self._waiting_since:
             self._waiting_since = began
         visibility.sees(Capability.DATA_WAIT)
 
     def forget_waits(self) -> None:
-        """The waits so far were for batches that a resume skips: they belong to no step."""
+        """Forget the waits so far, for batches that a resume skips: they belong to no step."""
         self._waiting_since = 0.0
         self.run._steps.waiting_since(0.0)
 
     def release(self) -> None:
-        """The framework reports no more. A step that is open was not carried out."""
+        """End the framework's reports. A step that is open was not carried out."""
         global _reported
         self.end_step(failed=True)
         if _reported is self:
@@ -104,7 +104,7 @@ def begin(name: str, stop_inferring: Callable[[], object]) -> ReportedTraining |
 
 
 def is_reported() -> bool:
-    """True while a framework knows its steps, batches and loss itself: it reports them, or evaluates."""
+    """Return True while a framework reports its own steps, batches and loss, or evaluates."""
     return _reported is not None or _evaluation.depth > 0
 
 
@@ -128,7 +128,7 @@ class _Nested:
         """Whom the outermost call belongs to, as `enter` was told; None if nobody records it."""
 
     def enter(self, owner: Any) -> bool:
-        """A call begins. True if its beginning is to be recorded."""
+        """Enter a call. True if its beginning is to be recorded."""
         self.depth += 1
         if self.depth > 1:
             return False
@@ -136,7 +136,7 @@ class _Nested:
         return owner is not None
 
     def leave(self) -> bool:
-        """A call ends. True if its end is to be recorded."""
+        """Leave a call. True if its end is to be recorded."""
         self.depth = max(0, self.depth - 1)
         return self.depth == 0 and self.owner is not None
 
@@ -146,13 +146,13 @@ _evaluation = _Nested()
 
 
 def fetch_began() -> None:
-    """The framework asks its loader for a training batch."""
+    """Begin a wait of the framework for a training batch."""
     if _fetch.enter(None if _evaluation.depth else _reported):
         _fetch.owner.run.phase(DATA_WAIT).__enter__()
 
 
 def fetch_ended() -> None:
-    """The batch is there, or there is none."""
+    """End the wait: the batch is there, or there is none."""
     if _fetch.leave():
         reported = _fetch.owner
         wait = reported.run.phase(DATA_WAIT)
@@ -161,7 +161,7 @@ def fetch_ended() -> None:
 
 
 def evaluation_began(stop_inferring: Callable[[], object]) -> None:
-    """The framework begins to evaluate, also outside of a training. Such a call opens no run."""
+    """Begin an evaluation of the framework, also outside of a training. Such a call opens no run."""
     if _reported is None:
         stop_inferring()
     if _evaluation.enter(recording.opened() if recording.is_open() else None):
@@ -169,7 +169,7 @@ def evaluation_began(stop_inferring: Callable[[], object]) -> None:
 
 
 def evaluation_ended() -> None:
-    """The evaluation is over."""
+    """End the evaluation."""
     if _evaluation.leave():
         _evaluation.owner.phase(EVALUATION).__exit__(None, None, None)
         visibility.sees(Capability.EVALUATION)

@@ -61,7 +61,7 @@ class Values:
     # -- what patches report ----------------------------------------------------------------------
 
     def backward(self, loss: object) -> None:
-        """The tensor, or tensors, that a backward pass starts from."""
+        """Take the tensor, or tensors, that a backward pass starts from."""
         if not self.finds_loss:
             return
         for each in loss if isinstance(loss, (list, tuple)) else (loss,):
@@ -70,7 +70,8 @@ class Values:
                 self._add(unscaled)
 
     def scaled(self, loss: object, result: object) -> None:
-        """A gradient scaler has multiplied the loss. The result is what `backward` will be given."""
+        """Take the loss that a gradient scaler has multiplied. The result is what `backward` will be
+        given."""
         if isinstance(loss, (list, tuple)) and isinstance(result, (list, tuple)):
             for before, after in zip(loss, result, strict=False):
                 self.scaled(before, after)
@@ -83,12 +84,13 @@ class Values:
             self._clip_norms.append(norm)
 
     def computed(self, norm: object) -> None:
-        """The norm of some gradients was computed. It counts if it is the only one, and no clip followed."""
+        """Take the norm of some gradients that was computed. It counts if it is the only one, and no clip
+        followed."""
         if len(self._computed_norms) < _MOST_NORMS:
             self._computed_norms.append(norm)
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped; None for one that a gradient scaler has kept from it."""
+        """Take the values of an optimizer's step; None for one that a gradient scaler has kept from it."""
         index = self._index(optimizer)
         self._updates += 1
         losses, self._losses = self._losses, []
@@ -109,13 +111,14 @@ class Values:
                 self._hold(LEARNING_RATE, index, rate)
 
     def told(self, loss: Any) -> None:
-        """The loss of the step whose optimizer has just stepped, from a framework that knows it."""
+        """Take the loss of the step whose optimizer has just stepped, from a framework that knows it."""
         value = _readable(loss, Capability.LOSS)
         if value is not None:
             self._hold(LOSS, 0, value)
 
     def scales(self, scaler: Any) -> None:
-        """A gradient scaler is about to update its scale. Its `get_scale` would wait for the device."""
+        """Take the scale that a gradient scaler is about to update. Its `get_scale` would wait for the
+        device."""
         scale = getattr(scaler, "_scale", None)
         value = None if scale is None else _readable(scale, Capability.LOSS_SCALE)
         if value is not None:
@@ -156,7 +159,7 @@ class Values:
     # -- how --------------------------------------------------------------------------------------
 
     def _unscaled(self, loss: Any) -> Any:
-        """The loss before a gradient scaler multiplied it; None, with a note, if it cannot be told."""
+        """Return the loss before a gradient scaler multiplied it; None, with a note, if it cannot be told."""
         if not self._scaled:
             return loss
         if len(self._scaled) == 1 and self._scaled[0][0]() is loss:
@@ -201,7 +204,7 @@ class Values:
 
 
 def _readable(value: Any, capability: Capability) -> Any:
-    """A float, or a copy on the device of the value; None, with a note why, if it cannot be read."""
+    """Return a float, or a copy on the device of the value; None, with a note why, if it cannot be read."""
     if isinstance(value, (float, int)):
         visibility.sees(capability)
         return float(value)
@@ -216,13 +219,13 @@ def _readable(value: Any, capability: Capability) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """True for a tensor of torch."""
+    """Return True for a tensor of torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_plain_tensor(value: object) -> bool:
-    """True for a tensor of torch that holds all its elements, unlike a DTensor."""
+    """Return True for a tensor of torch that holds all its elements, unlike a DTensor."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return False
@@ -246,7 +249,7 @@ def _obstacle(value: Any) -> Unseen | None:
 
 
 def _local(value: Any) -> Any:
-    """This rank's part of a tensor. Where gradients are recorded, a DTensor would make a node for it."""
+    """Return this rank's part of a tensor. A DTensor that records gradients would make a node for it."""
     if is_plain_tensor(value) or not hasattr(value, "to_local"):
         return value
     with sys.modules["torch"].no_grad():
@@ -268,7 +271,7 @@ def _sum(values: list[Any], *, in_32_bits: bool = False) -> Any:
 
 
 def _total_norm(norms: list[Any]) -> Any:
-    """The norm; of gradients clipped in groups by norms of their own, the root of the sum of squares.
+    """Return the norm; of gradients clipped in groups by norms of their own, the root of the sum of squares.
 
     Groups that are clipped by one norm, such as those of several meshes, share its memory.
     """
@@ -298,7 +301,7 @@ _MOST_TENSORS = 64
 
 
 def amounts_of(batch: object) -> dict[str, float]:
-    """Unit of work -> amount, of a batch of a data loader. Empty, with a note, if the batch does not tell.
+    """Map units of work to amounts, of a data loader's batch. Empty, with a note, if it does not tell.
 
     samples: the first dimension of `input_ids`, else the one on which all tensors of the batch agree.
     tokens: the elements of `input_ids` without those that `attention_mask` leaves out. Unknown if the mask is

@@ -24,20 +24,20 @@ class Visibility:
         self._said = False
 
     def sees(self, capability: Capability) -> None:
-        """The capability was seen. Cheap enough for every step."""
+        """Note that the capability was seen. Cheap enough for every step."""
         if self._states.get(capability, Unseen.NOT_CALLED) is not None:
             self._states[capability] = None
             if self._run is not None:
                 self._run.sees(capability)
 
     def cannot_see(self, capability: Capability, why: Unseen) -> None:
-        """The capability is not visible. The last call for a capability counts."""
+        """Note that the capability is not visible. The last call for a capability counts."""
         self._states[capability] = why
         if self._run is not None:
             self._run.cannot_see(capability, why)
 
     def has_seen(self, capability: Capability) -> bool:
-        """True if the last word about the capability is that it is visible."""
+        """Return True if the last word about the capability is that it is visible."""
         return self._states.get(capability, Unseen.NOT_CALLED) is None
 
     def failed(self, what: str, error: Exception) -> None:

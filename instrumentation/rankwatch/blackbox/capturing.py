@@ -58,7 +58,7 @@ def wait_for_answer(lock: int) -> bool:
 
 @contextmanager
 def may_ask(box: Path, owner: int) -> Iterator[bool]:
-    """Yields False if the rank of this black box captures a graph, or is about to. A rank without a box that
+    """Yield False if the rank of this black box captures a graph, or is about to. A rank without a box that
     can be read announces no captures, and may be asked.
 
     owner: user id of the rank. Raises OSError on entry if its file with the lock cannot be opened; a rank

@@ -90,8 +90,8 @@ _MOST_BOXES = 512
 
 
 def next_attempt(run: Folder, counted: int) -> int:
-    """The number of the attempt that begins now: the one that the launcher counts, or a later one if ranks of
-    that attempt or of a later one have run here and are gone, or live here in a later one.
+    """Return the number of the attempt that begins now: the one that the launcher counts, or a later one if
+    ranks of that attempt or of a later one have run here and are gone, or live here in a later one.
 
     The last counts for a rank that is new here: the others may have replaced all boxes of earlier attempts.
     """
@@ -99,8 +99,8 @@ def next_attempt(run: Folder, counted: int) -> int:
 
 
 def _attempts(run: Folder) -> Iterator[int]:
-    """The least number that this attempt may have, by each box here. A rank that recorded before this process
-    started, and lives no more, was in an earlier one; one that lives is in this one.
+    """Yield the least number that this attempt may have, by each box here. A rank that recorded before this
+    process started, and lives no more, was in an earlier one; one that lives is in this one.
 
     All ranks of an attempt are started at about the same time, and record after they have imported torch."""
     this = own_start()

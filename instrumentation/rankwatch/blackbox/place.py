@@ -63,7 +63,7 @@ REMEDY = (
 
 
 def open_directory(path: Path) -> Folder:
-    """The directory of the black boxes, created for all users if there is none, like /tmp. Raises OSError.
+    """Return the directory of the black boxes, created for all users, like /tmp, if absent. Raises OSError.
 
     It may be a link of root or of this user. One of another user could lead anywhere.
     """
@@ -79,8 +79,8 @@ def open_directory(path: Path) -> Folder:
 
 
 def is_shared_by_tenants(boxes: Folder) -> bool:
-    """True if other containers may use this directory, too, under the same user id: it is mounted by itself,
-    and has the mode of a directory for all. False where it cannot be known."""
+    """Return True if other containers may use this directory, too, under the same user id: it is mounted by
+    itself, and has the mode of a directory for all. False where it cannot be known."""
     return _is_for_all(boxes) and _is_mounted(boxes)
 
 
@@ -99,7 +99,7 @@ def _is_for_all(boxes: Folder) -> bool:
 
 
 def _is_mounted(boxes: Folder) -> bool:
-    """True if a file system, or a part of one, is mounted at the directory."""
+    """Return True if a file system, or a part of one, is mounted at the directory."""
     with contextlib.suppress(OSError):
         above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=boxes.fileno())
         try:
@@ -110,7 +110,7 @@ def _is_mounted(boxes: Folder) -> bool:
 
 
 def _mount_of(file: int) -> bytes:
-    """The number of the mount on which an open file lies; empty where the kernel does not say it."""
+    """Return the number of the mount on which an open file lies; empty where the kernel does not say it."""
     lines = Path(f"/proc/self/fdinfo/{file}").read_bytes().splitlines()
     return next((each for each in lines if each.startswith(b"mnt_id:")), b"")
 
@@ -228,7 +228,7 @@ def _locked(run: Folder) -> Iterator[None]:
 
 
 def own_run(boxes: Folder, run: str) -> Folder:
-    """The folder in which this user can record the run: that of its name, unless it is another's.
+    """Return the folder in which this user can record the run: that of its name, unless it is another's.
 
     Only this user can write into it. All ranks of a node find the same name, because they see the same
     folders. Raises BlackBoxError if there is none, and OSError.
@@ -273,7 +273,7 @@ def _own_names(boxes: Folder, beginning: str) -> list[str]:
 
 
 def _if_ours(boxes: Folder, name: str) -> Folder | None:
-    """The folder of this name, if it is this user's; created if it does not exist."""
+    """Return the folder of this name, if it is this user's; created if it does not exist."""
     for _ in range(_TRIES):
         try:
             found = boxes.make(name)
@@ -303,7 +303,7 @@ class Room(NamedTuple):
 
 
 def room_in(boxes: Folder, ranks: int, capacity: int) -> Room:
-    """The room for each of so many ranks, which ask for a ring of `capacity` records.
+    """Return the room for each of so many ranks, which ask for a ring of `capacity` records.
 
     Raises BlackBoxError if there is too little for a useful ring.
     """

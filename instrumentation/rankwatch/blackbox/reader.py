@@ -89,17 +89,17 @@ class Reader:
         os.close(self._file)
 
     def writer_alive(self) -> bool:
-        """True while the process that wrote the box holds its lock."""
+        """Return True while the process that wrote the box holds its lock."""
         holder = lock_holder(self._file)
         self.writer_pid = holder or None
         return holder is not None
 
     def gone(self) -> bool:
-        """True if nothing is at the path now, or nothing that can be seen."""
+        """Return True if nothing is at the path now, or nothing that can be seen."""
         return self._inode_there() is None
 
     def replaced(self) -> bool:
-        """True if another file is at the path now."""
+        """Return True if another file is at the path now."""
         return self._inode_there() not in (None, self.inode)
 
     def _inode_there(self) -> int | None:
@@ -288,7 +288,7 @@ class Reader:
         return first + low
 
     def _reached(self, number: int) -> bool:
-        """True if the slot of this record holds it or a later one."""
+        """Return True if the slot of this record holds it or a later one."""
         return number <= self._number_in(number % self.header.capacity) < 1 << 62
 
     def _number_in(self, slot: int) -> int:
@@ -324,7 +324,8 @@ def _cpu_wait_share(floats: memoryview[float]) -> float | None:
 
 
 def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:
-    """A newer writer's reasons, which this reader does not know, count as unknown."""
+    """Return the capabilities; reasons of a newer writer, which this reader does not know, count as
+    unknown."""
     words = integers[Now.CAPABILITIES : Now.CAPABILITIES + len(_CAPABILITIES)]
     if not any(words):
         return {}

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 def is_tenant(name: str, status: os.stat_result) -> bool:
-    """True for a tenant's directory, which belongs to root or to this user and is writable for others.
+    """Return True for a tenant's directory, which belongs to root or to this user and is writable for others.
 
     A run's directory is writable for its owner alone, and that of a user never counts.
     """
@@ -39,7 +39,7 @@ def is_tenant(name: str, status: os.stat_result) -> bool:
 
 
 def tenants_of(directory: Path) -> list[Path]:
-    """The tenants' directories in a directory of black boxes; none if it cannot be read."""
+    """Return the tenants' directories in a directory of black boxes; none if it cannot be read."""
     try:
         with Folder.open(directory, follow=True) as folder:
             return sorted(directory / each for each in islice(_tenants(folder), _MOST_TENANTS))
@@ -57,7 +57,7 @@ def _tenants(folder: Folder) -> Iterator[str]:
 
 
 def run_label(run: Path, directory: Path | None, owner: int, *, foreign: bool = False) -> str:
-    """What labels call a run: no two of different tenants, or of different users, have one label.
+    """Return what labels call a run: no two of different tenants, or of different users, have one label.
 
     A name without an ending of a user belongs to one folder: in that of a tenant to the one which begins with
     the tenant's name, as the trainer has called it; elsewhere to one which does not begin so. Who owns any
@@ -79,7 +79,7 @@ def run_label(run: Path, directory: Path | None, owner: int, *, foreign: bool = 
 
 
 def _is_of_tenant(run: str, directory: Path) -> bool:
-    """True if the name of a run begins with that of a tenant, whose folder is there."""
+    """Return True if the name of a run begins with that of a tenant, whose folder is there."""
     tenant, dot, _ = run.partition(".")
     try:
         with Folder.open(directory, follow=True) as folder:

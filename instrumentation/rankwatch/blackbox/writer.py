@@ -124,7 +124,7 @@ class Writer:
         return identity
 
     def beside(self, suffix: str) -> tuple[Folder, str]:
-        """The folder of the run, and the name that a file of the rank with this suffix has in it."""
+        """Return the folder of the run, and the name that a file of the rank with this suffix has in it."""
         return self.folder, f"{self.path.stem}{suffix}"
 
     def discard(self) -> None:

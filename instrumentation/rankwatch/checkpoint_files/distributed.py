@@ -32,7 +32,7 @@ _MOST_METADATA_BYTES = 4 * MOST_BYTES
 
 
 def is_distributed(names: list[str]) -> bool:
-    """True for the names in a folder of torch.distributed.checkpoint, finished or not."""
+    """Return True for the names in a folder of torch.distributed.checkpoint, finished or not."""
     return any(
         name in (METADATA, f"{METADATA}.tmp") or _SHARD.fullmatch(name) or _RANK_METADATA.fullmatch(name)
         for name in names
@@ -66,7 +66,7 @@ def verify_distributed(tree: Tree, prefix: str, names: list[str], found: Verific
 def _all_metadata(
     tree: Tree, names: list[str], prefix: str, found: Verification
 ) -> DistributedMetadata | None:
-    """The metadata of all ranks as one; None after a problem that makes the folder unreadable."""
+    """Return the metadata of all ranks as one; None after a problem that makes the folder unreadable."""
     files = [METADATA] if METADATA in names else sorted(filter(_RANK_METADATA.fullmatch, names), key=_rank)
     if not files:
         detail = "it is not there: the save has not finished, or never will"

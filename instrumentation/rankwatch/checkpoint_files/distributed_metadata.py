@@ -99,7 +99,7 @@ class DistributedMetadata:
         return len(self.tensors) + len(self.objects) + len(self.items) + chunks
 
     def chunk_of(self, item: StoredItem) -> Chunk | None:
-        """The chunk whose bytes these are; to be asked for when all ranks' metadata is merged."""
+        """Return the chunk whose bytes these are; to be asked for when all ranks' metadata is merged."""
         return self._chunks.get(item.tensor, {}).get(item.offsets)
 
     @cached_property
@@ -108,7 +108,7 @@ class DistributedMetadata:
 
 
 def read_metadata(data: bytes) -> DistributedMetadata:
-    """The metadata in a pickle. Raises PickleError for what is none, and TooMuchError."""
+    """Return the metadata in a pickle. Raises PickleError for what is none, and TooMuchError."""
     pickled = read_pickle(data)
     if not _is_a("Metadata", pickled.value):
         raise PickleError("the pickle holds no Metadata of torch.distributed.checkpoint")
@@ -130,7 +130,7 @@ def read_metadata(data: bytes) -> DistributedMetadata:
 
 
 def _is_a(name: str, value: Any) -> bool:
-    """True for an object of a class of the metadata that has no attribute but its own."""
+    """Return True for an object of a class of the metadata that has no attribute but its own."""
     if not isinstance(value, Call) or name_of(value) != f"{_PACKAGE}{name}":
         return False
     state, known = value.state, _ATTRIBUTES.get(name, ())
@@ -140,7 +140,7 @@ def _is_a(name: str, value: Any) -> bool:
 
 
 def _check_origin(found: DistributedMetadata, value: Any) -> None:
-    """The parts that say who saved it, and when: they must at least be what torch writes."""
+    """Check the parts that say who saved it, and when: they must at least be what torch writes."""
     version, meta = state_of(value, "version"), state_of(value, "storage_meta")
     if version is not None and not (isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)):
         found.contradict("", "its version is no version")
@@ -212,7 +212,7 @@ def _dtype(properties: Any) -> str | None:
 
 
 def _are_plain(state: Any) -> bool:
-    """True if the other properties are what torch writes."""
+    """Return True if the other properties are what torch writes."""
     if not isinstance(state, tuple) or len(state) != 5:
         return not isinstance(state, tuple)
     _, layout, needs_gradient, memory_format, pinned = state
@@ -266,7 +266,7 @@ def _transforms(value: Any) -> tuple[str, ...]:
 
 
 def _is_place(info: Any) -> bool:
-    """True for the class that torch writes, and for that of another storage writer."""
+    """Return True for the class that torch writes, and for that of another storage writer."""
     kind = name_of(info)
     if not kind or not isinstance(info, Call) or not isinstance(info.state, Pairs):
         return False
@@ -276,7 +276,7 @@ def _is_place(info: Any) -> bool:
 
 
 def _check_hint(found: DistributedMetadata, name: str, offsets: tuple[int, ...] | None, hint: Any) -> None:
-    """The index beside an offset is the position of the chunk in its tensor's list."""
+    """Check that the index beside an offset is the position of the chunk in its tensor's list."""
     tensor = found.tensors.get(name)
     if tensor is None or type(hint) is not int or offsets is None:
         return
@@ -300,7 +300,7 @@ def _compare_names(found: DistributedMetadata, planner_data: Any) -> None:
 
 
 def _is_path_of(name: str, path: tuple[Any, ...]) -> bool:
-    """True if the keys make up the name. A pickle can name one long key or path over and over."""
+    """Return True if the keys make up the name. A pickle can name one long key or path over and over."""
     if len(path) > len(name) + 1:
         return False
     parts = [str(part) for part in path if isinstance(part, (str, int))]
@@ -308,7 +308,7 @@ def _is_path_of(name: str, path: tuple[Any, ...]) -> bool:
 
 
 def _size(value: Any) -> tuple[int, ...] | None:
-    """A torch.Size, or a plain tuple of sizes."""
+    """Return a torch.Size, or a plain tuple of sizes."""
     if isinstance(value, Call) and name_of(value) == "torch.Size" and isinstance(value.arguments, tuple):
         value = value.arguments[0] if len(value.arguments) == 1 else None
     if isinstance(value, list) and len(value) <= MOST_DIMENSIONS:
@@ -331,7 +331,7 @@ def coverage_problem(tensor: TensorEntry) -> str:
 
 
 def _fill_once(tensor: TensorEntry) -> bool:
-    """True if each element lies in one chunk, in time that grows with the chunks alone.
+    """Return True if each element lies in one chunk, in time that grows with the chunks alone.
 
     Each coordinate in each dimension gets a random weight, and a box the product over its dimensions of the
     weight of its begin less that of its end. As polynomials in the weights, the chunks' sum and the shape's
@@ -356,7 +356,7 @@ def _fill_once(tensor: TensorEntry) -> bool:
 
 
 def merge(ranks: list[DistributedMetadata]) -> DistributedMetadata:
-    """What all ranks have written, as if one had. Replicas of a chunk count once."""
+    """Return what all ranks have written, as if one had. Replicas of a chunk count once."""
     if len(ranks) == 1:
         return ranks[0]
     merged = DistributedMetadata()

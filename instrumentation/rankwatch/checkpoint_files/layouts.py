@@ -121,7 +121,7 @@ def _check_megatron(above: Tree | None, names: list[str], found: Verification) -
 
 
 def _check_ranks(names: list[str], found: Verification) -> None:
-    """A file that each rank writes: the numbers have no gap."""
+    """Check that the numbers of a file that each rank writes have no gap."""
     for pattern in _OF_RANKS:
         ranks = {int(match[1]): name for name in names if (match := pattern.fullmatch(name))}
         highest = ranks[max(ranks)] if ranks else ""
@@ -130,7 +130,7 @@ def _check_ranks(names: list[str], found: Verification) -> None:
 
 
 def read_step(tree: Tree) -> int | None:
-    """What `trainer_state.json` of Hugging Face says; None if it says nothing. Raises TooMuchError."""
+    """Return what `trainer_state.json` of Hugging Face says; None if it says nothing. Raises TooMuchError."""
     try:
         with tree.file(TRAINER_STATE) as file:
             state = parse_json(file.read_all(MOST_JSON_BYTES))
@@ -143,7 +143,7 @@ def read_step(tree: Tree) -> int | None:
 
 
 def read_pointer(tree: Tree, name: str) -> str:
-    """What a small text file says; empty if it cannot be read.
+    """Return what a small text file says; empty if it cannot be read.
 
     Raises CheckpointError for a link in a checkpoint that must belong to its owner.
     """
@@ -159,12 +159,12 @@ def read_pointer(tree: Tree, name: str) -> str:
 
 
 def iteration_of(text: str) -> int | None:
-    """The iteration that Megatron's tracker file names; None if it names none."""
+    """Return the iteration that Megatron's tracker file names; None if it names none."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def step_of(name: str) -> int | None:
-    """The step that the name of a checkpoint says; None for a name without one."""
+    """Return the step that the name of a checkpoint says; None for a name without one."""
     stem, dot, suffix = name.rpartition(".")
     base = stem if dot and f".{suffix}" in (*TORCH_SUFFIXES, ".safetensors", ".tmp", ".partial") else name
     for pattern in _STEP_NAMES:
@@ -175,7 +175,7 @@ def step_of(name: str) -> int | None:
 
 
 def absent(ranks: set[int]) -> Iterator[int]:
-    """The ranks from 0 to the highest that are not there, in order. The highest may be any number."""
+    """Yield the ranks from 0 to the highest that are not there, in order. The highest may be any number."""
     following = 0
     for rank in sorted(ranks):
         yield from range(following, rank)
@@ -183,5 +183,5 @@ def absent(ranks: set[int]) -> Iterator[int]:
 
 
 def is_temporary(name: str) -> bool:
-    """True for a name that writers use until they rename."""
+    """Return True for a name that writers use until they rename."""
     return _TEMPORARY.fullmatch(name) is not None

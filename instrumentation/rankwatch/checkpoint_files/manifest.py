@@ -108,7 +108,7 @@ class ManifestWriter:
         self._files: dict[str, FileDigest] = {}
 
     def open(self, name: str) -> HashingFile:
-        """A file of the checkpoint, to be written from start to end and closed."""
+        """Return a file of the checkpoint, to be written from start to end and closed."""
         path = self._folder / _require_inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open[name] = HashingFile(path, self._algorithm)
@@ -172,7 +172,7 @@ def merge(folder: Path, world_size: int) -> Manifest:
 
 
 def as_bytes(manifest: Manifest) -> bytes:
-    """The manifest as its file; it holds a digest of itself, so that no flipped bit in it stays unseen."""
+    """Return the manifest as its file, with a digest of itself, so that no flipped bit in it stays unseen."""
     body = {
         "format": _FORMAT,
         "step": manifest.step,
@@ -183,7 +183,7 @@ def as_bytes(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes, path: Path) -> Manifest:
-    """The manifest in a file's content. Raises CheckpointError if it is none, or not as it was written.
+    """Return the manifest in a file's content. Raises CheckpointError unless it is as it was written.
 
     Raises TooMuchError for one that lists more files than are read.
     """
@@ -220,7 +220,7 @@ def parse_megatron(data: bytes, path: Path) -> Manifest:
 
 
 def parts_in(names: list[str]) -> list[str]:
-    """The names of parts that no rank has merged yet."""
+    """Return the names of parts that no rank has merged yet."""
     return [name for name in names if _PART.fullmatch(name)]
 
 

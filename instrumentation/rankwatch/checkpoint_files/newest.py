@@ -57,7 +57,7 @@ class Newest:
 
 
 def candidates(folder: Path | str) -> list[Candidate]:
-    """The checkpoints in a folder by their names, the highest step first; times of files do not count.
+    """Return the checkpoints in a folder by their names, the highest step first; times of files do not count.
 
     Raises CheckpointError if the folder cannot be listed.
     """
@@ -70,7 +70,7 @@ def newest(
     bytes_per_second: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Newest:
-    """The newest checkpoint in a folder that verifies. A trainer may call it before it resumes.
+    """Return the newest checkpoint in a folder that verifies. A trainer may call it before it resumes.
 
     A checkpoint that cannot be verified (`unverifiable`) is passed over too: nobody knows what it holds. So
     is one that nobody expected: whatever lies in the folder, this ends with an answer.
@@ -97,7 +97,7 @@ def newest(
 
 
 def _listed(base: Path) -> tuple[list[Candidate], int]:
-    """The newest candidates, and how many there are. Raises CheckpointError."""
+    """Return the newest candidates, and how many there are. Raises CheckpointError."""
     count = 0
 
     def found(folder: Folder) -> Iterator[Candidate]:
@@ -146,7 +146,7 @@ def _candidate(folder: Folder, name: str) -> Iterator[Candidate]:
 
 
 def _is_folder(folder: Folder, name: str) -> bool:
-    """True also for a link to one: a checkpoint can lie elsewhere."""
+    """Return True also for a link to one: a checkpoint can lie elsewhere."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=folder.fileno()).st_mode)
     except OSError:

@@ -55,7 +55,7 @@ class Pairs(list[tuple[Any, Any]]):
     __slots__ = ()
 
     def named(self, key: str) -> Any:
-        """The value under a string; None if there is none."""
+        """Return the value under a string; None if there is none."""
         for each, value in reversed(self):
             if isinstance(each, str) and each == key:
                 return value
@@ -79,7 +79,7 @@ class Pickled(NamedTuple):
 
 
 def read_pickle(data: bytes) -> Pickled:
-    """The content of the pickle at the start of `data`. Raises PickleError, and TooMuchError."""
+    """Return the content of the pickle at the start of `data`. Raises PickleError, and TooMuchError."""
     if len(data) > MOST_BYTES:
         raise TooMuchError(f"the pickle has {len(data)} bytes, more than the {MOST_BYTES} that are read")
     machine = _Machine(data)
@@ -98,7 +98,7 @@ def name_of(value: Any) -> str:
 
 
 def state_of(value: Any, name: str) -> Any:
-    """An attribute in the state of a Call; None if there is none."""
+    """Return an attribute in the state of a Call; None if there is none."""
     state = value.state if isinstance(value, Call) else None
     return state.named(name) if isinstance(state, Pairs) and len(state) <= _MOST_ATTRIBUTES else None
 
@@ -169,7 +169,7 @@ class _Machine:
         self._marks.append(len(self._stack))
 
     def popped(self) -> list[Any]:
-        """What lies above the last mark."""
+        """Return what lies above the last mark."""
         start = self._marks.pop()
         items = self._stack[start:]
         del self._stack[start:]

@@ -124,13 +124,13 @@ class OpenFile:
         return content.getvalue()
 
     def read_all(self, most_bytes: int) -> bytes:
-        """The whole content. Raises TooMuchError if it is longer, and ShortFileError."""
+        """Return the whole content. Raises TooMuchError if it is longer, and ShortFileError."""
         if self.size > most_bytes:
             raise TooMuchError(f"it has {self.size} bytes, more than are read")
         return self.read(0, self.size)
 
     def blocks(self, offset: int, count: int) -> Iterator[memoryview]:
-        """The bytes in blocks, each valid until the next. Raises ShortFileError where the file ends early."""
+        """Yield the bytes in blocks, each valid until the next. Raises ShortFileError at an early end."""
         view = memoryview(self._buffer)
         while count:
             try:
@@ -166,11 +166,11 @@ class OpenFile:
             digest.update(block)
 
     def changed(self) -> bool:
-        """True if the file has been written to since it was opened."""
+        """Return True if the file has been written to since it was opened."""
         return file_state(os.fstat(self._descriptor)) != self._state
 
     def _parts(self, offset: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """The bytes up to `end` as offset, length, and if they are a large hole.
+        """Yield the bytes up to `end` as offset, length, and if they are a large hole.
 
         A file system that compresses reports fewer blocks, and one that knows no holes reports none: only
         what `SEEK_DATA` calls a hole is one.
@@ -231,7 +231,7 @@ def file_state(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def parse_json(data: bytes, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text in UTF-8. Raises ValueError, and TooMuchError for one of too many values."""
+    """Return the value of a JSON text in UTF-8. Raises ValueError, and TooMuchError for too many values."""
     values = sum(data.count(each) for each in (b",", b":", b"[", b"{"))
     if values > MOST_JSON_VALUES:
         raise TooMuchError(f"it holds more than {MOST_JSON_VALUES} values, more than are read")

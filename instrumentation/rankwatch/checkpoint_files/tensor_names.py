@@ -37,7 +37,7 @@ class Storage(NamedTuple):
     tensors: tuple[_Path, ...]
 
     def names(self) -> Iterator[str]:
-        """The names of its tensors."""
+        """Return the names of its tensors."""
         return map(_shown, self.tensors)
 
     @property
@@ -48,7 +48,7 @@ class Storage(NamedTuple):
 
 
 def storages(value: Any) -> list[Storage]:
-    """The storages of an unpickled value in the order of their first use."""
+    """Return the storages of an unpickled value in the order of their first use."""
     found: dict[str, Storage] = {}
     for path, persistent in _persistent(value):
         key, size = _storage(persistent.value)
@@ -70,7 +70,7 @@ class Tensor(NamedTuple):
 
 
 def only_tensor(value: Any) -> Tensor | None:
-    """The tensor that the value is, if torch's plain way of saving one was used."""
+    """Return the tensor that the value is, if torch's plain way of saving one was used."""
     for _ in range(_DEEPEST):
         if not isinstance(value, Call) or not isinstance(value.arguments, tuple) or not value.arguments:
             return None
@@ -85,7 +85,7 @@ def only_tensor(value: Any) -> Tensor | None:
 
 
 def is_shape(value: Any) -> TypeGuard[tuple[int, ...]]:
-    """True for a tuple of sizes that a tensor can have."""
+    """Return True for a tuple of sizes that a tensor can have."""
     return (
         isinstance(value, tuple)
         and len(value) <= MOST_DIMENSIONS

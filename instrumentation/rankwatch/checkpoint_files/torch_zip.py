@@ -57,7 +57,7 @@ class _Check:
         self.found.problem(self.file, damage, detail, self.owner or tensor)
 
     def named(self, entry: str) -> str:
-        """The tensor whose bytes an entry holds."""
+        """Return the tensor whose bytes an entry holds."""
         folder, _, key = entry.rpartition("/data/")
         storage = self.storages.get(key) if folder else None
         return storage.name if storage else ""
@@ -86,7 +86,7 @@ def verify_torch_zip(region: Region, file: str, found: Verification, owner: str 
 
 
 def _is_possible(check: _Check, layout: Layout) -> bool:
-    """False after a problem that makes it unsafe or useless to read the entries."""
+    """Return False after a problem that makes it unsafe or useless to read the entries."""
     ordered = sorted(layout.entries, key=lambda each: each.header)
     names = [each.raw_name for each in ordered]
     if not names:
@@ -196,7 +196,7 @@ def _compare_with_pickle(check: _Check, layout: Layout) -> None:
 
 
 def _name_the_cut(check: _Check) -> None:
-    """A zip file without its end: walk its entries from the start to name the tensor where it breaks off."""
+    """Walk the entries of a zip file without its end, to name the tensor where it breaks off."""
     region = check.region
     if not region.size:
         check.problem(Damage.TRUNCATED, "it is empty")

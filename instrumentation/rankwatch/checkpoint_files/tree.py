@@ -45,24 +45,25 @@ class Tree:
         self._folder.close()
 
     def names(self) -> Iterator[str]:
-        """The names in the folder itself. Raises OSError."""
+        """Return the names in the folder itself. Raises OSError."""
         return self._folder.names()
 
     def mode(self, name: str) -> int:
-        """The mode of what has this name, which may be a link; 0 if there is nothing."""
+        """Return the mode of what has this name, which may be a link; 0 if there is nothing."""
         try:
             return self._folder.status_of(name).st_mode
         except OSError:
             return 0
 
     def inner(self, name: str) -> Tree:
-        """A folder in this one, as a tree. Only without an owner a link is followed. Raises OSError."""
+        """Open a folder in this one, as a tree. A link is followed only without an owner. Raises OSError."""
         if self.owner is None:
             return Tree(Folder.open(self.path / name, follow=True), self.pace)
         return Tree(self._folder.folder(name), self.pace, self.owner)
 
     def file(self, path: str) -> OpenFile:
-        """A regular file below the folder. Raises ReadError; FIFOs, sockets and devices block nothing."""
+        """Open a regular file below the folder. Raises ReadError; FIFOs, sockets and devices block
+        nothing."""
         try:
             return OpenFile(self._descriptor(path), self.pace)
         except FileNotFoundError:
@@ -144,7 +145,7 @@ class Tree:
             leave(at or ".", f"it could not be listed: {error.strerror}")
 
     def is_folder(self, path: str) -> bool:
-        """True for a folder below this one, and for a link to one."""
+        """Return True for a folder below this one, and for a link to one."""
         try:
             self._folder.folder_beneath(path).close()
         except OSError:
@@ -152,12 +153,12 @@ class Tree:
         return True
 
     def fingerprint(self) -> int:
-        """A number that differs once a file has been written to, added or removed; in any order of them."""
+        """Return a number that differs once a file was written to, added or removed; in any order of them."""
         return sum(hash((path, *file_state(status))) for path, status in self.files(lambda *_: None))
 
 
 def parent_of(tree: Tree) -> Tree | None:
-    """The folder in which a tree lies, whoever owns it; None if it cannot be opened."""
+    """Return the folder in which a tree lies, whoever owns it; None if it cannot be opened."""
     try:
         parent = Tree(Folder.open(tree.path.parent), tree.pace)
     except OSError:

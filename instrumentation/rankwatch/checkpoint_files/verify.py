@@ -140,7 +140,7 @@ def _verify_folder(folder: Folder, found: Verification, pace: Pace, owner: int |
 
 
 def _pointed(tree: Tree) -> Tree | None:
-    """The checkpoint that a folder's pointer names: Megatron's tracker file, DeepSpeed's `latest`.
+    """Return the checkpoint that a folder's pointer names: Megatron's tracker file, DeepSpeed's `latest`.
 
     Raises CheckpointError for a folder that holds several checkpoints and no pointer.
     """
@@ -259,7 +259,7 @@ def _matches(
     differing: dict[str, str],
     found: Verification,
 ) -> bool:
-    """True if a file is as it was written; else what is wrong is named as exactly as its format allows."""
+    """Return True if a file is as it was written; else name what is wrong as exactly as its format allows."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
         with tree.file(name) as file:
@@ -295,7 +295,7 @@ def _matches(
 
 
 def _localise(file: OpenFile, name: str, found: Verification) -> list[Problem]:
-    """What the format itself shows of a file that differs from its manifest."""
+    """Return what the format itself shows of a file that differs from its manifest."""
     only = Verification(found.path)
     verify_file(file, name, only)
     return only.problems

@@ -66,12 +66,12 @@ class Layout(NamedTuple):
 
 
 def looks_like_zip(start: bytes) -> bool:
-    """True for the first bytes of a zip file."""
+    """Return True for the first bytes of a zip file."""
     return start[:4] in (b"PK\x03\x04", b"PK\x05\x06")
 
 
 def read_layout(region: Region, report: Report) -> Layout:
-    """The entries by the central directory. Raises NoEndError, LayoutError and TooMuchError."""
+    """Return the entries by the central directory. Raises NoEndError, LayoutError and TooMuchError."""
     end = _find_end(region)
     start, size, count = _directory_place(region, end)
     if size > _MOST_DIRECTORY_BYTES:
@@ -141,7 +141,7 @@ def _check_descriptor(
 
 
 def _is_padding(extra: bytes, entry: Entry) -> bool:
-    """True for the extra field that torch writes: sizes of a large entry, and "Z" up to the alignment."""
+    """Return True for the extra field that torch writes: sizes of a large entry, "Z" up to the alignment."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = extra[at : at + 2], int.from_bytes(extra[at + 2 : at + 4], "little")
@@ -245,7 +245,7 @@ def _quads(value: bytes) -> list[int]:
 
 
 def _tail(start: int, size: int, count: int) -> bytes:
-    """The end records as torch writes them."""
+    """Return the end records as torch writes them."""
     few = min(count, _NO_16)
     return (
         _END64.pack(b"PK\x06\x06", _END64.size - 12, 0x031E, 45, 0, 0, count, count, size, start)

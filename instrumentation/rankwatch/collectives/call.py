@@ -106,7 +106,7 @@ class Operator:
         have their default value, which is True here."""
 
     def message(self, arguments: Sequence[Any]) -> int:
-        """A send or receive as in the record of a wait; 0 if it is neither, or receives from anybody."""
+        """Return a send or receive as in a wait's record; 0 if it is neither, or receives from anybody."""
         if self._peer is None:
             return 0
         peer, received = self._peer
@@ -125,7 +125,7 @@ class Operator:
             return _bytes(tensors)
 
     def tensor(self, arguments: Sequence[Any]) -> Any:
-        """A tensor of the call, which has the device; None if there is none."""
+        """Return a tensor of the call, which has the device; None if there is none."""
         first = arguments[0]
         if type(first) is list and first and type(first[0]) is not list:
             return first[0]
@@ -219,13 +219,13 @@ class Call:
         return self._seen_by_wait and not self._operator.point_to_point
 
     def refused(self) -> None:
-        """The arguments were refused: it was not enqueued and gets no record."""
+        """Drop the call, whose arguments were refused: it was not enqueued and gets no record."""
         self._group.complete(self)
         if not self._operator.point_to_point:
             self._group.refused(self._count)
 
     def complete(self, future: Any) -> None:
-        """It is complete. `future`, if there is one, holds an error that it ended with."""
+        """Complete the call. `future`, if there is one, holds an error that it ended with."""
         ended = _clock()
         try:
             self._record(self.enqueued, ended, future is not None and _failed(future))
@@ -257,15 +257,15 @@ class Call:
             unresolved.pop(self, None)
 
     def wait_began(self, moment: float) -> None:
-        """A thread begins to wait for it. The first of several waits counts."""
+        """Begin a thread's wait for it. The first of several waits counts."""
         if not self._waited and not self._blocking:
             self._waited = moment
         if self._seen_by_wait:
             self._group.in_flight(self, moment if self._operator.point_to_point else self.enqueued)
 
     def wait_ended(self, began: float, ended: float, *, failed: bool) -> None:
-        """The wait is over. A send or receive counts from the beginning of the wait: before it, the thread
-        did work of its own."""
+        """End the wait. A send or receive counts from the beginning of the wait: before it, the thread did
+        work of its own."""
         if failed and not self._seen_by_wait:
             return  # perhaps only the wait timed out; the future shows how the operation ends
         try:

@@ -44,7 +44,7 @@ class Group:
         self._operation_word = Now.GROUP_OPERATION + row
 
     def gone(self) -> bool:
-        """True once PyTorch has destroyed the process group."""
+        """Return True once PyTorch has destroyed the process group."""
         process_group = self.process_group()
         return process_group is None or process_group not in _world().pg_map
 
@@ -84,14 +84,14 @@ class Group:
         return next(self._point_to_point)
 
     def in_flight(self, operation: object, since: float) -> None:
-        """The operation is not complete. `since` is on the monotonic clock."""
+        """Note that the operation is not complete. `since` is on the monotonic clock."""
         incomplete = self._incomplete
         incomplete[operation] = since
         if len(incomplete) == 1 and self._has_row:
             self._writer.floats[self._oldest_word] = since
 
     def complete(self, operation: object) -> None:
-        """The operation is complete. Any thread may call this."""
+        """Note that the operation is complete. Any thread may call this."""
         incomplete = self._incomplete
         incomplete.pop(operation, None)
         if not self._has_row:
@@ -138,7 +138,7 @@ class Groups:
         self._entered: list[int] = []
 
     def of(self, process_group: Any) -> Group:
-        """The group that counts for this process group."""
+        """Return the group that counts for this process group."""
         found = self._by_id.get(id(process_group))
         if found is not None and found.process_group() is process_group:
             return found
@@ -172,8 +172,8 @@ class Groups:
         return group
 
     def _row(self, label: str, members: str, size: int) -> Group:
-        """A group that was destroyed and created again keeps its row. Of two that are alive and look the
-        same, the second has a number added to its label."""
+        """Return the row, which a group that was destroyed and created again keeps. Of two that are alive and
+        look the same, the second has a number added to its label."""
         text = label
         for again in itertools.count(2):
             row = self._rows.get((text, members))

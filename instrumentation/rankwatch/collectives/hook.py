@@ -189,7 +189,7 @@ def _future(work: Any) -> Any:
 
 
 def _redispatch(operator: Any) -> Any:
-    """What `operator.redispatch` calls, if this torch has it: that saves a Python frame."""
+    """Return what `operator.redispatch` calls, if this torch has it: that saves a Python frame."""
     handle = getattr(operator, "_handle", None)
     return getattr(handle, "redispatch_boxed", operator.redispatch)
 

@@ -158,7 +158,7 @@ class TensorWaits:
             self._install(packet.default)
 
     def expect(self, call: Call, outputs: Any) -> None:
-        """A thread may wait for these tensors, one or a list, which the call writes to."""
+        """Expect a thread to wait for these tensors, one or a list, which the call writes to."""
         if len(self._awaited) + len(self._unresolved) >= MOST_AWAITED:
             return
         if not call.lives_by_output:

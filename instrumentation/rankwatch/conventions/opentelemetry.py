@@ -57,7 +57,7 @@ def otel_metric(metric: Metric, labels: tuple[str, ...]) -> OtelMetric:
 
 @cache
 def own_metric(metric: Metric) -> OtelMetric:
-    """The metric in rankwatch's own namespace."""
+    """Return the metric in rankwatch's own namespace."""
     return OtelMetric(
         name=_OWN_NAMES.get(metric.name) or _own_name(metric),
         instrument=_INSTRUMENTS[metric.kind],

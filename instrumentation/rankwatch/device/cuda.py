@@ -52,7 +52,7 @@ class ComputeStream:
         self._record(event, self._stream)
 
     def is_current(self) -> bool:
-        """True if what this thread enqueues goes to the compute stream."""
+        """Return True if what this thread enqueues goes to the compute stream."""
         return self._current(self.device) == self.handle
 
     def current(self) -> int:
@@ -60,11 +60,11 @@ class ComputeStream:
         return self._current(self.device)
 
     def in_backward(self) -> bool:
-        """True if this thread executes a backward pass."""
+        """Return True if this thread executes a backward pass."""
         return self._graph_task() != -1
 
     def is_capturing(self) -> bool:
-        """True while the process captures a CUDA graph through torch."""
+        """Return True while the process captures a CUDA graph through torch."""
         captures = self._captures
         return bool(captures.open) or (captures.partly_visible and captures.going_on())
 
@@ -100,7 +100,7 @@ class Captures:
         """True if this torch lacks a method that shows captures or replays."""
 
     def going_on(self) -> bool:
-        """True while the process captures a graph; by another library than torch only in this thread.
+        """Return True while the process captures a graph; by another library than torch only in this thread.
 
         While torch does not use CUDA, the driver is not asked: the call would initialise it, or raise where
         there is none. CUDA also refuses to answer while another thread captures.
@@ -122,11 +122,11 @@ class Captures:
         return self.going_on()
 
     def collective(self) -> None:
-        """A collective is captured."""
+        """Note that a collective is captured."""
         self._collectives = True
 
     def _captures(self, stream: Any) -> bool:
-        """True if this stream captures, or CUDA does not say."""
+        """Return True if this stream captures, or CUDA does not say."""
         try:
             with self._cuda.stream(stream):
                 return self._capturing()
@@ -199,7 +199,7 @@ class Gpu:
         self.stream: ComputeStream | None = None
 
     def use(self, device: int) -> None:
-        """The training computes on this device, or communicates from it. The first one counts."""
+        """Use this device, which the training computes on or communicates from. The first one counts."""
         if self.stream is None:
             self.device = device
             self.stream = ComputeStream(device, self.captures, self._torch)

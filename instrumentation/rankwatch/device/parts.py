@@ -76,7 +76,7 @@ class _Part:
         self.waits: dict[WaitKey, _Wait] | None = None
 
     def add_wait(self, key: WaitKey, since: float, at: float, seconds: float) -> None:
-        """The stream waited once more, from the moment `at` on."""
+        """Add a wait of the stream, from the moment `at` on."""
         waits = self.waits = self.waits or {}
         wait = waits[key] = waits.get(key) or _Wait(since)
         wait.count += 1
@@ -170,11 +170,11 @@ class PhaseSampling:
         """Events of phases in the last step that had them."""
 
     def times_next(self, number: int) -> bool:
-        """A step of this number is over. Returns True if the phases of the next one are to be timed."""
+        """Return True if, after a step of this number, the phases of the next one are to be timed."""
         return (self._place_of(number) + 1) % self._every == 0
 
     def _place_of(self, number: int) -> int:
-        """The place of this step among all, the same on each rank whenever that has seen its first one."""
+        """Return the place of this step among all, the same on each rank whenever it saw its first one."""
         if number > self._number:
             self._stride = number - self._number  # some count in batches of their own
         else:  # numbers begin again, as with each epoch
@@ -183,8 +183,8 @@ class PhaseSampling:
         return self._place
 
     def resolved(self, marks: Sequence[Mark], seconds: float, *, untimed: bool) -> None:
-        """The device has finished a step of this length. Besides the events of its phases it has two, and
-        two for each wait."""
+        """Take a step of this length that the device has finished. Besides the events of its phases it has
+        two, and two for each wait."""
         if not untimed:
             self._events = len(marks) - 2 - 2 * sum(mark[WAIT] is not None for mark in marks)
         taken, allowed, every = self._events * PHASE_SECONDS, MOST_OF_STEP * seconds, 1

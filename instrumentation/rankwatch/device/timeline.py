@@ -62,13 +62,13 @@ class Stream(Protocol):
         """Take the stream that is current now as the compute stream. Returns True if it is another one."""
 
     def is_current(self) -> bool:
-        """True if what this thread enqueues goes to the compute stream."""
+        """Return True if what this thread enqueues goes to the compute stream."""
 
     def in_backward(self) -> bool:
-        """True if this thread executes a backward pass."""
+        """Return True if this thread executes a backward pass."""
 
     def is_capturing(self) -> bool:
-        """True while the process captures a CUDA graph: events can be neither recorded nor queried."""
+        """Return True while the process captures a CUDA graph: events can be neither recorded nor queried."""
 
 
 class _EndedStep(NamedTuple):
@@ -153,7 +153,7 @@ class DeviceTimeline:
         return span_of("DeviceSpan", enter, leave)
 
     def step_began(self, began: float) -> None:
-        """A step begins, in the training thread. began: when the wait for its batch began, or now."""
+        """Begin a step, in the training thread. began: when the wait for its batch began, or now."""
         same = self._follow()
         if self._stream is not None:
             self._step_open, self._began, self._wait = True, began, None
@@ -161,7 +161,7 @@ class DeviceTimeline:
                 self._mark(0.0)
 
     def step_ended(self, number: int, began: float, ended: float) -> bool:
-        """A step is over. ended: 0 for now. Returns True if its time on the device will be recorded."""
+        """End a step. ended: 0 for now. Returns True if its time on the device will be recorded."""
         if self._stream is None:
             self._follow()  # what comes before the next step may belong to it
             return False
@@ -183,12 +183,12 @@ class DeviceTimeline:
         return bool(self._steps)
 
     def step_may_end(self, moment: float) -> None:
-        """The open step is over at this moment, when a phase has ended, unless more of it follows."""
+        """End the open step at this moment, when a phase has ended, unless more of it follows."""
         if self._untimed and self._step_open:
             self._mark(moment)
 
     def _is_spoilt(self, began: float, ended: float) -> bool:
-        """True if `spoil` was called in between. What was called later counts for the next step."""
+        """Return True if `spoil` was called in between. What was called later counts for the next step."""
         if not self._spoiled:
             return False
         first, last = self._spoiled
@@ -213,11 +213,11 @@ class DeviceTimeline:
         return False
 
     def _marks_of_steps(self) -> int:
-        """Number of marks up to the last one of the last step."""
+        """Return the number of marks up to the last one of the last step."""
         return self._steps[-1].marks_before_end - self._taken if self._steps else 0
 
     def phase_began(self, number: int, moment: float = 0.0) -> None:
-        """A phase begins, inside the one that is open. moment: on the host's clock; 0 for now."""
+        """Begin a phase, inside the one that is open. moment: on the host's clock; 0 for now."""
         timed = not (self._untimed and self._step_open) or number in self._always_timed
         if self._stream is None or not timed:
             return
@@ -232,14 +232,14 @@ class DeviceTimeline:
             self._mark(moment)
 
     def _close(self, number: int) -> None:
-        """An exception kept the end of this phase from us, if it is open: it is not open inside itself."""
+        """Close this phase if it is open, as it is not inside itself: an exception kept its end from us."""
         for at, phase in enumerate(self._open):
             if phase & NUMBER == number:
                 del self._open[at:]
                 return
 
     def phase_ended(self, number: int, moment: float = 0.0) -> None:
-        """The phase that began last has ended."""
+        """End the phase that began last."""
         if self._wait is not None:  # an exception kept its end from us
             self._wait, self._unknown = None, True
         if self._open and self._open[-1] & NUMBER == number:
@@ -247,7 +247,7 @@ class DeviceTimeline:
             self._mark(moment)
 
     def wait_began(self, key: WaitKey, *, current: bool = False) -> bool:
-        """The compute stream, or the host, is about to wait for other ranks. Outside of steps it may do so
+        """Begin a wait of the compute stream, or the host, for other ranks. Outside of steps it may go
         unseen.
 
         current: the caller knows that it is the compute stream. Returns True if `wait_ended` must follow.
@@ -264,17 +264,17 @@ class DeviceTimeline:
         return True
 
     def wait_ended(self) -> None:
-        """What comes now is the rank's own work again."""
+        """End the wait: what comes now is the rank's own work again."""
         self._wait = None
         self._mark(0.0)
 
     def spoil(self) -> None:
-        """The own time of the step that holds this moment cannot be told from its waits."""
+        """Spoil the step that holds this moment: its own time cannot be told from its waits."""
         now = self._clock()
         self._spoiled = (self._spoiled[0], now) if self._spoiled else (now, now)
 
     def step_abandoned(self) -> None:
-        """The open step does not end: what comes now lies in no step."""
+        """Abandon the open step: what comes now lies in no step."""
         self._unknown, self._step_open = True, False
 
     def forget(self) -> None:
@@ -315,7 +315,7 @@ class DeviceTimeline:
             del self._marks[of_steps]
 
     def _continues(self, began: float) -> bool:
-        """True if the last mark of the open step is so fresh that what begins now may begin there."""
+        """Return True if the last mark of the open step is so fresh that what begins now may begin there."""
         if not self._marks:
             return False
         moment, _, _, wait = self._marks[-1]

@@ -106,7 +106,7 @@ def layout_of(tensors: Sequence[Any]) -> tuple[object, ...]:
 
 
 def group_of(tensors: Sequence[Any]) -> list[int]:
-    """The group of each tensor."""
+    """Return the group of each tensor."""
     found = [0] * len(tensors)
     for group, chunks in enumerate(_groups([_words(each) for each in tensors], BLOCK)):
         for chunk in chunks:
@@ -116,7 +116,7 @@ def group_of(tensors: Sequence[Any]) -> list[int]:
 
 
 def as_integers(tensor: Any) -> Any:
-    """The bits of a tensor in the order of memory, as the largest integers that it consists of.
+    """Return the bits of a tensor in the order of memory, as the largest integers that it consists of.
 
     A view, unless it has gaps.
     """
@@ -149,7 +149,7 @@ def _part(flat: Any, begin: int, end: int) -> Any:
 
 
 def _has_no_gaps(tensor: Any) -> bool:
-    """True if the elements fill a range of memory, in any order of dimensions, such as channels last."""
+    """Return True if the elements fill a range of memory, in any order of dimensions, as channels last."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -164,8 +164,8 @@ def _words(tensor: Any) -> int:
 
 
 def _groups(sizes: Sequence[int], most: int) -> list[list[list[Piece]]]:
-    """Groups of chunks of pieces. A tensor lies in one group; small tensors share a chunk of at most so many
-    integers."""
+    """Return groups of chunks of pieces. A tensor lies in one group; small ones share a chunk of at most so
+    many integers."""
     total, passed = max(1, sum(sizes)), 0
     groups: list[list[list[Piece]]] = [[] for _ in range(GROUPS)]
     for number, size in enumerate(sizes):

@@ -73,7 +73,7 @@ class Fingerprints:
             writer.set_capability(Capability.REPLICAS, Unseen.OFF)
 
     def is_due(self) -> bool:
-        """True in a step in which the parameters are to be read, and have not been yet."""
+        """Return True in a step in which the parameters are to be read, and have not been yet."""
         step = self._step()
         return self._every > 0 and step % self._every == 0 and step != self._last and step >= 0
 
@@ -212,7 +212,7 @@ class Replicas(NamedTuple):
 
 
 def replicas_of_modules(modules: Iterable[Any]) -> tuple[list[Replicas], Unseen | None]:
-    """What is replicated in these modules, by the ranks that hold it; else why nothing is."""
+    """Return what is replicated in these modules, by the ranks that hold it; else why nothing is."""
     found: dict[str, Replicas] = {}
     why: set[Unseen | None] = set()
     for module in modules:
@@ -254,7 +254,7 @@ def replicas_of_tensors(
 
 
 def wraps_replicas(module: Any) -> bool:
-    """True if the module says by itself which of its parameters are replicated."""
+    """Return True if the module says by itself which of its parameters are replicated."""
     return any(_is_ddp(each) for each in module.modules()) or any(
         hasattr(each, "placements") or _is_flat_shard(each) for each in module.parameters()
     )
@@ -302,7 +302,7 @@ def _is_ddp(module: Any) -> bool:
 
 
 def _is_flat_shard(parameter: Any) -> bool:
-    """True for the parameters of FSDP version 1."""
+    """Return True for the parameters of FSDP version 1."""
     return type(parameter).__name__ == "FlatParameter" or hasattr(parameter, "_is_flat_param")
 
 

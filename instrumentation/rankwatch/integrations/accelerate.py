@@ -102,7 +102,7 @@ class _Tracker:
         return run_of_script() or recording.opened()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """A run of rankwatch has no hyperparameters."""
+        """Do nothing: a run of rankwatch has no hyperparameters."""
 
     @_guarded
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:

@@ -42,7 +42,7 @@ def _saved_to(_: Any, engine: Any, save_dir: Any, tag: Any = None, *rest: Any, *
 
 
 def _loaded_from(result: Any, *_: Any, **__: Any) -> Any:
-    """The engine returns one of the files, or None if it found no checkpoint."""
+    """Return the folder of the file that the engine returns; None if it found no checkpoint."""
     return Path(result[0]).parent if result and result[0] else None
 
 
@@ -60,7 +60,7 @@ def _batch_ended(found: bool | None, loss: Any, error: BaseException | None) -> 
 def _backward_began(
     engine: Any, loss: Any, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: Any
 ) -> bool:
-    """The engine reduces gradients after its backward pass; both are one phase."""
+    """Begin a backward pass. The engine reduces gradients after it; both are one phase."""
     parts = engine.gradient_accumulation_steps() if scale_wrt_gas else 1
     return loop.current().backward_began(loss if parts == 1 else loss.detach() / parts)
 

@@ -49,12 +49,12 @@ def begin_reporting(name: str, *, added: bool = False) -> ReportedTraining | Non
 
 
 def evaluation_began(*_: Any, **__: Any) -> None:
-    """The framework begins to evaluate. For `watch`, and for hooks of any arguments."""
+    """Begin an evaluation of the framework. For `watch`, and for hooks of any arguments."""
     reporting.evaluation_began(loop.current().stop_inferring)
 
 
 def evaluation_ended(*_: Any, **__: Any) -> None:
-    """The evaluation is over."""
+    """End the evaluation."""
     reporting.evaluation_ended()
 
 
@@ -105,7 +105,7 @@ class StepsByStart:
             run.after_steps(self._at_end)
 
     def begin(self, number: int | None = None) -> None:
-        """The step before ends, and this one begins."""
+        """End the step before, and begin this one."""
         self.end()
         self._open = True
         self._run.begin_step(number)

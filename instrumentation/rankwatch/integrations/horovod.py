@@ -50,7 +50,7 @@ def start(**options: Any) -> rankwatch.Run | rankwatch.DisabledRun:
 
 
 def _loaded() -> ModuleType:
-    """The binding of Horovod that the script has imported."""
+    """Return the binding of Horovod that the script has imported."""
     for name in _MODULES:
         if module := sys.modules.get(name):
             return module

@@ -164,7 +164,7 @@ class _Orbax:
         self._bytes = {"save": 0, "load": 0}
 
     def happened(self, event: str) -> None:
-        """An event without a value: an operation begins."""
+        """Take an event without a value: an operation begins."""
         if name := _ORBAX_STARTS.get(event):
             if not event.endswith("/async/start"):
                 self._fail_all_but(0, name)
@@ -173,12 +173,12 @@ class _Orbax:
                 self._open[name].append(operation)
 
     def measured(self, event: str, value: float) -> None:
-        """A scalar: the size of what was written or read."""
+        """Take a scalar: the size of what was written or read."""
         if name := _ORBAX_SIZES.get(event):
             self._bytes[name] = int(value * 1024**3)
 
     def took(self, event: str, seconds: float) -> None:
-        """A duration, reported when it is over."""
+        """Take a duration, reported when it is over."""
         began = time.monotonic() - seconds
         if event == _ORBAX_WAIT:
             self._fail_all_but(1, "save")

@@ -103,18 +103,18 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @_guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called in a thread of Keras, maybe late: only keeps what the logs say."""
+        """Keep what the logs say, and no more: called in a thread of Keras, maybe late."""
         if self._run is not None and logs:
             self._loss.keep(batch, logs)
 
     @_guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """What follows the last step of an epoch lies between steps."""
+        """End the last step of an epoch: what follows lies between steps."""
         self._between_steps()
 
     @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
-        """An evaluation begins, in `fit` or alone."""
+        """Begin an evaluation, in `fit` or alone."""
         if self._run is not None:
             self._between_steps()
             self._evaluation = self._run.evaluation()
@@ -122,14 +122,14 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @_guarded
     def on_test_end(self, logs: Any = None) -> None:
-        """An evaluation ends."""
+        """End an evaluation."""
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
             evaluation.__exit__(None, None, None)
 
     @_guarded
     def on_train_end(self, logs: Any = None) -> None:
-        """The run has reached its end. Gives Keras its function back."""
+        """End the training, and give Keras its function back."""
         self._between_steps()
         function = self._trained.train_function
         if isinstance(function, _TimedFunction):
@@ -218,7 +218,7 @@ class _Counted(Iterator[Any]):
 
 @_guarded
 def _samples(batch: Any) -> dict[str, int]:
-    """The work of a batch, by the length of its first array."""
+    """Return the work of a batch, by the length of its first array."""
     while isinstance(batch, dict | list | tuple) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     shape = getattr(batch, "shape", None)
@@ -237,7 +237,7 @@ class _MeanLoss:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """The mean begins anew."""
+        """Begin the mean anew."""
         self._kept.clear()
         self._read = (0, 0.0)
 
@@ -249,7 +249,7 @@ class _MeanLoss:
             self._kept.append((count, float(logs[LOSS])))
 
     def read(self) -> Iterator[float]:
-        """The losses that were kept since the last call."""
+        """Yield the losses that were kept since the last call."""
         while self._kept:
             count, value = self._kept.popleft()
             before, mean = self._read
@@ -276,7 +276,7 @@ def _watch_keras() -> None:
 
 
 def _fetch_began(_: Any) -> Any:
-    """The wait for a batch begins. None unless a model is being trained."""
+    """Begin the wait for a batch. None unless a model is being trained."""
     if not _active or _active[-1]._evaluation is not None or _active[-1]._run is None:
         return None
     run = _active[-1]._run
@@ -298,7 +298,7 @@ _CHECKPOINTS = {"save": "save", "save_weights": "save", "load_weights": "load"}
 
 
 def _began(operation: str, model: Any, filepath: Any = None, *_: Any, **__: Any) -> Any:
-    """A method that writes or reads a checkpoint begins. None unless this model is being trained."""
+    """Begin to write or read a checkpoint. None unless this model is being trained."""
     for callback in _active:
         if callback._trained is model and callback._run is not None and not callback._saving:
             callback._saving = True

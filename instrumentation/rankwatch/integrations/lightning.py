@@ -144,7 +144,7 @@ def _save_ended(save: _Save | None, result: Any, error: BaseException | None) ->
 
 
 def _writes_later(trainer: Any) -> bool:
-    """True for `AsyncCheckpointIO`."""
+    """Return True for `AsyncCheckpointIO`."""
     return hasattr(trainer.strategy.checkpoint_io, "_executor")
 
 
@@ -178,7 +178,7 @@ def _after_updates(call: Callable[..., None]) -> Any:
 
 
 def _target(trainer: Any) -> int:
-    """Steps that the training is to reach; 0 if that is not known."""
+    """Return steps that the training is to reach; 0 if that is not known."""
     if not trainer.lightning_module.automatic_optimization and trainer.max_steps > 0:
         return 0  # it counts each optimizer
     if any(len(getattr(each, "scheduling", ())) > 1 for each in trainer.callbacks):

@@ -75,7 +75,7 @@ def patch(module: ModuleType) -> None:
 
 
 def _configured(config: Any, result: Any, error: BaseException | None) -> None:
-    """What the user has set for the workers stays."""
+    """Add to what the user has set for the workers, which stays."""
     if error is not None:
         return
     given = config.worker_runtime_env

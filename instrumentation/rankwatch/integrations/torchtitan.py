@@ -32,7 +32,7 @@ _NAME = "torchtitan"
 def register(
     *, structured_logger: logging.Logger, rank: int, source: str, output_dir: str, **others: Any
 ) -> None:
-    """Called by torchtitan, once in each process."""
+    """Register the handlers: torchtitan calls this once in each process."""
     factories = os.environ.get(environment.TORCHTITAN_HANDLERS, "").split(",")
     if not {each.strip() for each in factories} - {"", _FACTORY}:
         write_lines = importlib.import_module(_JSON_LINES).register_jsonl_handler
@@ -43,7 +43,7 @@ def register(
 
 
 def patch(module: object) -> None:
-    """Called once torchtitan's structured logger is imported. Not earlier: torchtitan imports what the
+    """Patch torchtitan once its structured logger is imported. Not earlier: torchtitan imports what the
     variable names, and would end in a process that has no rankwatch."""
     if not os.environ.get(environment.TORCHTITAN_HANDLERS, "").strip():
         os.environ[environment.TORCHTITAN_HANDLERS] = _FACTORY
@@ -62,7 +62,7 @@ class _Handler(logging.Handler):
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Called by the logger."""
+        """Follow a record of the logger."""
         name = getattr(record, "log_type_name", None)
         if isinstance(name, str) and threading.get_ident() == self._thread:
             self._follow(name, record)

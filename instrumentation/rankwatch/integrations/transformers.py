@@ -79,7 +79,7 @@ class _Training:
             self.skips = True
 
     def abandon_step(self) -> None:
-        """An exception has ended the step, or the Trainer stops before its optimizer."""
+        """Abandon the step: an exception has ended it, or the Trainer stops before its optimizer."""
         self.inside = False
         self.reported.end_step(failed=True)
 
@@ -104,7 +104,7 @@ class _Callback:
 
     @_guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer is about to fetch the first batch. After out of memory it begins once more."""
+        """Begin before the Trainer fetches the first batch. After out of memory it begins once more."""
         global _training
         if _trainer is not None and state is _trainer.state:
             found = begin_reporting(_NAME, added=self.added)
@@ -249,6 +249,6 @@ def _load_began(trainer: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Par
 
 
 def _step_of(folder: Any, otherwise: int) -> int:
-    """The step in the name of a folder `checkpoint-500`."""
+    """Return the step in the name of a folder `checkpoint-500`."""
     digits = str(folder).rstrip("/").rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 18 else otherwise

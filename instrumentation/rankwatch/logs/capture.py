@@ -100,7 +100,7 @@ def _keep_record(record: logging.LogRecord) -> None:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The message. A tensor on a device is not formatted: that would wait for the device."""
+    """Return the message. A tensor on a device is not formatted: that would wait for the device."""
     made = getattr(record, "message", None)  # by a formatter before
     if isinstance(made, str):
         return made

@@ -93,7 +93,7 @@ def severity_number(level: int) -> int:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The message; where its arguments do not fit, both as they are."""
+    """Return the message; where its arguments do not fit, both as they are."""
     try:
         return str(record.getMessage())
     except Exception:  # noqa: BLE001 - the code of any argument
@@ -128,7 +128,7 @@ def _attributes(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def stack_of(record: logging.LogRecord) -> str:
-    """The traceback of a record's exception, its end if it is long; empty where there is none."""
+    """Return the traceback of a record's exception, its end if it is long; empty where there is none."""
     if record.exc_text or not record.exc_info:
         return record.exc_text or ""
     try:
@@ -139,7 +139,7 @@ def stack_of(record: logging.LogRecord) -> str:
 
 
 def _plain(value: object, depth: int) -> Any:
-    """The value as JSON has it, bounded; its type where its own code fails."""
+    """Return the value as JSON has it, bounded; its type where its own code fails."""
     try:
         return _as_json(value, depth)
     except Exception:  # noqa: BLE001 - the code of any object
@@ -164,7 +164,7 @@ def _as_json(value: object, depth: int) -> Any:
 
 
 def _text(value: object) -> str:
-    """The text of any object. That of a tensor on a device would wait for the device."""
+    """Return the text of any object. That of a tensor on a device would wait for the device."""
     if is_on_device(value):
         return f"<tensor on {getattr(value, 'device', 'a device')}>"
     try:
@@ -174,7 +174,7 @@ def _text(value: object) -> str:
 
 
 def is_on_device(value: object) -> bool:
-    """True for a tensor that is not in the memory of the host."""
+    """Return True for a tensor that is not in the memory of the host."""
     return getattr(type(value), "is_cpu", None) is not None and not getattr(value, "is_cpu", True)
 
 
@@ -201,7 +201,7 @@ def follow(identity: Identity, steps: _Steps) -> None:
 
 
 def fields() -> dict[str, Any]:
-    """The fields of a log line written now; empty while the rank of this process is not known.
+    """Return the fields of a log line written now; empty while the rank of this process is not known.
 
     run, attempt, rank, node: text, number, number, text.
     step: the open one, else the last one; none before the first.
@@ -223,7 +223,7 @@ def fields() -> dict[str, Any]:
 
 
 def current_step() -> int:
-    """Number of the open step, else of the last one; -1 before the first, and once the run is gone."""
+    """Return the number of the open step, else of the last; -1 before the first, and once the run is gone."""
     steps = None if _place is None else _place.steps()
     return -1 if steps is None else steps.current
 

@@ -130,7 +130,7 @@ class LineWriter:
 
 
 def read_lines(file: int, name: object) -> list[Line]:
-    """The lines in an open file, the oldest first. `name` is that of the file, for errors.
+    """Return the lines in an open file, the oldest first. `name` is that of the file, for errors.
 
     The file is untrusted, and a process may write it meanwhile: slots that make no sense are left out.
     Raises BlackBoxError for another file, and OSError.

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def find(modules: Mapping[str, Any], env: Mapping[str, str], trackio_run: Any = None) -> list[Found]:
-    """The trackers' runs of this process, from any thread. trackio_run: as `current_trackio_run` found it.
+    """Return the trackers' runs of this process, from any thread. trackio_run: by `current_trackio_run`.
 
     What raises is left out: a module may be imported at this moment.
     """
@@ -107,7 +107,7 @@ def _mlflow(modules: Mapping[str, Any], env: Mapping[str, str]) -> Found | None:
 
 
 def _active_runs(modules: Mapping[str, Any]) -> Iterator[Any]:
-    """The run that was started last, in whatever thread: `mlflow.active_run` knows those of its thread."""
+    """Yield the run started last, in whatever thread: `mlflow.active_run` knows those of its thread."""
     latest = getattr(modules.get("mlflow.tracking.fluent"), "_get_latest_active_run", None)
     active = modules["mlflow"].active_run() if latest is None else latest()
     if active is not None:
@@ -129,7 +129,7 @@ def _trackio(run: Any) -> Found | None:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user, password and keys; empty where it is none of the web."""
+    """Return the URL without user, password and keys; empty where it is none of the web."""
     parts = urlsplit(url)
     return redacted_page(url) if parts.scheme in _SCHEMES and parts.hostname else ""
 
@@ -140,12 +140,12 @@ def write_note(folder: Folder, name: str, trackers: Iterable[Tracker]) -> None:
 
 
 def note_text(trackers: Iterable[Tracker]) -> str:
-    """The content of the note."""
+    """Return the content of the note."""
     return json.dumps({"trackers": [each._asdict() for each in trackers if is_usable(each)][:_MOST_TRACKERS]})
 
 
 def parse_note(raw: bytes) -> tuple[Tracker, ...]:
-    """The trackers in a note. It is untrusted: what makes no sense is left out."""
+    """Return the trackers in a note. It is untrusted: what makes no sense is left out."""
     found = (_tracker(each) for each in json_entries(raw, "trackers", _MOST_TRACKERS))
     return tuple(_redacted(each) for each in found if each is not None and is_usable(each))
 
@@ -160,12 +160,12 @@ def _tracker(entry: object) -> Tracker | None:
 
 
 def _redacted(tracker: Tracker) -> Tracker:
-    """An earlier version of rankwatch may have written it whole."""
+    """Redact a tracker, which an earlier version of rankwatch may have written whole."""
     return tracker._replace(run=redacted_place(tracker.run), url=redacted_page(tracker.url))
 
 
 def is_usable(tracker: Tracker) -> bool:
-    """True if its texts are short and plain, and its addresses are of the web."""
+    """Return True if its texts are short and plain, and its addresses are of the web."""
     addresses = all(not each or _is_web_address(each) for each in (tracker.url, tracker.endpoint))
     return addresses and len(tracker.run) <= _LONGEST_RUN and tracker.run.isprintable()
 

@@ -63,7 +63,7 @@ class MlflowServer:
 
 
 def credentials(env: Mapping[str, str]) -> dict[str, str]:
-    """The header that MLflow's own client would send by these variables."""
+    """Return the header that MLflow's own client would send by these variables."""
     user, password = env.get("MLFLOW_TRACKING_USERNAME"), env.get("MLFLOW_TRACKING_PASSWORD")
     if user and password:
         return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}

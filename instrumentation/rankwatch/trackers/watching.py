@@ -51,7 +51,7 @@ class Facts(NamedTuple):
 
 
 def dashboard_url(grafana: str, run: str) -> str:
-    """The page of a run in the Grafana at this address."""
+    """Return the page of a run in the Grafana at this address."""
     return grafana.rstrip("/") + DASHBOARD_PATH.format(run=quote(run, safe=""))
 
 

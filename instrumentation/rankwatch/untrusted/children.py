@@ -81,7 +81,7 @@ class Owner(NamedTuple):
 
 
 def confined(module: str, *arguments: str, limits: Limits, owner: Owner | None = None) -> list[str]:
-    """The command line of a child that calls `main()` of a module once it is confined.
+    """Return the command line of a child that calls `main()` of a module once it is confined.
 
     owner: None leaves it the user of its parent, without capabilities.
     """
@@ -90,7 +90,7 @@ def confined(module: str, *arguments: str, limits: Limits, owner: Owner | None =
 
 
 def memory_file() -> BinaryIO:
-    """An empty file for what a child is asked and what it answers.
+    """Return an empty file for what a child is asked and what it answers.
 
     A pipe would have its parent wait for a child that its user has stopped, and in a container there may be
     no directory for a temporary file.
@@ -99,7 +99,7 @@ def memory_file() -> BinaryIO:
 
 
 def owner_of(uid: int, pid: int | None = None) -> Owner:
-    """A user with the groups of their process, or else with those that the node knows of.
+    """Return a user with the groups of their process, or else with those that the node knows of.
 
     pid: a process of theirs in this PID namespace. The group of a file says nothing: in a folder with the
     setgid bit it may be one that its owner is not in.
@@ -204,7 +204,7 @@ def _leave_network() -> None:
 
 
 def _filter(machine: _Machine) -> bytes:
-    """A program of classic BPF over `struct seccomp_data`: code, jumps if true and if not, and value."""
+    """Return a program of classic BPF over `struct seccomp_data`: code, jumps if true and if not, value."""
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     allow, refuse = 0x7FFF0000, 0x00050000 | errno.EACCES
     calls = machine.network

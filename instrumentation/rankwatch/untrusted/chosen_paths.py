@@ -106,7 +106,7 @@ class PathReader:
         """Children that wait in the kernel, where no signal reaches them."""
 
     def find(self, wanted: Sequence[Wanted]) -> list[Answer] | None:
-        """The answers, which are then forgotten here; None while one of them is not known: ask again."""
+        """Return the answers, then forgotten here; None while one of them is not known: ask again."""
         self._last_question = self._monotonic()
         if all(each in self._answers for each in wanted):
             return [self._answers.pop(each) for each in wanted]

@@ -58,14 +58,14 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, *, follow: bool = False) -> Folder:
-        """The folder at a path whose parent only root or this user can change.
+        """Return the folder at a path whose parent only root or this user can change.
 
         follow: a link at the path is followed; else it is an error.
         """
         return cls(os.open(path, _OPEN_FOLDER | (0 if follow else os.O_NOFOLLOW)), path)
 
     def folder(self, name: str) -> Folder:
-        """A folder in this one."""
+        """Return a folder in this one."""
         flags = _OPEN_FOLDER | os.O_NOFOLLOW
         return Folder(os.open(_one(name), flags, dir_fd=self._descriptor), self.path / name)
 
@@ -86,11 +86,11 @@ class Folder:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor, for `dir_fd` of functions that take one."""
+        """Return the descriptor, for `dir_fd` of functions that take one."""
         return self._descriptor
 
     def status(self) -> os.stat_result:
-        """The status of the folder itself."""
+        """Return the status of the folder itself."""
         return os.fstat(self._descriptor)
 
     @property
@@ -99,18 +99,18 @@ class Folder:
         return self.status().st_uid
 
     def names(self) -> Iterator[str]:
-        """The names in it. The list is read as it is used: there may be millions."""
+        """Yield the names in it. The list is read as it is used: there may be millions."""
         with os.scandir(self._descriptor) as entries:
             for entry in entries:
                 yield entry.name
 
     def status_of(self, name: str) -> os.stat_result:
-        """The status of what has this name, which may be a link."""
+        """Return the status of what has this name, which may be a link."""
         return os.stat(_one(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def path_of(self, name: str) -> str:
-        """A path of what has this name, for a library that takes no descriptor. It is short, and leads here
-        whatever this folder is called by now, except where /proc is not mounted."""
+        """Return a path of what has this name, for a library that takes no descriptor. It is short, and leads
+        here whatever this folder is called by now, except where /proc is not mounted."""
         folder = f"{_DESCRIPTORS}/{self._descriptor}" if _DESCRIPTORS.is_dir() else self.path
         return f"{folder}/{_one(name)}"
 
@@ -142,7 +142,7 @@ class Folder:
         return _open_regular(look_beneath(self._descriptor, PurePosixPath(path)), owner)
 
     def folder_beneath(self, path: str | PurePosixPath) -> Folder:
-        """The folder at a path of several names below this one; links as in `open_beneath`."""
+        """Return the folder at a path of several names below this one; links as in `open_beneath`."""
         from rankwatch.untrusted.paths import look_beneath
 
         looked = look_beneath(self._descriptor, PurePosixPath(path))
@@ -152,7 +152,7 @@ class Folder:
             os.close(looked)
 
     def read(self, name: str, *, most_bytes: int, owner: int | None = None) -> bytes:
-        """The content of a regular file. Raises OSError with EFBIG if it is longer, and as `open_file`."""
+        """Read a regular file. Raises OSError with EFBIG if it is longer, and as `open_file`."""
         file = self.open_file(name, owner=owner)
         try:
             return read_all(file, most_bytes)
@@ -198,7 +198,7 @@ class Folder:
             os.fsync(self._descriptor)
 
     def make(self, name: str, *, mode: int = 0o755) -> Folder:
-        """The folder of this name, created if it is not there, with this mode whatever the umask."""
+        """Return the folder of this name, created if it is not there, with this mode whatever the umask."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_one(name), mode, dir_fd=self._descriptor)
             with self.folder(name) as made:
@@ -294,7 +294,7 @@ class Folder:
 
 
 def look(path: Path, *, follow_folder: bool = False) -> os.stat_result:
-    """The status of what is at a path, which may be a link. Raises OSError.
+    """Return the status of what is at a path, which may be a link. Raises OSError.
 
     Its folder must be none: a link may lead to a file server that never answers.
 
@@ -315,7 +315,7 @@ def open_regular(path: Path, *, owner: int | None = None, follow_folder: bool = 
 
 
 def read_owned(path: Path, owner: int, most_bytes: int) -> bytes:
-    """The content of a regular file of this user; its folder is no link either.
+    """Return the content of a regular file of this user; its folder is no link either.
 
     Raises OSError, also if it is longer, or belongs to somebody else.
     """
@@ -324,7 +324,7 @@ def read_owned(path: Path, owner: int, most_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file that is no link, in a folder that somebody has named.
+    """Return the content of a regular file that is no link, in a folder that somebody has named.
 
     Raises OSError, also if it is longer.
     """
@@ -336,7 +336,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def read_all(file: int, most_bytes: int) -> bytes:
-    """The content of an open regular file. Raises OSError, with EFBIG if it has more than `most_bytes`."""
+    """Read an open regular file. Raises OSError, with EFBIG if it has more than `most_bytes`."""
     if os.fstat(file).st_size > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes")
     parts, at = [], 0
@@ -380,14 +380,14 @@ def _write_all(file: int, content: bytes) -> None:
 
 
 def _one(name: str) -> str:
-    """The name, if it is one. Raises OSError."""
+    """Return the name, if it is one. Raises OSError."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise OSError(errno.EINVAL, f"{name!r:.100} is not the name of a file")
     return name
 
 
 def _unmapped_user() -> int:
-    """The id that stands for every user who has none in this user namespace; -1 outside of one.
+    """Return the id that stands for every user who has none in this user namespace; -1 outside of one.
 
     In a rootless container, root of the node is one of them.
     """

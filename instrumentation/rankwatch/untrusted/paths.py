@@ -19,7 +19,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def look_beneath(folder: int, path: PurePosixPath) -> int:
-    """A descriptor of what is at a path of several names below an open folder; nothing is opened by it.
+    """Return a descriptor of what is at a path of several names below an open folder, without opening it.
 
     Links are followed if they stay below the folder, on Linux 5.6 and newer; else they are an error. Raises
     OSError.

@@ -19,15 +19,15 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def lock_holder(file: int) -> int | None:
-    """The process that holds a record lock on an open file: its id in this PID namespace, 0 where it is in
-    one that cannot be seen from here; None if no process holds one. Raises OSError."""
+    """Return the process that holds a record lock on an open file: its id in this PID namespace, 0 where it
+    is in one that cannot be seen from here; None if no process holds one. Raises OSError."""
     query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, query))
     return None if kind == fcntl.F_UNLCK else max(0, pid)
 
 
 def connect(folder: Folder, name: str, owner: int, seconds: float) -> socket.socket:
-    """A connection to the unix socket of this name, which must belong to a user and be answered by them.
+    """Connect to the unix socket of this name, which must belong to a user and be answered by them.
 
     owner: user id. seconds: the timeout of the connection, now and later. Raises OSError.
 

@@ -66,7 +66,7 @@ _SHORTEST_WEAK = 6
 
 
 def is_hidden(path: Path, *, if_gone: bool = False) -> bool:
-    """True if the mode of a file hides it from other users, as the umask of its writer may have it.
+    """Return True if the mode of a file hides it from other users, as the umask of its writer may have it.
 
     Root can read it, and must not show it to everybody. True where its folder is a link or may not be looked
     into.
@@ -80,8 +80,9 @@ def is_hidden(path: Path, *, if_gone: bool = False) -> bool:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """The text with a `?` for each character that could steer a terminal, turn the line around or hide in
-    it, except those in `keep`: all controls, bidirectional marks, zero-width characters, surrogates, tags."""
+    """Return the text with a `?` for each character that could steer a terminal, turn the line around or
+    hide in it, except those in `keep`: all controls, bidirectional marks, zero-width characters,
+    surrogates, tags."""
     if text.isascii():
         if text.isprintable():
             return text
@@ -95,7 +96,7 @@ def _is_shown(character: str) -> bool:
 
 
 def shown_json(text: str) -> str:
-    """The same of a JSON text, whose strings keep their meaning: such characters are escaped in it."""
+    """Return the same of a JSON text, whose strings keep their meaning: such characters are escaped in it."""
     lines = text.replace("\n", "")
     if printable(lines) == lines:
         return text
@@ -107,13 +108,13 @@ def _escaped(character: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """The text as a cell of a table that no spreadsheet takes for a formula."""
+    """Return the text as a cell of a table that no spreadsheet takes for a formula."""
     shown = printable(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def last_argument(text: str) -> str:
-    """The text as the end of a command that a person may copy into a shell: one word, and no option."""
+    """Return the text as the end of a command to be copied into a shell: one word, and no option."""
     from shlex import quote
 
     shown = quote(printable(text))
@@ -121,7 +122,7 @@ def last_argument(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """The text without credentials, in linear time.
+    """Return the text without credentials, in linear time.
 
     Without userinfo, query and fragment of URLs, without logins such as `user:password@`, and without the
     value of what is called a password, a key, a token or a signature.
@@ -130,7 +131,7 @@ def redacted(text: str) -> str:
 
 
 def message_of(text: str) -> str:
-    """The beginning of the message of an error in one line, printable and without credentials."""
+    """Return the beginning of the message of an error in one line, printable and without credentials."""
     line = " ".join(text[:_MESSAGE_READ].split())
     if len(text) > _MESSAGE_READ:
         whole, _, last = line.rpartition(" ")
@@ -139,13 +140,13 @@ def message_of(text: str) -> str:
 
 
 def redacted_place(place: str) -> str:
-    """The same of a text that is one path or one URL: a path stays as it is, whatever it holds."""
+    """Return the same of a text that is one path or one URL: a path stays as it is, whatever it holds."""
     return _until_stable(_without_userinfo, place) if ":" in place else place
 
 
 def redacted_page(url: str) -> str:
-    """The same of the address of a page to look at, whose query and fragment name it: without its userinfo,
-    and without the values of keys and tokens in it."""
+    """Return the same of the address of a page to look at, whose query and fragment name it: without its
+    userinfo, and without the values of keys and tokens in it."""
     parts = urlsplit(url)
     query, fragment = (re.sub(_SECRET, _without_value, each) for each in (parts.query, parts.fragment))
     netloc = parts.netloc.rpartition("@")[2]
@@ -178,7 +179,7 @@ def _without_login(match: re.Match[str]) -> str:
 
 
 def _without_userinfo(found: str) -> str:
-    """A word with URLs in it, one after the other or one inside the other."""
+    """Return a word with URLs in it, one after the other or one inside the other."""
     marks = list(_AUTHORITY.finditer(found))
     if not marks:
         return found
@@ -194,7 +195,7 @@ def _without_userinfo(found: str) -> str:
 
 
 def _part(part: str, *, holds_container: bool) -> tuple[str, bool]:
-    """What follows `://`, without userinfo, query and fragment; True if one of the last two was there.
+    """Return what follows `://`, without userinfo, query and fragment; True if one of the last two was there.
 
     No host has a port that is no number. Before it there is a password with one of `/?#` in it, or one whose
     end was cut off. A password may have an `@` too, so it ends at the last one; where that may be one of the
@@ -239,7 +240,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def json_entries(raw: bytes, name: str, most: int) -> list[object]:
-    """The first entries of the list of this name; none if the note makes no sense."""
+    """Return the first entries of the list of this name; none if the note makes no sense."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):

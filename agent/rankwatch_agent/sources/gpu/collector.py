@@ -129,7 +129,7 @@ class GpuCollector:
         return Collection(series)
 
     def _with_lost(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-        """These GPUs, and as lost those that were seen earlier: a new worker knows nothing of them."""
+        """Return these GPUs, and as lost those that were seen earlier: a new worker knows nothing of them."""
         present = {gpu.uuid: gpu for gpu in gpus}
         missing = tuple(gpu for uuid, gpu in self._remembered.items() if uuid not in present)
         for uuid, gpu in present.items():
@@ -245,7 +245,7 @@ def _identity(gpu: Gpu) -> GpuIdentity:
 
 
 def _as_lost(gpu: Gpu) -> Gpu:
-    """The GPU with its identity alone."""
+    """Return the GPU with its identity alone."""
     identity = tuple(sample for sample in gpu.samples if sample.metric == _INFO)
     return msgspec.structs.replace(
         gpu,

@@ -87,7 +87,7 @@ class Driver:
         return self._status
 
     def collect(self, deadline_seconds: float) -> Answer:
-        """The worker's answer.
+        """Return the worker's answer.
 
         Raises NotApplicable while the driver is released. Raises CollectError where the worker hangs (it is
         killed), ends, or may not be asked yet.
@@ -218,7 +218,7 @@ _STATE_TEXT = {
 
 
 def worker_command(library: Path | None, *, nvlink_per_link: bool = False) -> list[str]:
-    """The command line that starts a worker."""
+    """Return the command line that starts a worker."""
     command = python("-m", "rankwatch_agent.sources.gpu.worker")
     command += [] if library is None else ["--library", str(library)]
     return [*command, "--nvlink-per-link"] if nvlink_per_link else command
@@ -287,7 +287,7 @@ class _Worker:
         return self._process.pid
 
     def request(self, message: bytes, deadline_seconds: float, wanted: Callable[[], bool]) -> bytes:
-        """The answer to one request.
+        """Return the answer to one request.
 
         Raises _WorkerTimeoutError past the deadline or once it is no longer `wanted`, _WorkerEndedError where
         the worker has ended. The worker cannot be used after either.

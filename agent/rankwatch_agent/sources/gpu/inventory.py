@@ -70,17 +70,17 @@ class GpuInventory:
             return self._gpus
 
     def exported(self) -> frozenset[ExportedKey]:
-        """The series that NVML exports now: no other source may export them too."""
+        """Return the series that NVML exports now: no other source may export them too."""
         self._wait_for_first()
         with self._lock:
             return self._exported
 
     def by_uuid(self, uuid: str) -> GpuIdentity | None:
-        """The GPU with this UUID, or with a MIG instance of this UUID."""
+        """Return the GPU with this UUID, or with a MIG instance of this UUID."""
         return next((gpu for gpu in self.gpus() if uuid == gpu.uuid or uuid in gpu.mig_uuids), None)
 
     def by_bus_id(self, bus_id: str) -> GpuIdentity | None:
-        """The GPU at a PCI address, in any form that a driver or a log uses."""
+        """Return the GPU at a PCI address, in any form that a driver or a log uses."""
         wanted = normalise_bus_id(bus_id)
         return next((gpu for gpu in self.gpus() if gpu.pci_bus_id == wanted), None)
 
@@ -90,7 +90,7 @@ class GpuInventory:
 
 
 def normalise_bus_id(text: str) -> str:
-    """A PCI address in the kernel's form: 00000000:3B:00.0, 0000:3b:00 and 3b:00.0 are one device.
+    """Return a PCI address in the kernel's form: 00000000:3B:00.0, 0000:3b:00 and 3b:00.0 are one device.
 
     Other text comes back in lower case.
     """
@@ -145,7 +145,7 @@ class GpuFinder:
         self._instances = _instances(exported)
 
     def by_device_id(self, device_id: str) -> FoundGpu | None:
-        """Returns the GPU of a Kubernetes device id or DRA device name, or None where it is unknown here."""
+        """Return the GPU of a Kubernetes device id or DRA device name, or None where it is unknown here."""
         name = device_id.partition(_REPLICA)[0]
         folded = name.lower()  # DRA writes UUIDs in lower case
         known = self._by_uuid.get(folded)
@@ -165,7 +165,7 @@ class GpuFinder:
         return FoundGpu(gpu, folded)
 
     def by_index(self, index: int, instance: int | None = None) -> FoundGpu | None:
-        """Returns the GPU with NVML's number `index`, or a GPU instance of it; None where there is none."""
+        """Return the GPU with NVML's number `index`, or a GPU instance of it; None where there is none."""
         gpu = self._by_index.get(index)
         if gpu is None:
             return None
@@ -174,7 +174,7 @@ class GpuFinder:
         return self._instance(gpu, instance)
 
     def _instance(self, gpu: str, instance: int, *, name: str = "", compute: int | None = None) -> FoundGpu:
-        """Returns a MIG instance by its numbers.
+        """Return a MIG instance by its numbers.
 
         If not exactly one instance matches, `name` or `gpu_instance N` stands for its UUID.
         """
@@ -187,7 +187,7 @@ class GpuFinder:
 
 
 def _instances(exported: Iterable[ExportedKey]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """Maps (GPU, GPU instance) to UUID and compute instance of its MIG instances, from exported series."""
+    """Map (GPU, GPU instance) to UUID and compute instance of its MIG instances, from exported series."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, labels in exported:
         if name == _MIG_INFO:

@@ -45,7 +45,7 @@ class Requests:
         threading.Thread(target=self._receive, name="requests", daemon=True).start()
 
     def next(self) -> Request | None:
-        """The next request; None at the end of input."""
+        """Return the next request; None at the end of input."""
         request = self._received.get()
         if request is None or self._ended.is_set():  # nobody waits for older requests any more
             self._closing.set()
@@ -103,7 +103,7 @@ class Options(NamedTuple):
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """Raises ValueError for other arguments. argparse would cost 1 MiB."""
+    """Parse the arguments; raises ValueError for others. argparse would cost 1 MiB."""
     match list(arguments):
         case []:
             return Options()

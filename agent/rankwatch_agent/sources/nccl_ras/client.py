@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 
 def parse_addresses(texts: tuple[str, ...]) -> tuple[Address, ...]:
-    """Parses `auto` or HOST:PORT, as in NCCL_RAS_ADDR; each address once. Raises FieldError."""
+    """Parse `auto` or HOST:PORT, as in NCCL_RAS_ADDR; each address once. Raises FieldError."""
     found = tuple(dict.fromkeys(_parse(text) for text in texts))
     if len(found) > MAX_ADDRESSES:
         raise FieldError("nccl_ras_address", ",".join(texts), f"at most {MAX_ADDRESSES} addresses")
@@ -93,7 +93,7 @@ class Answer(NamedTuple):
 
 
 def ask(address: Address, timeout_seconds: float, procfs: Path = Path("/proc")) -> Answer:
-    """Returns the status of the job. `timeout_seconds` limits the whole exchange.
+    """Return the status of the job. `timeout_seconds` limits the whole exchange.
 
     procfs: as this process sees it, whose connection it is.
 
@@ -133,7 +133,7 @@ class _Lines:
         self._read = bytearray()
 
     def ask(self, command: str) -> bytes:
-        """Sends a command and returns the line that answers it. Raises OSError, CollectError."""
+        """Send a command and return the line that answers it. Raises OSError, CollectError."""
         self._send(command)
         while b"\n" not in self._read:
             if len(self._read) > _MAX_LINE_BYTES or not self._receive():
@@ -143,7 +143,7 @@ class _Lines:
         return bytes(line.strip())
 
     def ask_until_closed(self, command: str) -> bytearray:
-        """Sends a command and returns everything until the service closes. Raises OSError, CollectError."""
+        """Send a command and return everything until the service closes. Raises OSError, CollectError."""
         self._send(command)
         while self._receive():
             if len(self._read) > MAX_ANSWER_BYTES:
@@ -178,7 +178,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket, procfs: Path) -> Peer:
-    """The other end, which must have answered already: only then has its process accepted the connection.
+    """Return the other end, which must have answered: only then has its process accepted the connection.
 
     procfs: shows the network namespace of this process itself. Raises OSError where the connection is gone.
     """
@@ -195,14 +195,15 @@ def peer_of(connection: socket.socket, procfs: Path) -> Peer:
 
 
 def _place(host: str, port: int) -> str:
-    """An address as the kernel writes it: each four bytes as one number of the processor."""
+    """Return an address as the kernel writes it: each four bytes as one number of the processor."""
     packed = ipaddress.ip_address(host).packed
     words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
     return f"{''.join(f'{each:08X}' for each in words)}:{port:04X}"
 
 
 def _user_of(ends: tuple[str, ...], table: Path) -> int | None:
-    """The user of the socket with these ends. One that no process has any more says user 0 and inode 0."""
+    """Return the user of the socket with these ends. One that no process has any more says user 0, inode
+    0."""
     try:
         with table.open(encoding="ascii", errors="replace") as lines:
             for line in islice(lines, _MOST_SOCKETS):

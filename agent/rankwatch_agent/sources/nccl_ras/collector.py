@@ -154,7 +154,7 @@ def report_series(
     health: Sequence[CommunicatorHealth],
     ranks: Mapping[Process, int],
 ) -> Iterator[Series]:
-    """Yields the series of one answer, a bounded number whatever the size of the job.
+    """Yield the series of one answer, a bounded number whatever the size of the job.
 
     ranks: global rank by process, as far as known.
     """
@@ -199,7 +199,7 @@ def _rank_label(process: Process | None, ranks: Mapping[Process, int]) -> str:
 
 
 def local_runs(directory: Path) -> list[LocalRun]:
-    """Returns the runs below a directory of black boxes whose rank 0 is alive.
+    """Return the runs below a directory of black boxes whose rank 0 is alive.
 
     Unreadable boxes are skipped, and so are those in a directory of another user. Owners of many runs do not
     push out others, and no link is followed.
@@ -231,7 +231,7 @@ class _RunFolder(NamedTuple):
 
 
 def _folders_in(base: Path) -> Iterator[_RunFolder]:
-    """The folders of runs in a directory, which is that of a tenant or of all; none if it cannot be read."""
+    """Yield the folders of runs in a directory, a tenant's or that of all; none if it cannot be read."""
     with suppress(OSError), Folder.open(base, follow=True) as folder:
         for name in islice(folder.names(), _MOST_NAMES):
             with suppress(FileNotFoundError):
@@ -247,7 +247,7 @@ def _has_leader(run: _RunFolder) -> bool:
 
 
 def _boxes_of(run: _RunFolder) -> list[Path]:
-    """The boxes of the ranks of this node, without that of rank 0."""
+    """Return the boxes of the ranks of this node, without that of rank 0."""
     with suppress(OSError), Folder.open(run.path) as folder:
         boxes = (run.path / name for name in islice(folder.names(), _MOST_NAMES_OF_RUN) if name != _LEADER)
         return sorted(each for each in boxes if each.suffix == layout.SUFFIX and each.stem.isdecimal())
@@ -255,7 +255,7 @@ def _boxes_of(run: _RunFolder) -> list[Path]:
 
 
 def _living(path: Path, owner: int) -> tuple[int, int] | None:
-    """Returns world size and process id of a black box whose name fits its content and whose writer lives."""
+    """Return world size and process id of a black box whose name fits its content and whose writer lives."""
     try:
         reader = Reader(path, follow_folder=False)
     except BlackBoxError:
@@ -272,7 +272,7 @@ def _living(path: Path, owner: int) -> tuple[int, int] | None:
 
 
 def run_of(report: Report | None, runs: Sequence[LocalRun]) -> LocalRun | None:
-    """Returns the run that a service belongs to, or None where that is unclear.
+    """Return the run that a service belongs to, or None where that is unclear.
 
     Where the answer has process ids, all living local ranks of the run must be among them. Otherwise the run
     must be the only one.
@@ -284,7 +284,7 @@ def run_of(report: Report | None, runs: Sequence[LocalRun]) -> LocalRun | None:
 
 
 def global_ranks(report: Report, run: LocalRun | None) -> Mapping[Process, int]:
-    """Returns global ranks from the largest communicator, if that is the run's default process group.
+    """Return global ranks from the largest communicator, if that is the run's default process group.
 
     It is, where it is as large as the run and has each local rank at its place. Otherwise returns no rank.
     """

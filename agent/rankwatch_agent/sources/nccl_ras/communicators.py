@@ -161,7 +161,7 @@ class HealthTracker:
         self._job_unchanged = 0
 
     def update(self, report: Report) -> list[CommunicatorHealth]:
-        """Returns the health of the communicators in this answer, the worst first, then the largest."""
+        """Return the health of the communicators in this answer, the worst first, then the largest."""
         fingerprints = {each.name: each.fingerprint for each in report.communicators}
         self._unchanged = {
             name: self._unchanged.get(name, 0) + 1 if self._fingerprints[name] == fingerprint else 0
@@ -176,7 +176,7 @@ class HealthTracker:
         return sorted(found, key=_worst_first)
 
     def _state(self, each: Communicator) -> tuple[State, Reason]:
-        """Returns the worst state that applies."""
+        """Return the worst state that applies."""
         unchanged = self._unchanged.get(each.name)
         if Absence.DEAD in each.absences:
             return State.DEAD, Reason.PROCESS_DEAD
@@ -198,7 +198,7 @@ class HealthTracker:
         return state, Reason.STARTING if each.starting else Reason.BELOW_LAUNCH
 
     def _standing(self, unchanged: int) -> State:
-        """Returns the state after `unchanged` answers. Nothing is stuck while the job moves."""
+        """Return the state after `unchanged` answers. Nothing is stuck while the job moves."""
         if unchanged < SUSPECT_POLLS:
             return State.UNKNOWN
         return State.STUCK if min(unchanged, self._job_unchanged) >= STUCK_POLLS else State.SUSPECT

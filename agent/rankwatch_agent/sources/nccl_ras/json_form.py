@@ -110,7 +110,7 @@ _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def parse_json(body: bytearray) -> Report:
-    """Parses the answer, and mends it in place. Raises CollectError."""
+    """Parse the answer, and mend it in place. Raises CollectError."""
     if body.count(b"{") > MAX_OBJECTS:
         raise CollectError(f"could not read the answer of NCCL RAS: more than {MAX_OBJECTS} objects")
     try:
@@ -184,7 +184,7 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
 
 
 def _largest(communicators: Sequence[_Communicator]) -> dict[Process, int]:
-    """Returns the ranks of the largest communicator by process, or none where the largest ones differ."""
+    """Return the ranks of the largest communicator by process, or none where the largest ones differ."""
     size = max((each.size for each in communicators), default=0)
     views = (_places(each) for each in communicators if each.size == size)
     first = next(views, {})
@@ -212,7 +212,7 @@ class LaunchReader:
         self._kinds: set[str] = set()
 
     def read(self, raw: msgspec.Raw) -> Counts:
-        """Returns the counts of one rank. Raises msgspec.MsgspecError or ValueError."""
+        """Return the counts of one rank. Raises msgspec.MsgspecError or ValueError."""
         text = bytes(raw)
         counts = self._parsed.get(text)
         if counts is None:
@@ -231,12 +231,12 @@ class LaunchReader:
 
 
 def total(counts: Counts) -> int:
-    """Sums the launches of all kinds."""
+    """Sum the launches of all kinds."""
     return sum(count for _, count in counts)
 
 
 def spread_of(ranks: Sequence[Counts]) -> int | None:
-    """Returns most minus fewest launches, of the kind where that is largest; None without ranks."""
+    """Return most minus fewest launches, of the kind where that is largest; None without ranks."""
     if not ranks:
         return None
     fewest, most = _extremes(ranks)
@@ -244,7 +244,7 @@ def spread_of(ranks: Sequence[Counts]) -> int | None:
 
 
 def behind_others(ranks: Sequence[Counts]) -> dict[int, int]:
-    """Maps the position of each rank that has fewer launches in all than another to how many it is behind.
+    """Map the position of each rank that has fewer launches in all than another to how many it is behind.
 
     Where all have as many, but of different kinds, the ranks that differ from the majority are behind.
     """
@@ -262,7 +262,7 @@ def behind_others(ranks: Sequence[Counts]) -> dict[int, int]:
 
 
 def _extremes(ranks: Sequence[Counts]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns fewest and most launches of each kind. A kind that a rank does not list counts as 0."""
+    """Return fewest and most launches of each kind. A kind that a rank does not list counts as 0."""
     patterns = set(ranks)
     found: dict[str, list[int]] = {}
     for pattern in patterns:

@@ -61,7 +61,7 @@ class _Section:
     late: dict[int, int] = field(default_factory=dict)
 
     def close_counts(self) -> None:
-        """Ends the section of one kind of collective."""
+        """End the section of one kind of collective."""
         if not self.launched:
             return
         top = max(count for count, _, _ in self.launched)
@@ -74,7 +74,7 @@ class _Section:
 
 
 def parse_text(body: bytes | bytearray) -> Report:
-    """Parses the answer. Raises CollectError."""
+    """Parse the answer. Raises CollectError."""
     if len(body) > MAX_TEXT_BYTES:
         raise CollectError(
             f"could not read the answer of NCCL RAS: a text of more than {MAX_TEXT_BYTES} bytes"
@@ -99,7 +99,7 @@ def _first(pattern: re.Pattern[str], lines: list[str]) -> int:
 
 
 def _read(lines: list[str], groups: dict[int, re.Match[str]]) -> dict[str, _Section]:
-    """Maps each hash to its section.
+    """Map each hash to its section.
 
     Communicators whose hash is not unique are dropped, except for the first.
     """

@@ -197,8 +197,8 @@ def _common(completed: Sequence[Mapping[int, object]]) -> Collection[int]:
 
 
 def _agreed(columns: Sequence[Sequence[Completed]], operation: str) -> Sequence[Sequence[Completed]]:
-    """The columns without collectives in which some rank called another operation or has no duration: these
-    have neither wait nor transfer."""
+    """Return the columns without collectives in which some rank called another operation or has no duration:
+    these have neither wait nor transfer."""
     if all(
         len(set(map(_TOTALS, column))) == 1
         and column[0][2].operation == operation

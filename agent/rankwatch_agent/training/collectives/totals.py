@@ -168,7 +168,7 @@ class RankCollectives:
         self._groups.clear()
 
     def end_process(self) -> None:
-        """The process ended: from now on its peers are compared without it."""
+        """End the process: from now on its peers are compared without it."""
         self.present = False
         for group in self._groups.values():
             group.completed.clear()
@@ -271,7 +271,7 @@ def totals_of(
 def totals_series(
     key: tuple[str, str], totals: Mapping[tuple[str, str, str], CollectiveTotals]
 ) -> Iterator[Series]:
-    """Counts, bytes, time and wait of a rank by group and operation; `key` is (run, rank)."""
+    """Yield counts, bytes, time and wait of a rank by group and operation; `key` is (run, rank)."""
     for kind, each in totals.items():
         at = (*key, *kind)
         yield sample("rankwatch_collectives_total", at, each.count)

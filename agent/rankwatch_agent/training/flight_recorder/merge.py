@@ -196,7 +196,7 @@ class MergedRecorder:
             compared.completed[entry.collective_seq_id] = (seconds, known, totals)
 
     def _positions(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
-        """Groups of this dump alone: those that were destroyed are gone."""
+        """Return the positions in groups of this dump alone: those that were destroyed are gone."""
         by_group: dict[int, list[Entry]] = {}
         for entry in ordered:
             if entry.closed_by == NO_PART:

@@ -114,7 +114,7 @@ class RankLedger:
         return self.process.wall(self.cursor) if self.process is not None else 0.0
 
     def begin_process(self, header: Header) -> None:
-        """A process has the rank: another one, or one that is known from before a restart of the agent."""
+        """Begin a process of the rank: another one, or one known from before a restart of the agent."""
         identity = header.identity
         process = Process(header.pid, header.started_monotonic, header.started_wall, identity.attempt)
         started = process_start(header)
@@ -152,17 +152,17 @@ class RankLedger:
         self._missed = True
 
     def section(self, began: float, ended: float, name: str) -> None:
-        """A phase outside of steps has ended."""
+        """Take a phase outside of steps that has ended."""
         state = _STATE_OF_PART.get(name)
         if state is not None:
             self._sections.append(Interval(began, ended, state))
 
     def restored(self, began: float, ended: float) -> None:
-        """The rank has loaded a checkpoint."""
+        """Take the time in which the rank loaded a checkpoint."""
         self._sections.append(Interval(began, ended, GoodputState.RESTORE))
 
     def step_failed(self, start: float) -> None:
-        """An exception ended the step that began then: it completed nothing."""
+        """Note that an exception ended the step that began then: it completed nothing."""
         self._failed = start
 
     def step(
@@ -173,7 +173,7 @@ class RankLedger:
         parts: Mapping[str, float],
         timeout: Callable[[], float | None],
     ) -> None:
-        """A step of the present process is settled. parts: seconds by phase, which sum to its length.
+        """Charge a settled step of the present process. parts: seconds by phase, which sum to its length.
 
         timeout: longest time without progress that is normal; None while it is not known.
         """
@@ -198,7 +198,7 @@ class RankLedger:
         self._pass_sections(moment, GoodputState.UNKNOWN if self._missed else GoodputState.STALL)
 
     def end_process(self, last_sign: float, *, in_order: bool) -> None:
-        """The process is over; `last_sign` is its last sign of life. Later calls for it do nothing."""
+        """End the process; `last_sign` is its last sign of life. Later calls for it do nothing."""
         if self.ended:
             return
         self._settle_first_step()
@@ -213,11 +213,11 @@ class RankLedger:
         self.ended = True
 
     def idle(self, moment: float) -> None:
-        """The rank has ended, and others of its attempt go on."""
+        """Charge the time since the rank has ended, while others of its attempt go on."""
         self._pass_sections(moment, GoodputState.IDLE)
 
     def down(self, wall: float) -> None:
-        """The rank has ended, and the next attempt began at this Unix time."""
+        """Charge the time between the rank's end and the next attempt, which began at this Unix time."""
         if wall > self.cursor_wall:
             self._pass_sections(self.cursor + wall - self.cursor_wall, GoodputState.DOWN)
 
@@ -237,7 +237,8 @@ class RankLedger:
 
     @staticmethod
     def _is_stall(pause: float, timeout: Callable[[], float | None]) -> bool:
-        """A short pause is none, whatever the timeout: to work that out for each step would cost too much."""
+        """Return True for a stall, not for a short pause: its timeout costs too much to work out for each
+        step."""
         return pause >= _SHORTEST_STALL_SECONDS and is_too_long(pause, timeout())
 
     def _section_seconds(self, until: float) -> float:
@@ -262,7 +263,7 @@ class RankLedger:
             self._sections.popleft()
 
     def _states(self, parts: Mapping[str, float], width: float, whole: float) -> Seconds:
-        """The states of a step, which sum to `width`: less than all of it where the cursor is in it."""
+        """Return the states of a step, which sum to `width`: less than all where the cursor is in it."""
         if not math.isfinite(sum(parts.values())):  # no honest clock of a device
             return {GoodputState.PRODUCTIVE: width}
         found: Seconds = {}
@@ -294,7 +295,7 @@ class RankLedger:
                 self._settle_first_step()
 
     def _settle_first_step(self) -> None:
-        """What the first step took longer than the others was start-up: compilation, first allocations."""
+        """Charge as start-up what the first step took longer than others: compilation, first allocations."""
         first, self.first = self.first, None
         if first is None:
             return

@@ -43,7 +43,7 @@ class AttemptHistory:
         return max(self.by_number, default=0)
 
     def begin(self, number: int, started: float, world_size: int) -> None:
-        """A process of an attempt has started."""
+        """Begin a process of an attempt."""
         span = self.by_number.get(number)
         if span is None:
             self.by_number[number] = AttemptRecord(started, started, world_size)
@@ -130,7 +130,7 @@ class Transfers:
         return communication - least if least is not None and communication > least else 0.0
 
     def leave(self) -> None:
-        """The rank has ended: it is no measure for the others any more."""
+        """End the rank: it is no measure for the others any more."""
         self.living = False
         self._role.update()
 

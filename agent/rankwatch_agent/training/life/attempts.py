@@ -225,7 +225,7 @@ class RunAttempts:
         return found
 
     def _take_cycles(self, attempt: Attempt) -> None:
-        """The launcher knows of restarts that this node has not seen."""
+        """Take from the launcher the restarts that this node has not seen."""
         if not attempt.nvrx_job:
             return
         job, owner = attempt.nvrx_job, attempt.owner

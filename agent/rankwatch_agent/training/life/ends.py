@@ -122,7 +122,7 @@ def _came_before(end: RankEnd | None, stop: float) -> bool:
 
 
 def _was_gone(lost: RankEnd | None, moment: float) -> bool:
-    """It was seen to be gone by then. Its last sign of life may be much older than its end."""
+    """Return True if it was seen to be gone by then. Its last sign of life may be much older than its end."""
     return lost is not None and (lost.found_ended or lost.ended) < moment
 
 
@@ -215,7 +215,7 @@ def write_kill(box: Path, owner: int, line: str) -> None:
 
 
 def memory_cgroup(procfs: Path, pid: int) -> str:
-    """The path of a process in the hierarchy of memory, as the kernel's log has it; empty where unknown."""
+    """Return the path of a process in the memory hierarchy, as the kernel's log has it; empty if unknown."""
     try:
         with (procfs / str(pid) / "cgroup").open() as file:
             lines = file.read(_MOST_CGROUP_BYTES).splitlines()

@@ -157,7 +157,8 @@ def _cause(attempt: Attempt) -> StartCause:
 
 
 def _counts(found: dict[str, object]) -> _Counts:
-    """Raises KeyError, ValueError, TypeError or AttributeError for anything else than was saved."""
+    """Read the counts; raises KeyError, ValueError, TypeError or AttributeError for other than what was
+    saved."""
     parts = {name: found[name] for name in ("ends", "failures", "starts")}
     counts = {
         name: {str(key): max(0, int(value)) for key, value in dict(part).items()}  # type: ignore[call-overload]
@@ -176,7 +177,7 @@ _MOST_MESSAGE = 160
 def life_series(
     run: str, attempts: Sequence[Attempt], headers: Iterable[Header], wall: Callable[[float], float]
 ) -> Iterator[Series]:
-    """Return what this node knows of the newest attempt of a run, and how the newest that is over ended.
+    """Yield what this node knows of the newest attempt of a run, and how the newest that is over ended.
 
     headers: of the ranks here. wall: Unix time of a monotonic moment.
     """

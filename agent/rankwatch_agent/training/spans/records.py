@@ -59,7 +59,8 @@ class Exemplars:
         self._owners: dict[str, int] = {}
 
     def note(self, run: str, operation: str, exemplar: Exemplar, owner: int) -> None:
-        """A step (`STEP`), or a checkpoint operation, is in a trace. owner: user id of the run's owner."""
+        """Note a step (`STEP`), or a checkpoint operation, that is in a trace. owner: user id of the run's
+        owner."""
         with self._lock:
             self._owners[run] = owner
             found = self._found.setdefault((run, operation), {})
@@ -244,7 +245,7 @@ class RankNotes:
         self._notes.add(Began(process))
 
     def recorded(self, start: float, *, failed: bool) -> None:
-        """A step was recorded. It is settled later, perhaps once another process has taken the rank."""
+        """Note a recorded step. It is settled later, perhaps once another process has taken the rank."""
         if self._process is not None and len(self._recorded) < _MAX_RECORDED:
             self._recorded[start] = (self._process, failed)
 
@@ -257,26 +258,26 @@ class RankNotes:
         collectives: Sequence[Collective],
         scalars: Mapping[str, float],
     ) -> None:
-        """A step was settled."""
+        """Take a settled step."""
         process, failed = self._recorded.pop(start, (self._process, False))
         if process is not None:
             last = (phases[-MAX_PHASES:], collectives[-MAX_PHASES:])
             self._notes.add(StepDone(process, number, start, end, failed, *last, dict(scalars)))
 
     def section(self, name: str, start: float, end: float) -> None:
-        """A phase outside of steps ended."""
+        """Take a phase outside of steps that ended."""
         if self._process is not None:
             self._notes.add(SectionDone(self._process, name, start, end))
 
     def checkpoint(
         self, operation: str, stage: str, start: float, end: float, size: int, step: int, failed: bool
     ) -> None:
-        """A checkpoint operation, or a stage of it, ended."""
+        """Take a checkpoint operation, or a stage of it, that ended."""
         if self._process is not None:
             self._notes.add(CheckpointDone(self._process, operation, stage, start, end, size, step, failed))
 
     def resumed(self) -> None:
-        """The rank loaded a checkpoint."""
+        """Note that the rank loaded a checkpoint."""
         if self._process is not None:
             self._notes.add(Resumed(self._process))
 
@@ -287,7 +288,7 @@ class RankNotes:
         open_step: tuple[int, float] | None,
         exception: tuple[str, str],
     ) -> None:
-        """The process is over; only the first call for a process counts."""
+        """Note the end of the process; only the first call for a process counts."""
         if self._process is not None and not self._ended:
             self._ended = True
             self._notes.add(Ended(self._process, state, moment, open_step, exception))

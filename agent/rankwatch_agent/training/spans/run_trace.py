@@ -101,7 +101,7 @@ class RunTrace:
     # -- what the notes say -----------------------------------------------------------------------
 
     def began(self, process: Process) -> None:
-        """A process of the run was found."""
+        """Take a process of the run that was found."""
         self._process = process
         self._idle_since = math.inf
         if len(self._ranks) < _MAX_RANKS or process.rank in self._ranks:
@@ -123,14 +123,14 @@ class RunTrace:
         self._send_abandoned(process)
 
     def step(self, step: StepDone) -> None:
-        """A step of a rank was settled."""
+        """Take a settled step of a rank."""
         attempt = self._mine(step.process)
         if attempt is not None:
             attempt.heartbeats.step(step.number, step.process.wall(step.end))
             self._alive(attempt, step.end)
 
     def sampled(self, step: StepDone, why: Sampled, link: SpanLink) -> None:
-        """A step of a rank became a trace."""
+        """Link a step of a rank that became a trace."""
         attempt = self._attempts.get(step.process.attempt)
         if attempt is None:
             return
@@ -145,7 +145,7 @@ class RunTrace:
             attempt.heartbeats.event(SpanEvent(SpanName.STEP, end, fit(values, ALIASES)))
 
     def section(self, section: SectionDone) -> None:
-        """An evaluation ended."""
+        """Send the span of an evaluation that ended."""
         attempt = self._mine(section.process)
         if attempt is None:
             return
@@ -173,7 +173,7 @@ class RunTrace:
         return self._send_checkpoint(done, stages) if own or done.failed else None
 
     def ended(self, end: Ended, moment: float) -> None:
-        """A process of the run is over."""
+        """Take the end of a process of the run."""
         process = end.process
         if self._ranks.get(process.rank, (0, None))[0] == process.attempt:
             self._ranks[process.rank] = (process.attempt, end.state)
@@ -186,7 +186,8 @@ class RunTrace:
             self._idle_since = moment
 
     def incident(self, number: int, kind: str, node: str, start: int, end: int, *, lost: bool) -> None:
-        """An incident is over. Every node sees a stall, and one of them sends it: that of rank 0."""
+        """Send an incident that is over. Every node sees a stall, and one of them sends it: that of rank
+        0."""
         process = self._process
         latest = max((attempt for attempt, _ in self._ranks.values()), default=0)
         if process is None or not (lost or latest in self._attempts):

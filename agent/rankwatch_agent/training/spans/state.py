@@ -51,7 +51,7 @@ class RunState:
         return 1 + len(self.attempts) + len(self.repeats) // 8
 
     def attempt(self, number: int, started: int) -> AttemptState:
-        """The state of an attempt, made where there is none. Of too many the oldest that was sent goes."""
+        """Return the state of an attempt, made if there is none. Of too many the oldest sent goes."""
         found = self.attempts.get(number)
         if found is None:
             if len(self.attempts) >= _MAX_ATTEMPTS:
@@ -61,7 +61,7 @@ class RunState:
         return found
 
     def repeated(self, attempt: int, repeat: int) -> None:
-        """The numbers of the steps of an attempt have begun again so often."""
+        """Note how often the numbers of the steps of an attempt have begun again."""
         self.repeats[attempt] = max(repeat, self.repeats.get(attempt, 0))
         if len(self.repeats) > _MAX_REPEATED:
             del self.repeats[next(iter(self.repeats))]

@@ -45,7 +45,7 @@ def attempt_span(cluster: str, run: str, attempt: int) -> tuple[int, int]:
 
 
 def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan]:
-    """Return the spans of one rank's step: itself, then its phases."""
+    """Yield the spans of one rank's step: itself, then its phases."""
     process = step.process
     trace = identity.step_trace(cluster, process.run, process.attempt, step.number, step.repeat)
     own = identity.rank_step_span(trace, process.rank)
@@ -195,12 +195,12 @@ class Heartbeats:
         """The next heartbeat and the one after it: what is read late must not come into the wrong one."""
 
     def step(self, number: int, end: int) -> None:
-        """A step ended."""
+        """Count a step that ended."""
         self._at(end).steps += 1
         self._last_step = number
 
     def link(self, link: SpanLink, end: int) -> bool:
-        """A step that ended then became a trace; False if another rank has said so. One link suffices."""
+        """Link a step that ended then to its trace; False if another rank has done so. One link suffices."""
         links = self._at(end).links
         if link.trace in links:
             return False

@@ -118,7 +118,7 @@ class HeldSteps:
         self._count = 0
 
     def begins(self, run: str, attempt: int, rank: int, *, resumed: bool) -> None:
-        """A process began, or loaded a checkpoint."""
+        """Note a process that began, or loaded a checkpoint."""
         if resumed:
             found = self._of(run).resumed
             found[attempt, rank] = None
@@ -280,7 +280,8 @@ class Pace:
 
 
 def coarse(seconds: float) -> float:
-    """The next power of 2^(1/4), so that two nodes with nearly the same durations have the same threshold."""
+    """Return the next power of 2^(1/4), so that two nodes with nearly the same durations have one
+    threshold."""
     if seconds <= 0.0:
         return 0.0
     return _POWERS[min(bisect_left(_POWERS, seconds), len(_POWERS) - 1)]

@@ -67,7 +67,7 @@ def _diagnose(path: Path) -> HangVerdict:
 
 
 def lines(verdict: HangVerdict) -> Iterator[str]:
-    """The verdict for a person: a headline, then the evidence. Names from the dumps may hold anything."""
+    """Yield the verdict for a person: headline, then evidence. Names from the dumps may hold anything."""
     unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
     headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
     if verdict.ranks:
@@ -118,7 +118,7 @@ def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
 
 
 def _key(key: object) -> str:
-    """A number as key is that of a rank."""
+    """Name the rank for a key that is a number."""
     return f"rank {key}" if str(key).isdecimal() else str(key)
 
 

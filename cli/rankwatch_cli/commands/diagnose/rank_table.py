@@ -18,7 +18,7 @@ class _Column(NamedTuple):
 
 
 def rank_lines(found: ByRank, most: int) -> Iterator[str]:
-    """A line for each rank; of more than `most` the first and the last ones, with the number left out."""
+    """Yield a line for each rank; of more than `most` the first and last ones, with the number left out."""
     rows = found.rows
     bottom = most // _BOTTOM_SHARE if len(rows) > most else 0
     shown = (*rows[: most - bottom], *rows[len(rows) - bottom :])

@@ -84,7 +84,7 @@ def _parser() -> SentenceParser:
 
 
 def add_output_flags(parser: SentenceParser) -> None:
-    """The flags of every command that prints a verdict of the straggler engine."""
+    """Add the flags of every command that prints a verdict of the straggler engine."""
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     parser.add_argument(
         "--by-rank",
@@ -126,7 +126,7 @@ def _write_page(examined: Examination, by_rank: ByRank | None, subject: str, fil
 
 
 def with_by_rank(given: Namespace) -> Namespace:
-    """The flags with a number of ranks to show (0 for none). TABLE may stand behind a --by-rank without one.
+    """Return the flags with how many ranks to show (0: none). TABLE may follow a --by-rank without one.
 
     Raises UserError.
     """
@@ -171,7 +171,7 @@ def _evidence(name: str, value: object) -> Iterator[str]:
 
 
 def _items(values: Mapping[str, object]) -> str:
-    """What has a value; an empty list or None would only be noise."""
+    """Return what has a value; an empty list or None would only be noise."""
     return ", ".join(f"{key} {_short(item)}" for key, item in values.items() if item not in (None, []))
 
 

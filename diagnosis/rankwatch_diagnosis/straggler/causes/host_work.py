@@ -57,7 +57,7 @@ def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
 
 
 def _is_stall(case: Case, ideal: Ideal) -> bool:
-    """True if most of the excess has no row in the table that was given."""
+    """Return True if most of the excess has no row in the table that was given."""
     excess = case.seconds[ideal.rows] - ideal.seconds
     stalls = case.table.named(lambda name: name == STALL)[ideal.rows]
     return 2.0 * float(excess[stalls].sum()) > float(excess.sum())
@@ -136,7 +136,7 @@ def _peers(case: Case, total: Floats) -> Ints:
 
 
 def _mostly_loading(found: Sequence[dict[str, object]]) -> bool:
-    """True if the largest excess is data loading."""
+    """Return True if the largest excess is data loading."""
     largest = max(found, key=lambda each: float(str(each["excess_seconds_per_step"])))
     return largest["kind"] == Kind.DATA_LOADING.name.lower()
 

@@ -228,14 +228,14 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
 
 
 def _others_are_waited_for(case: Case, links: _Links, slow: Bools) -> bool:
-    """True if slow transfers, as (step, link), may be waits for ranks that are not in the table."""
+    """Return True if slow transfers, as (step, link), may be waits for ranks that are not in the table."""
     if case.table.complete:
         return False
     return _ranks_are_missing(case) or _waits_for_outsiders(case, links, slow)
 
 
 def _ranks_are_missing(case: Case) -> bool:
-    """True if the numbers of ranks have gaps, or most receives of a pipeline have no send.
+    """Return True if the numbers of ranks have gaps, or most receives of a pipeline have no send.
 
     Numbers at even distances have none: one rank of each tensor-parallel group is recorded.
     """
@@ -249,7 +249,7 @@ def _ranks_are_missing(case: Case) -> bool:
 
 
 def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:
-    """True if slow transfers get shorter by as much as the members come later, as a wait for others does.
+    """Return True if slow transfers get shorter as much as the members come later, as a wait for others does.
 
     `slow` is (step, link). A transfer that is slow by itself takes as long whenever its members come.
     """

@@ -41,7 +41,7 @@ _WHOLE_REPLICA = "all ranks of a replica are slow, and they share their microbat
 
 
 def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Slowness]:
-    """A candidate for each slow rank (one for all where none can be named), and what is behind them."""
+    """Return a candidate per slow rank (one for all where none can be named), and what is behind them."""
     slowness = find_slowness(visits, difficulty, case.limits)
     if not slowness.found:
         pair = _find_odd_pair(case, visits, difficulty)
@@ -64,7 +64,7 @@ def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple
 def find_suspected_ranks(
     case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness
 ) -> list[Candidate]:
-    """A candidate for each rank that is slower than its peers, as healthy accelerators of this job may be."""
+    """Return a candidate for each rank slower than its peers, as healthy accelerators of this job may be."""
     suspects = find_suspects(visits, slowness, difficulty, case.limits)
     costs = _Costs(case, visits, suspects)
     facts = {"healthy_spread_ratio": suspects.spread, "why": _WITHIN_THE_SPREAD}
@@ -105,7 +105,7 @@ def _suspects(
 def _without_blips(
     found: Sequence[Excess], steps: int, least_steps: int
 ) -> tuple[list[Excess], list[Excess]]:
-    """The ranks to name, and those that were a little slow for a short while long ago beside a slower one.
+    """Return the ranks to name, and those that were a little slow for a while long ago beside a slower one.
 
     On a long real run healthy ranks have such episodes, too, for which nobody looks after a rank. What still
     goes on when the table ends may be the beginning of something, and is named however little it cost.
@@ -187,7 +187,7 @@ class _Costs:
         return active
 
     def ideal(self, named: Sequence[Excess]) -> Ideal:
-        """The compute of these ranks as it should be."""
+        """Return the compute of these ranks as it should be."""
         return Ideal(*map(np.concatenate, zip(*map(self._of_rank, named), strict=True)))
 
     def _of_rank(self, each: Excess) -> Ideal:
@@ -204,7 +204,7 @@ class _Costs:
         return Ideal(rows, case.seconds[rows] * np.exp(-excess))
 
     def _places(self, rows: Ints) -> list[Ints]:
-        """Indices of rows of one operation: for each microbatch where it runs often enough, else for all."""
+        """Return rows of one operation: for each microbatch where it runs often enough, else for all."""
         table = self._case.table
         place = Groups.by(table.operation[rows], table.microbatch[rows])
         often = place.size()[place.number] >= _LEAST_OF_PLACE
@@ -238,7 +238,7 @@ class _Costs:
         return min(max(own / typical, 0.0), _MOST_TIMES)
 
     def _own(self, each: Excess) -> _ByPlace:
-        """The rows of the rank, which is not slow in all steps."""
+        """Return the rows of the rank, which is not slow in all steps."""
         return _ByPlace(self._case, self._of(int(self._visits.ranks[each.column])))
 
     def _peers(self, each: Excess) -> _ByPlace:

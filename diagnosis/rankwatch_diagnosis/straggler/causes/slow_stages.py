@@ -95,7 +95,7 @@ def _candidate(case: Case, loads: _Loads, heavy: _Heavy) -> Candidate:
 
 
 def _measure(case: Case) -> _Loads | None:
-    """The loads of the stages; None where there are not several."""
+    """Return the loads of the stages; None where there are not several."""
     rows = np.flatnonzero(works_on_microbatches(case.table))
     stage, stages = factorize(case.table.stage[rows])
     if len(stages) < 2:
@@ -140,7 +140,7 @@ def _heavy_stages(case: Case, loads: _Loads) -> list[_Heavy]:
 
 
 def _stands_out(ratio: Floats, active: Bools) -> bool:
-    """True if steps in which the stage is heavy differ from the others, and are not their upper end."""
+    """Return True if steps in which the stage is heavy differ from others, and are not their upper end."""
     if active.all():
         return True
     return bool(np.median(ratio[active]) >= _BY_DESIGN * np.median(ratio[~active]))

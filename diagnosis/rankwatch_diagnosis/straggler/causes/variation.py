@@ -28,7 +28,7 @@ _MOST_OF_ONE_STEP = 0.5
 
 
 def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness) -> Candidate | None:
-    """Steps late beyond noise, spread over several ranks; the visits are those without slow ranks."""
+    """Find steps late beyond noise, spread over several ranks; the visits are those without slow ranks."""
     rows = visits.rows
     cells = Groups.grid((rows.step, len(visits.steps)), (rows.rank, len(visits.ranks)))
     fair = _fair_seconds(visits, difficulty, slowness)
@@ -82,7 +82,7 @@ def _excess(case: Case, visits: Visits, fair: Floats, cells: Groups) -> tuple[Fl
 
 
 def _in_turn(by_rank: Floats, by_step: Floats, least_steps: int) -> bool:
-    """True if lateness falls to several ranks in several steps, and to none of them mostly."""
+    """Return True if lateness falls to several ranks in several steps, and to none of them mostly."""
     if np.count_nonzero(by_rank) < _LEAST_RANKS or np.count_nonzero(by_step) < least_steps:
         return False
     one_rank, one_step = by_rank.max() / by_rank.sum(), by_step.max() / by_step.sum()
@@ -144,7 +144,7 @@ def _seen_by(difficulty: Difficulty, by_work: float, seen: bool) -> str:
 
 
 def _first_step(visits: Visits, logarithm: Floats, least: int) -> int:
-    """The first step of the stretch in which microbatches spread."""
+    """Return the first step of the stretch in which microbatches spread."""
     step = Groups(visits.rows.step, len(visits.steps))
     size = np.maximum(step.size(), 1)
     mean = step.sum(logarithm) / size

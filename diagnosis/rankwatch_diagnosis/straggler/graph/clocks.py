@@ -59,7 +59,7 @@ def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, 
 def _come_after_they_were_sent(
     table: OperationTable, communication: Communication, end: Floats, tolerance: float
 ) -> bool:
-    """False if a message whose peer is known came before it was sent, by the clocks of its ranks."""
+    """Return False if a message whose peer is known came before it was sent, by the clocks of its ranks."""
     if table.peer is None:
         return True
     lead = _leads(table, communication, end)[2]

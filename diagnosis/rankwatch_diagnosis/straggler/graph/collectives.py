@@ -115,7 +115,7 @@ def _declared_parts(table: OperationTable, rows: Ints) -> Ints:
 
 
 def _observed_parts(table: OperationTable, rows: Ints, kind: Ints) -> Ints:
-    """The same, by which ranks leave together.
+    """Return the same, by which ranks leave together.
 
     `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
     its runs in the step it is.
@@ -203,7 +203,7 @@ def _has_group(table: OperationTable, rows: Ints) -> Bools:
 
 
 def _blocks_have_several_ranks(table: OperationTable, rows: Ints, block: Groups) -> bool:
-    """True if ranks share stage and replica, as those of tensor parallelism do."""
+    """Return True if ranks share stage and replica, as those of tensor parallelism do."""
     ranks = len(np.unique(table.rank[rows]))
     return Groups.by(block.number, table.rank[rows]).count == ranks and ranks > block.count
 

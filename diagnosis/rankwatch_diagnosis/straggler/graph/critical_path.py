@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
 
 
 def timeline(replay: Replay, seconds: Floats) -> Timeline:
-    """The replay with these seconds by row, as `Replay.step_seconds` takes them."""
+    """Return the replay with these seconds by row, as `Replay.step_seconds` takes them."""
     ends = replay.row_ends(seconds)
     arrives = np.where(replay.before >= 0, ends[replay.before], 0.0) + replay.pauses
     # A message may be over when its rank comes to wait for it.
@@ -71,7 +71,7 @@ def _members(replay: Replay, rows: Ints) -> dict[int, list[int]]:
 
 
 def _came_last(replay: Replay, times: Timeline, row: int, members: dict[int, list[int]]) -> int:
-    """The row whose end let this one begin, -1 where nothing came before."""
+    """Return the row whose end let this one begin, -1 where nothing came before."""
     communication = replay.communication
     together = members.get(int(communication.together[row]), [row])
     arriving = [row, *(each for each in together if each != row)]
@@ -88,7 +88,7 @@ def _came_last(replay: Replay, times: Timeline, row: int, members: dict[int, lis
 
 
 def _came(replay: Replay, times: Timeline, row: int) -> tuple[int, float]:
-    """The row after which a row was enqueued, and when that was."""
+    """Return the row after which a row was enqueued, and when that was."""
     after = int(replay.enqueued_after[row])
     if after == replay.before[row]:
         return after, float(times.arrives[row])

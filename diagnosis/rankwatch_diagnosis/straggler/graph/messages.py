@@ -73,7 +73,7 @@ def match_messages(table: OperationTable) -> Messages:
 
 
 def _match(table: OperationTable, shard: Ints, partner: Ints) -> None:
-    """A channel is a pair of ranks where peers are known, else what a stage sends to the one that is next."""
+    """Match by channels: pairs of ranks where peers are known, else what a stage sends to the next one."""
     sends, messages = table.sends, table.sends | table.receives
     if table.peer is not None:
         known = messages & (table.peer != NO_PEER)
@@ -95,7 +95,7 @@ def _match(table: OperationTable, shard: Ints, partner: Ints) -> None:
 
 
 def _match_channels(order: Ints, rows: Ints, channel: Ints, sent: Bools, partner: Ints) -> None:
-    """The n-th receive of a channel belongs to the n-th send of it."""
+    """Link the n-th receive of a channel to the n-th send of it."""
     message = Groups.by(channel, cumcount(channel * 2 + sent, _in_time(order, rows))).number
     _link(rows, message, sent, ~sent, partner)
     _link(rows, message, ~sent, sent, partner)
@@ -129,7 +129,7 @@ def _batches(table: OperationTable, messages: Bools) -> Groups:
 
 
 def _are_buffered(table: OperationTable, partner: Ints, receives: Bools, batch: Ints) -> bool:
-    """True if receives often begin when their send is over, so that sends do not wait for them."""
+    """Return True if receives often begin when their send is over, so that sends do not wait for them."""
     rows = np.flatnonzero(receives & (partner != NO_ROW) & (batch < 0))
     rows = rows[batch[partner[rows]] < 0]
     if rows.size == 0:
@@ -199,14 +199,14 @@ def _without_longer_waits(
 
 
 def _after_the_pass(table: OperationTable, receives: Ints, waits_for: Ints, seconds: Floats) -> None:
-    """A receive that waits for a pass of another stage takes what is left of it when the pass has ended."""
+    """Cut a receive that waits for a pass of another stage to what is left of it when the pass has ended."""
     end = table.end_seconds
     left = end[receives] - np.maximum(table.start_seconds[receives], end[waits_for[receives]])
     seconds[receives] = np.minimum(seconds[receives], np.maximum(left, 0.0))
 
 
 def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Floats) -> None:
-    """A message with one end in the table: what messages like it take; it may hold a wait for the other."""
+    """Give a message with one end in the table what its like take; it may hold a wait for the other end."""
     alone = partner[rows] == NO_ROW
     if not alone.any():
         return
@@ -250,7 +250,7 @@ def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) ->
 
 
 def _place(table: OperationTable, shard: Ints, rows: Ints) -> tuple[NDArray[np.integer], ...]:
-    """What both ends of a message have in common: step, replica, shard and microbatch."""
+    """Return what both ends of a message have in common: step, replica, shard and microbatch."""
     return table.step[rows], table.replica[rows], shard[rows], table.microbatch[rows]
 
 
@@ -262,7 +262,7 @@ def _shards(table: OperationTable) -> Ints:
 
 
 def _in_time(order: Ints, rows: Ints) -> Ints:
-    """Indices that put the rows into the given order of all rows."""
+    """Return indices that put the rows into the given order of all rows."""
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))
     return np.argsort(position[rows], kind="stable")

@@ -88,7 +88,7 @@ class Replay:
         return after
 
     def _starts_apart(self, table: OperationTable) -> bool:
-        """True if ranks begin their steps apart, as they have ended those before."""
+        """Return True if ranks begin their steps apart, as they have ended those before."""
         recorded = self._after_the_first(self._cells.groups.min(table.start_seconds))
         expected = self._delays(self.row_ends(self.measured))
         return bool(np.abs(recorded - expected).sum() < _MOST_UNEXPLAINED * recorded.sum())

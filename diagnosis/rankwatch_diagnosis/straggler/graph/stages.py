@@ -12,7 +12,7 @@ from rankwatch_diagnosis.operations.table import NO_ROW, Kind, OperationTable
 
 
 def with_stages(table: OperationTable) -> OperationTable:
-    """The table with a stage for each rank, where it holds one stage only and its ranks send to each other.
+    """Return the table with a stage for each rank, where it holds one stage and its ranks send to each other.
 
     Ranks of one stage run the same operations in the same order and share collectives that not all ranks
     attend. Stages are numbered by their lowest rank, which is the order of the pipeline in common layouts.

@@ -75,7 +75,8 @@ class _Meeting(NamedTuple):
 
 
 def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
-    """The table with a row for each wait that has none; `before` is by row the row before it on its rank."""
+    """Return the table with a row for each wait that has none; `before`: by row, the row before on its
+    rank."""
     table = aligned.table
     step, steps, rank, ranks, _ = table.cells
     if len(ranks) < 2:
@@ -106,7 +107,7 @@ def _usable(table: OperationTable, run: Ints) -> Ints:
 
 
 def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]:
-    """The pause before the rows, and the rows themselves where they compute."""
+    """Yield the pause before the rows, and the rows themselves where they compute."""
     there = at >= 0
     start = np.where(there, table.start_seconds[at], np.nan)
     previous = np.where(there, before[at], NO_ROW)
@@ -129,7 +130,7 @@ def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[tuple[int, Ints
 
 
 def _meetings(spans: _Spans, sets: list[tuple[int, Ints]], aligned: Aligned) -> list[_Meeting]:
-    """Sets whose members wait for each other, in the order in which they do."""
+    """Return the sets whose members wait for each other, in the order in which they do."""
     found = (_meeting(spans, unit, ranks, aligned) for unit, ranks in sets)
     return _in_turn(spans, [each for each in found if each is not None])
 
@@ -162,14 +163,14 @@ def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
 
 
 def _step_seconds(spans: _Spans) -> float:
-    """A lower bound of what a step takes: from the first arrival to the last leave of the kind."""
+    """Return a lower bound of what a step takes: from the first arrival to the last leave of the kind."""
     seen = np.isfinite(spans.left).any(axis=1) & np.isfinite(spans.arrived).any(axis=1)
     left, arrived = spans.left[seen], spans.arrived[seen]
     return float(np.median(np.nanmax(left, axis=1) - np.nanmin(arrived, axis=1)))
 
 
 def _some_leave_together(early: Floats, spans: Floats) -> bool:
-    """True if members leave when the others do, as the arrivals of all of them explain.
+    """Return True if members leave when the others do, as the arrivals of all of them explain.
 
     Members that stay longest, since they wait for somebody else as well, are left out: one, two, four, ...
     """
@@ -185,7 +186,7 @@ def _some_leave_together(early: Floats, spans: Floats) -> bool:
 
 
 def _one_for_one(early: Floats, spans: Floats) -> bool:
-    """True if whoever comes a second later spends a second less, among the members of each step."""
+    """Return True if whoever comes a second later spends a second less, among the members of each step."""
     if early.shape[1] < 2 or early.size < _LEAST_SPANS:
         return False
     one, other = (each - each.mean(axis=1, keepdims=True) for each in (early, spans))
@@ -199,7 +200,7 @@ def _one_for_one(early: Floats, spans: Floats) -> bool:
 
 
 def _in_turn(spans: _Spans, meetings: list[_Meeting]) -> list[_Meeting]:
-    """The fewest of the meetings, in the order that leaves the least time unexplained.
+    """Return the fewest of the meetings, in the order that leaves the least time unexplained.
 
     Who is held in one comes late to the next. And where all wait for the job, the ranks of a stage seem to
     wait for each other.
@@ -272,7 +273,7 @@ def _leave_for_good(meeting: _Meeting, later: list[_Meeting]) -> Ints:
 def _with_rows(
     table: OperationTable, new: list[tuple[Ints, Floats, Floats, int]], shorter: Floats
 ) -> OperationTable:
-    """The table with the waits; what hid one begins when it is over."""
+    """Return the table with the waits; what hid one begins when it is over."""
     start = table.start_seconds + (table.duration_seconds - shorter)
     table = replace(table, start_seconds=start, duration_seconds=shorter)
     like = np.concatenate([rows for rows, *_ in new])
@@ -295,7 +296,7 @@ def _with_rows(
 
 
 def reveal_stalls(table: OperationTable, pauses: Floats) -> OperationTable:
-    """The table with a row for each long pause; `pauses` are seconds by row, without waits for others."""
+    """Return the table with a row for each long pause; `pauses`: seconds by row, without waits for others."""
     if table.stage.min() != table.stage.max() and not (table.sends.any() and table.receives.any()):
         return table  # a pause may be a message that has no row
     kind = Groups.by(table.stage, table.operation)

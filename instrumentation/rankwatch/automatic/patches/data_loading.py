@@ -29,7 +29,8 @@ _asked = 0.0
 
 
 def loader_asked() -> None:
-    """A framework's loader was asked for a batch. What it does before it asks torch's belongs to the wait."""
+    """Note that a framework's loader was asked for a batch. What it does before it asks torch's belongs to
+    the wait."""
     global _asked
     _asked = time.monotonic()
 

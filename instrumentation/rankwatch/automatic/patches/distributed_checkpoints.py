@@ -63,7 +63,7 @@ class Upload:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The first rank's own exception, of one that is made of those of all ranks."""
+    """Return the first rank's own exception, of one that is made of those of all ranks."""
     failures = getattr(error, "failures", None)
     of_rank = next(iter(failures.values()), None) if isinstance(failures, dict) else None
     cause = of_rank[0] if isinstance(of_rank, tuple) else None  # beside it stands its traceback
@@ -142,7 +142,7 @@ class DistributedCheckpoints(logging.Handler):
             self._finish(call.operation, failed=failed)
 
     def _operation(self, call: _Call) -> ObservedOperation | None:
-        """The operation that the call, or the outermost one around it, works for."""
+        """Return the operation that the call, or the outermost one around it, works for."""
         outermost = self._calls[0] if self._calls else call
         if outermost.part is not None:
             return outermost.part.operation
@@ -152,17 +152,17 @@ class DistributedCheckpoints(logging.Handler):
         return outermost.operation
 
     def working(self) -> bool:
-        """True while a function of it runs in this thread."""
+        """Return True while a function of it runs in this thread."""
         return bool(self._calls)
 
     def transfers(self, folder: object) -> None:
-        """A writer or a reader of this rank is about to work in this folder."""
+        """Note the folder in which a writer or a reader of this rank is about to work."""
         outermost = next(iter(self._calls), None)
         if outermost is not None and (place := outermost.part or self._operation(outermost)):
             place.lies_at(folder)
 
     def wrote(self, size: int) -> None:
-        """The writer of this rank has written so many bytes; the stage that is open took part in it."""
+        """Count bytes that the writer of this rank has written; the stage that is open took part in it."""
         for call in reversed(self._calls):
             if call.name == "write_data":
                 call.size += size
@@ -175,7 +175,7 @@ class DistributedCheckpoints(logging.Handler):
         self._uploads = [*self._uploads, upload][-_MOST_UPLOADS:]
 
     def _upload_of_thread(self, message: Mapping[str, Any]) -> Upload | None:
-        """The one that this background thread writes: that of the checkpoint's name, else the oldest."""
+        """Return the one that this background thread writes: by the checkpoint's name, else the oldest."""
         if threading.current_thread() is threading.main_thread():
             return None
         uploads = self._uploads

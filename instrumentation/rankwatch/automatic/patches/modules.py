@@ -49,7 +49,7 @@ def patch(module: ModuleType) -> None:
 
 
 def learn_more() -> None:
-    """A forward pass was not seen: the next module that is called may be one that no other module calls."""
+    """Learn from a forward pass not seen: the next module called may be one that no other module calls."""
     if _root_modules is not None:
         _root_modules.learn_more()
 
@@ -68,7 +68,7 @@ class _Event:
 
 
 def _reporting(call: Callable[..., Any], compiling: Any, began: Any, ended: Any) -> Any:
-    """A `__call__` that reports. It uses no global name, so that it can be saved by value."""
+    """Return a `__call__` that reports. It uses no global name, so that it can be saved by value."""
 
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not began(self):
@@ -84,7 +84,7 @@ def _reporting(call: Callable[..., Any], compiling: Any, began: Any, ended: Any)
 
 
 def _inherited(base: Any) -> Callable[..., Any]:
-    """The `__call__` of the base class, whatever it is by then: tracers replace it for a while."""
+    """Return the `__call__` of the base class, whatever it is by then: tracers replace it for a while."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return base.__call__(self, *args, **kwargs)
@@ -118,7 +118,7 @@ class RootModules:
         self._learner = self._base.__call__ = functools.wraps(self._original)(learner)
 
     def learn_more(self) -> None:
-        """A forward pass was not seen. Loops where that is so in each step learn ever more seldom."""
+        """Learn from a forward pass not seen. Loops where that is so in each step learn ever more seldom."""
         self._unseen += 1
         if self._unseen & (self._unseen - 1) == 0 and len(self._classes) < _MOST_CLASSES:
             self._calls_left = _CALLS
@@ -155,7 +155,7 @@ class RootModules:
 
 
 def _holds_loss(result: Any) -> bool:
-    """True if a module returned a scalar that has a gradient: alone, in a tuple, or as `loss`."""
+    """Return True if a module returned a scalar that has a gradient: alone, in a tuple, or as `loss`."""
     if isinstance(result, Mapping):
         result = result.get("loss")
     parts = result if isinstance(result, (tuple, list)) else (result,)

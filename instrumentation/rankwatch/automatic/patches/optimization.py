@@ -170,7 +170,7 @@ def patch_state_loading(module: ModuleType) -> None:
 
 
 def only_sets_up(owner: Any, name: str) -> None:
-    """Steps of optimizers inside this function train nothing."""
+    """Mark a function in which steps of optimizers train nothing."""
     watch(owner, name, began=_set_up_began, ended=_set_up_ended)
 
 
@@ -199,8 +199,8 @@ def _step_ended(optimizer: Any, args: object, kwargs: object) -> None:
 
 
 def is_inside_step(own_frames: int) -> bool:
-    """True if the caller runs inside the step of an optimizer or of what wraps it, by the stack: a step that
-    raises calls no hook at its end. own_frames: those of the step that begins now."""
+    """Return True if the caller runs inside the step of an optimizer or of what wraps it, by the stack: a
+    step that raises calls no hook at its end. own_frames: those of the step that begins now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -140,7 +140,7 @@ def _tensors_read_began(filename: Any = None, *rest: Any, **named: Any) -> _File
 
 
 def _around_save(*_: object, **__: object) -> float | None:
-    """The moment, if this is a part of a save that none of its other stages holds."""
+    """Return the moment, if this is a part of a save that none of its other stages holds."""
     if distributed_checkpoints.working() or not checkpoints.joins(SAVE):
         return None
     return checkpoints.clock()
@@ -169,7 +169,7 @@ def _renamed(
 
 
 def _took(began: float | None, stage: CheckpointStage, error: BaseException | None) -> None:
-    """A file that is missing, for example, is no failure of the save: the script goes on or raises."""
+    """Record what raised nothing. A missing file, say, fails no save: the script goes on or raises."""
     if began is not None and error is None:
         checkpoints.took(SAVE, began, None, stage=stage)
 
@@ -178,7 +178,7 @@ def _took(began: float | None, stage: CheckpointStage, error: BaseException | No
 
 
 def _holds_training_state(value: object, depth: int = _MOST_DEPTH) -> bool:
-    """True if the value is or contains a module, an optimizer, or the `state_dict` of one."""
+    """Return True if the value is or contains a module, an optimizer, or the `state_dict` of one."""
     torch: Any = sys.modules.get("torch")
     if torch is None or depth < 0 or isinstance(value, torch.Tensor):
         return False
@@ -207,5 +207,5 @@ def _is_state_dict(mapping: dict[Any, Any], tensor: type) -> bool:
 
 
 def _names_parameter(key: str) -> bool:
-    """True for names of parameters such as `layers.0.norm` and `weight`."""
+    """Return True for names of parameters such as `layers.0.norm` and `weight`."""
     return "." in key or key.endswith(("weight", "bias"))

@@ -40,7 +40,7 @@ _NO_RANK_SCRIPTS = (
 
 
 def _program(words: "list[str]") -> "tuple[str, str]":
-    """What Python was asked to run: ("c", code), ("m", module) or ("", script)."""
+    """Return what Python was asked to run: ("c", code), ("m", module) or ("", script)."""
     rest = iter(words[1:])
     for word in rest:
         if word == "-" or not word.startswith("-"):

@@ -149,7 +149,7 @@ class Gpm:
         return self._supported[gpu.uuid]
 
     def measure(self, gpu: Device, instance: int | None = None) -> dict[int, float]:
-        """Number of a GPM metric -> value between the last sample and a new one; empty without a last one.
+        """Map the numbers of GPM metrics to values since the last sample; empty without a last one.
 
         instance: the number of a GPU instance of MIG; None for the GPU itself.
         """
@@ -215,7 +215,7 @@ class Gpm:
 
 
 def by_unit(gpu: Device, values: dict[int, float]) -> dict[str, float]:
-    """Unit -> share of 0 to 1, from what `Gpm.measure` returns."""
+    """Map units to shares of 0 to 1, from what `Gpm.measure` returns."""
     found = {}
     for number, unit in _UNITS.items():
         raw = values.get(number)

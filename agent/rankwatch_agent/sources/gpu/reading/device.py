@@ -65,7 +65,7 @@ class DriverError(ReadingError):
 
 
 def describe(code: int) -> str:
-    """The driver's text for one of its errors."""
+    """Return the driver's text for one of its errors."""
     try:
         return str(pynvml.NVMLError(code))
     except UnicodeDecodeError:
@@ -90,12 +90,12 @@ class Features:
         return self._retry_at.get(feature, 0) <= self._reading
 
     def set_supported(self, feature: str) -> None:
-        """The GPU has it."""
+        """Note that the GPU has the feature."""
         self._supported.add(feature)
         self._retry_at.pop(feature, None)
 
     def set_unsupported(self, feature: str) -> None:
-        """The GPU lacks it, according to the driver."""
+        """Note that the GPU lacks the feature, according to the driver."""
         self._supported.discard(feature)
         self._retry_at[feature] = self._reading + RETRY_READINGS
 
@@ -129,7 +129,7 @@ class Seldom:
         self._samples: tuple[Sample, ...] | None = None
 
     def read(self, gpu: Device) -> Iterable[Sample]:
-        """The samples of the last time that it was read without a warning."""
+        """Return the samples of the last time that it was read without a warning."""
         if self._samples is not None and not gpu.query_all:
             return self._samples
         warnings = len(gpu.warnings)
@@ -179,7 +179,7 @@ class Device:
         self.pids: tuple[int, ...] = ()
 
     def query(self, feature: str, function: Callable[..., _T], *arguments: object) -> _T | None:
-        """What the driver answers about this GPU; None where it gives no answer.
+        """Return what the driver answers about this GPU; None where it gives no answer.
 
         Raises GpuLostError, DriverError. Every other failure costs only this feature.
         """
@@ -203,7 +203,7 @@ class Device:
         return answer
 
     def query_first(self, feature: str, *calls: tuple[Any, ...]) -> Any:
-        """The answer to the first (function, arguments...) that this driver has; None where it has none."""
+        """Return the answer to the first (function, arguments...) that this driver has; None without any."""
         names = [f"_{function.__name__}" for function, *_ in calls]
         for name, (function, *arguments) in zip(names, calls, strict=True):
             answer = self.query(name, function, *arguments)
@@ -241,25 +241,25 @@ class Device:
         self._rejected[feature] = self._rejected.get(feature, 0) + 1
 
     def convert(self, feature: str, raw: float, unit: Unit) -> float | None:
-        """The value in base units; None, and counted, where it is implausible."""
+        """Return the value in base units; None, and counted, where it is implausible."""
         value = unit.convert(raw)
         if value is None:
             self.reject(feature)
         return value
 
     def sample(self, name: str, value: float, *labels: str) -> Sample:
-        """A sample of this GPU."""
+        """Return a sample of this GPU."""
         return Sample(name, (self.identity.uuid, *labels), value)
 
     def value(self, name: str, feature: str, raw: float | None, unit: Unit, *labels: str) -> Iterable[Sample]:
-        """The sample of a raw value; nothing where it is None or implausible."""
+        """Return the sample of a raw value; nothing where it is None or implausible."""
         if raw is None:
             return ()
         value = self.convert(feature, raw, unit)
         return () if value is None else (self.sample(name, value, *labels),)
 
     def field(self, name: str, feature: str, key: FieldKey, unit: Unit, *labels: str) -> Iterable[Sample]:
-        """The sample of a field of this reading; nothing where the driver lacks it."""
+        """Return the sample of a field of this reading; nothing where the driver lacks it."""
         return self.value(name, feature, self.fields.get(key), unit, *labels)
 
 
@@ -284,7 +284,7 @@ class Unit(NamedTuple):
     high: float
 
     def convert(self, raw: float) -> float | None:
-        """The value in base units; None where it is a sentinel, not a number, or out of range."""
+        """Return the value in base units; None where it is a sentinel, not a number, or out of range."""
         if raw in SENTINELS:
             return None
         value = raw * self.numerator / self.denominator

@@ -175,7 +175,7 @@ class GpuReader:
         return self._gpu(samples)
 
     def lost(self, reason: str) -> Gpu:
-        """The lost GPU: its identity, and the reset that it waits for."""
+        """Return the lost GPU: its identity, and the reset that it waits for."""
         gpu = self.device
         gpu.lost_reason = reason
         self._gpm.forget(gpu.uuid)
@@ -214,7 +214,7 @@ class GpuReader:
 
 
 def handle_address(handle: Any) -> int:
-    """A handle as a number, for the comparison with the handle in an event."""
+    """Return a handle as a number, for the comparison with the handle in an event."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
@@ -234,7 +234,8 @@ def _identity_samples(gpu: Device) -> Iterable[Sample]:
 
 
 def _read_identity(handle: object) -> Identity:
-    """Raises pynvml.NVMLError or UnicodeDecodeError where UUID or address cannot be read."""
+    """Read the identity. Raises pynvml.NVMLError or UnicodeDecodeError where UUID or address cannot be
+    read."""
     return Identity(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         pci_bus_id=normalise_bus_id(pynvml.nvmlDeviceGetPciInfo(handle).busId),
@@ -316,7 +317,7 @@ class FieldBatch:
 
 
 def decode_value(kind: int, raw: int) -> float | None:
-    """The number in the 64 bits of a value, by its type; None where the type is unknown."""
+    """Return the number in the 64 bits of a value, by its type; None where the type is unknown."""
     if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
         return raw
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
@@ -388,7 +389,7 @@ class FieldReader:
 
 
 def _set_features(gpu: Device, answered: set[str], errors: Mapping[str, set[int]]) -> None:
-    """A feature is supported if one of its fields answered, and unsupported if all were refused."""
+    """Mark a feature as supported if one of its fields answered, as unsupported if all were refused."""
     for feature in answered:
         gpu.features.set_supported(feature)
     for feature, codes in errors.items():

@@ -119,14 +119,14 @@ _FABRIC_STATES = {
 
 
 def read_pcie(gpu: Device) -> Iterable[Sample]:
-    """Generation, lanes and replays."""
+    """Yield generation, lanes and replays."""
     for name, feature, function, unit in _PCIE:
         yield from gpu.value(name, feature, gpu.query(feature, function), unit)
     yield from gpu.field("rankwatch_gpu_pcie_replays_total", "pcie_replays", _REPLAY_FIELD, EVENTS)
 
 
 def nvlink_fields(links: Iterable[int]) -> dict[FieldKey, str]:
-    """The fields of these NVLinks; the scope of each field is the number of its link."""
+    """Return the fields of these NVLinks; the scope of each field is the number of its link."""
     return {(field, link): feature for link in links for field, feature in _NVLINK_FEATURES.items()}
 
 
@@ -219,7 +219,7 @@ class ChipToChip:
         self.links = 0
 
     def fields(self) -> dict[FieldKey, str]:
-        """The fields of the links; the scope of each field is the number of its link."""
+        """Return the fields of the links; the scope of each field is the number of its link."""
         return {
             (field, link): feature for link in range(self.links) for field, feature in _C2C_FEATURES.items()
         }

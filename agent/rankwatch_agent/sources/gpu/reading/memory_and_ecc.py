@@ -102,7 +102,7 @@ def nvml_memory_info_v1(handle: object) -> Any:
 
 
 def read_processes(gpu: Device) -> Iterable[Sample]:
-    """The number of processes with a compute context, and the memory of each where the driver knows it."""
+    """Yield the number of processes with a compute context, and the memory of each that the driver knows."""
     found = gpu.query("processes", pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
     if found is None:
         return
@@ -149,7 +149,7 @@ def _sram_status(handle: object) -> Any:
 
 
 def read_repairs(gpu: Device) -> Iterable[Sample]:
-    """Replaced rows; on GPUs before Ampere, which cannot replace rows, retired pages."""
+    """Yield replaced rows; on GPUs before Ampere, which cannot replace rows, retired pages."""
     for key, kind in _REMAPPED_FIELDS:
         yield from gpu.field("rankwatch_gpu_remapped_rows", _REMAP, key, ROWS, kind)
     yield from gpu.field("rankwatch_gpu_row_remap_pending", _REMAP, _PENDING_FIELD, FLAG)
@@ -171,7 +171,7 @@ def read_reserve(gpu: Device) -> Iterable[Sample]:
 
 
 def read_recovery(gpu: Device) -> Iterable[Sample]:
-    """The recovery action that the driver requests, on older drivers derived from the reset status."""
+    """Yield the recovery action that the driver requests, on older drivers derived from the reset status."""
     number = gpu.fields.get(_ACTION_FIELD)
     if number is not None:
         action = _by_number(int(number), gpu.driver_version)
@@ -186,7 +186,7 @@ def read_recovery(gpu: Device) -> Iterable[Sample]:
 
 
 def read_reset(gpu: Device) -> Iterable[Sample]:
-    """The action for a GPU whose calls the driver refuses until it is reset."""
+    """Yield the action for a GPU whose calls the driver refuses until it is reset."""
     yield gpu.sample(_ACTION, 1.0, _RESET)
 
 
@@ -198,7 +198,7 @@ def _by_number(number: int, driver_version: tuple[int, ...]) -> str | None:
 
 
 def _by_status(reset: float | None, drain: float | None) -> str | None:
-    """The action by the two flags of drivers before 570."""
+    """Return the action by the two flags of drivers before 570."""
     if reset == 1:
         return _RESET
     if drain == 1:

@@ -112,7 +112,7 @@ class XidListener:
 
 
 def _replace(old: Any, handles: Mapping[int, Any]) -> Any:
-    """A new set of these GPUs; one that was just lost cannot be registered and is left out."""
+    """Return a new set of these GPUs; one that was just lost cannot be registered and is left out."""
     new = pynvml.nvmlEventSetCreate()
     for handle in handles.values():
         try:
@@ -310,7 +310,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _cuda_version() -> str:
-    """The newest CUDA that the driver supports: 12040 is 12.4 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)."""
+    """Return the newest CUDA the driver supports: 12040 is 12.4 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)."""
     try:
         version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     except pynvml.NVMLError:
