@@ -16,14 +16,7 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
-from rankwatch.conventions.vocabulary import (
-    CHECKPOINT_OPERATIONS,
-    DATA_WAIT,
-    LOSS,
-    Capability,
-    Lifecycle,
-    Unseen,
-)
+from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle
 from rankwatch.disabled import DisabledOperation, DisabledRun
 from rankwatch.errors import shown
 from rankwatch.failures import Ending, Failures, ending_by, guarded
@@ -33,6 +26,7 @@ from rankwatch.spans import Batches, BatchWait, NullSpan, Phases, Span, phase_sp
 from rankwatch.steps import Steps
 
 if TYPE_CHECKING:
+    from rankwatch.conventions.vocabulary import Unseen
     from rankwatch.device.cuda import Gpu
     from rankwatch.device.timeline import DeviceTimeline
     from rankwatch.fingerprints.recorder import Fingerprints

@@ -42,7 +42,7 @@ class HostCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads all files. Raises what collect_parts raises."""
+        """Read all files. Raises what collect_parts raises."""
         pressure = (lambda resource=resource: self._pressure(resource) for resource in RESOURCES)
         parts = (self._cpu, self._memory, self._oom_kills, *pressure)
         return collect_parts(self.name, parts, self._log_limit)
@@ -81,7 +81,7 @@ class CpuTimes(NamedTuple):
 
 
 def parse_stat(text: str) -> CpuTimes:
-    """Parses /proc/stat. Modes that an old kernel lacks are left out."""
+    """Parse /proc/stat. Modes that an old kernel lacks are left out."""
     rows = [line.split() for line in text.splitlines() if line.startswith("cpu")]
     total = next((row[1:] for row in rows if row[0] == "cpu"), [])
     cpus = sum(row[0].removeprefix("cpu").isdecimal() for row in rows)
@@ -91,14 +91,14 @@ def parse_stat(text: str) -> CpuTimes:
 
 
 def parse_meminfo(text: str) -> Table[str, int]:
-    """Parses /proc/meminfo: MemTotal, and MemAvailable from Linux 3.14 on, in bytes."""
+    """Parse /proc/meminfo: MemTotal, and MemAvailable from Linux 3.14 on, in bytes."""
     lines = (line.partition(":") for line in text.splitlines())
     fields = {name: rest for name, _, rest in lines if name in _MEMORY}
     return parse_fields({"MemTotal": "", **fields}.items(), _parse_kilobytes)
 
 
 def _parse_kilobytes(text: str) -> int:
-    """Converts `16384 kB` to bytes; the kernel's kB has 1024."""
+    """Convert `16384 kB` to bytes; the kernel's kB has 1024."""
     number, unit = text.split()
     if unit != "kB":
         raise ValueError(f"{unit!r:.40} instead of kB")
@@ -106,7 +106,7 @@ def _parse_kilobytes(text: str) -> int:
 
 
 def parse_oom_kills(text: str) -> int | None:
-    """Parses oom_kill of /proc/vmstat; None before Linux 4.13."""
+    """Parse oom_kill of /proc/vmstat; None before Linux 4.13."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
@@ -115,7 +115,7 @@ def parse_oom_kills(text: str) -> int | None:
 
 
 def parse_pressure(text: str) -> float:
-    """Parses /proc/pressure/*: seconds in which at least one task waited (the `some` line)."""
+    """Parse /proc/pressure/*: seconds in which at least one task waited (the `some` line)."""
     for line in text.splitlines():
         if line.startswith("some "):
             fields = dict(field.partition("=")[::2] for field in line.split()[1:])

@@ -62,7 +62,7 @@ class DeviceFilter:
     exclude: tuple[str, ...] = ("lo",)
 
     def select(self, names: Iterable[str], physical: frozenset[str]) -> list[str]:
-        """Returns the selected names, sorted. `physical` holds the names with hardware behind them.
+        """Return the selected names, sorted. `physical` holds the names with hardware behind them.
 
         Without any physical device, as in a pod with its own network namespace, every device that is not
         excluded is selected: the virtual ones are then the only sign of traffic.
@@ -78,12 +78,12 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
 
 
 def with_hardware(directory: Path, names: Iterable[str]) -> frozenset[str]:
-    """Returns the interfaces of /sys/class/net that have a device behind them."""
+    """Return the interfaces of /sys/class/net that have a device behind them."""
     return frozenset(name for name in names if os.path.lexists(directory / name / "device"))
 
 
 def node_network(procfs: Path) -> Path:
-    """Returns `procfs`/1/net: the network of the node's first process, also from a pod's network namespace.
+    """Return `procfs`/1/net: the network of the node's first process, also from a pod's network namespace.
 
     Where that cannot be read, returns `procfs`/net, the network of the agent itself.
     """
@@ -138,7 +138,7 @@ class NetworkCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads the selected interfaces. Raises CollectError, or NotApplicable where there is none."""
+        """Read the selected interfaces. Raises CollectError, or NotApplicable where there is none."""
         counters, errors = self._counters()
         # A garbled line may hide an interface that sysfs still lists.
         names = sorted({*counters, *(names_or_empty(str(self._interfaces)) if errors else ())})
@@ -150,7 +150,7 @@ class NetworkCollector:
         return collect_parts(self.name, parts, self._log_limit)
 
     def _counters(self) -> tuple[Mapping[str, InterfaceCounters], list[CollectError]]:
-        """Returns the counters of all interfaces, and the errors of broken lines.
+        """Return the counters of all interfaces, and the errors of broken lines.
 
         Raises what parse_kernel_file raises, and CollectError where every line is broken.
         """
@@ -162,7 +162,7 @@ class NetworkCollector:
         return table.found, errors
 
     def _sysfs_parts(self, name: str, physical: bool) -> Iterator[Part]:
-        """Yields one part per file, so that a broken file costs only its own series."""
+        """Yield one part per file, so that a broken file costs only its own series."""
         directory = self._interfaces / name
         yield lambda: [
             sample(
@@ -184,7 +184,7 @@ class NetworkCollector:
             yield lambda: [_identity(name, str(directory / "device"))]
 
     def _speed(self, name: str) -> Iterator[Series]:
-        """Yields the speed, read anew after each carrier change: without their count it would grow stale."""
+        """Yield the speed, read anew after each carrier change: without their count it would grow stale."""
         carrier_changes = parse_kernel_file(self._interfaces / name / "carrier_changes", parse_count)
         cached = self._speeds.get(name)
         if cached is None or cached.carrier_changes != carrier_changes:
@@ -207,7 +207,7 @@ class NetworkCollector:
 
 
 def parse_net_dev(text: str) -> Table[str, InterfaceCounters]:
-    """Parses /proc/net/dev: eight receive counters, then eight transmit counters per interface.
+    """Parse /proc/net/dev: eight receive counters, then eight transmit counters per interface.
 
     Raises ValueError where its two heading lines are missing.
     """
@@ -224,14 +224,14 @@ def _parse_interface(line: str) -> tuple[str, InterfaceCounters]:
 
 
 def parse_operstate(text: str) -> float:
-    """Returns 1 for `up`, 0 for the other states of RFC 2863. Raises ValueError for any other text."""
+    """Return 1 for `up`, 0 for the other states of RFC 2863. Raises ValueError for any other text."""
     if text.strip() not in _STATES:
         raise ValueError(f"{text.strip()!r:.40} is not a state of an interface")
     return float(text.strip() == "up")
 
 
 def parse_speed(text: str) -> float | None:
-    """Converts `speed` from megabits to bytes per second. Both -1 and 4294967295 mean unknown: None."""
+    """Convert `speed` from megabits to bytes per second. Both -1 and 4294967295 mean unknown: None."""
     megabits = int(text)
     return megabits * _BYTES_PER_MEGABIT if 0 < megabits < 0xFFFFFFFF else None
 

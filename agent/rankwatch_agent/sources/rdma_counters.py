@@ -112,7 +112,7 @@ _VPORT_PREFIX = "vport_"
 
 
 def class_of(name: str) -> Metric | None:
-    """Returns the metric for errors or for congestion; None for a counter of neither, and for unknown names.
+    """Return the metric for errors or for congestion; None for a counter of neither, and for unknown names.
 
     `req_cqe_flush_error` and `resp_cqe_flush_error` are no errors: closing a queue regularly counts them too.
     """
@@ -123,12 +123,13 @@ def class_of(name: str) -> Metric | None:
 
 
 def is_exported(name: str) -> bool:
-    """True if a counter of this name can have a series. Drivers list gauges and settings among the others."""
+    """Return True if a counter of this name can have a series. Drivers list gauges and settings among the
+    others."""
     return name in TOTALS or name in SUBSTITUTES or class_of(name) is not None
 
 
 def read_counters(files: SysfsFiles, directory: str) -> dict[str, int]:
-    """Returns the readable ones of a directory's counters that are exported, by name."""
+    """Return the readable ones of a directory's counters that are exported, by name."""
     found = {}
     for name in names_or_empty(directory):
         if is_exported(name):
@@ -141,7 +142,7 @@ def read_counters(files: SysfsFiles, directory: str) -> dict[str, int]:
 def counter_series(
     device: str, port: str, counters: Mapping[str, int], standard: Set[str] = frozenset()
 ) -> Iterator[Series]:
-    """Yields each counter in its metric, none twice.
+    """Yield each counter in its metric, none twice.
 
     `standard` holds the standard counters that this port has had before. No substitute is used for them, so
     that a total does not jump while one of them cannot be read.
@@ -209,7 +210,7 @@ class SysfsFiles:
     def value(
         self, path: str, parse: Callable[[bytes], Parsed | None], retry_seconds: float = RETRY_SECONDS
     ) -> Parsed | None:
-        """Returns the parsed file, or None where it is absent, unreadable, skipped or without a value.
+        """Return the parsed file, or None where it is absent, unreadable, skipped or without a value.
 
         `parse` returns None for an answer that means "unknown" and raises ValueError for one that it does not
         understand. Either counts as a failure of the file. OutOfDescriptorsError, which it raises, does not.
@@ -234,11 +235,11 @@ class SysfsFiles:
         return value
 
     def forget_failures(self) -> None:
-        """Reads every file again from now on, as after a change of the port's state."""
+        """Read every file again from now on, as after a change of the port's state."""
         self._failures.clear()
 
     def take_errors(self) -> list[CollectError]:
-        """Returns one error per file that broke since the last call."""
+        """Return one error per file that broke since the last call."""
         errors, self._errors = list(self._errors.values()), {}
         return errors
 
@@ -250,7 +251,7 @@ class SysfsFiles:
 
 
 def read_bytes(path: str) -> bytes:
-    """Returns the first 4096 bytes of the file. Raises OSError."""
+    """Return the first 4096 bytes of the file. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return os.read(descriptor, _MAX_BYTES)
@@ -259,7 +260,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def parse_counter(text: bytes) -> int | None:
-    """Parses a counter; None for `N/A (no PMA)` and for all bits set."""
+    """Parse a counter; None for `N/A (no PMA)` and for all bits set."""
     if text.startswith(b"N/A"):
         return None
     value = parse_count(text.decode("ascii"))
@@ -267,17 +268,17 @@ def parse_counter(text: bytes) -> int | None:
 
 
 def parse_state(text: bytes) -> str | None:
-    """Parses `4: ACTIVE` as `active`; None for a state that is not in the kernel's list."""
+    """Parse `4: ACTIVE` as `active`; None for a state that is not in the kernel's list."""
     return STATES.get(_number(text))
 
 
 def parse_physical_state(text: bytes) -> str | None:
-    """Parses `5: LinkUp` as `link_up`; None for a state that is not in the kernel's list."""
+    """Parse `5: LinkUp` as `link_up`; None for a state that is not in the kernel's list."""
     return PHYSICAL_STATES.get(_number(text))
 
 
 def parse_rate(text: bytes) -> float | None:
-    """Parses `400 Gb/sec (4X NDR)` as bytes per second; None where it is 0."""
+    """Parse `400 Gb/sec (4X NDR)` as bytes per second; None where it is 0."""
     number, unit, *_ = (*text.split(), b"", b"")
     if unit != b"Gb/sec":
         raise ValueError(f"unexpected rate {text!r:.80}")
@@ -288,7 +289,7 @@ def parse_rate(text: bytes) -> float | None:
 
 
 def parse_word(text: bytes) -> str | None:
-    """Parses a name or version, without the space around it; None where it is empty."""
+    """Parse a name or version, without the space around it; None where it is empty."""
     return text.decode("utf-8", "replace").strip() or None
 
 

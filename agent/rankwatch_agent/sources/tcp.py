@@ -37,7 +37,7 @@ class TcpCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Reads the file. Raises what collect_parts raises."""
+        """Read the file. Raises what collect_parts raises."""
         return collect_parts(self.name, (self._series,), self._log_limit)
 
     def _series(self) -> Iterator[Series | CollectError]:
@@ -49,7 +49,7 @@ class TcpCollector:
 
 
 def parse_snmp(text: str) -> Table[str, int]:
-    """Parses TCP's counters in /proc/net/snmp: a line of names, then a line of numbers.
+    """Parse TCP's counters in /proc/net/snmp: a line of names, then a line of numbers.
 
     Raises ValueError where a line is missing or their lengths differ.
     """

@@ -80,7 +80,7 @@ def capabilities(boxes: Boxes) -> Capabilities:
 
 
 def visible_lines(found: Capabilities) -> Iterator[str]:
-    """A line with what is seen, and a line for each reason why something is not."""
+    """Yield a line with what is seen, and a line for each reason why something is not."""
     if seen := [each.value for each, why in found.items() if why is None]:
         yield f"visible:     {', '.join(seen)}"
     head = "not visible: "
@@ -100,6 +100,7 @@ def unseen_parts(found: Capabilities) -> Iterator[str]:
 
 
 def tracked(boxes: Boxes) -> tuple[str, ...]:
-    """The pages of the run in its experiment trackers; of one without a page its kind and its run there."""
+    """Return the pages of the run in its experiment trackers; of one without a page its kind and its run
+    there."""
     found = (each for box in boxes.by_rank.values() for each in box.trackers)
     return tuple(dict.fromkeys(each.url or f"{each.kind.value} {each.run}" for each in found))

@@ -83,14 +83,15 @@ class RunVerdict:
 
 
 def verdict_word(verdict: RunVerdict) -> str:
-    """The verdict in a word: `stalled`, else the cause of a slowdown; empty where that was not judged."""
+    """Return the verdict in a word: `stalled`, else the cause of a slowdown; empty where that was not
+    judged."""
     if verdict.state is RunState.STALLED:
         return verdict.state.value
     return "" if verdict.straggler is None else verdict.straggler.cause.value
 
 
 def slow_ranks(found: Verdict) -> tuple[int, ...]:
-    """The ranks that slow the run down, if that costs enough to name them."""
+    """Return the ranks that slow the run down, if that costs enough to name them."""
     return found.ranks if found.slowdown >= DEFAULT.least_slowdown else ()
 
 
@@ -163,7 +164,7 @@ def _all_failed(boxes: Boxes) -> str:
 
 
 def _and_others(straggler: Verdict) -> str:
-    """The causes beside the first, with their costs."""
+    """Return the causes beside the first, with their costs."""
     others = straggler.others
     shown = []
     for each in others[:_OTHERS_SHOWN]:
@@ -181,7 +182,7 @@ def _but_events(straggler: Verdict) -> str:
 
 
 def unclear(straggler: Verdict) -> str:
-    """The sentence about a slowdown of uncertain cause, or about too little evidence."""
+    """Return the sentence about a slowdown of uncertain cause, or about too little evidence."""
     suspected = straggler.evidence.get("suspected_ranks")
     if isinstance(suspected, list) and suspected:
         suspects = listed(tuple(each["rank"] for each in suspected))

@@ -93,7 +93,7 @@ class DeviceWaits:
     def enqueues(
         self, device: int, key: WaitKey, *, asynchronous: bool, output: Any, message: int = 0
     ) -> bool:
-        """An operation is about to be enqueued. Returns True if `ends` must follow.
+        """Note that an operation is about to be enqueued. Returns True if `ends` must follow.
 
         output: of a functional collective; else None. message: a send or receive, as in a record.
         """
@@ -134,7 +134,8 @@ class DeviceWaits:
         _keep(self._communicating, address, key, MOST_STREAMS)
 
     def _compute(self) -> ComputeStream | None:
-        """The compute stream; None until it is known, because side streams cannot be told from it before."""
+        """Return the compute stream; None until it is known, because side streams cannot be told from it
+        before."""
         return self._gpu.stream if self._timeline.stream is not None else None
 
     def _remember(self, output: Any, key: WaitKey) -> None:
@@ -157,7 +158,7 @@ class DeviceWaits:
     # -- at the wait ------------------------------------------------------------------------------
 
     def begins(self, key: WaitKey | None = None) -> bool:
-        """This thread is about to have its stream wait. Returns True if `ends` must follow."""
+        """Begin to have the stream of this thread wait. Returns True if `ends` must follow."""
         try:
             key = key or self._latest
             if self._timeline.wait_began(key):
@@ -169,7 +170,7 @@ class DeviceWaits:
         return False
 
     def ends(self) -> None:
-        """The wait is enqueued."""
+        """Note that the wait is enqueued."""
         try:
             self._timeline.wait_ended()
         except Exception as error:  # noqa: BLE001 - as above
@@ -218,7 +219,7 @@ class DeviceWaits:
         return end_coalescing
 
     def _batch_ended(self, work: int, marks: int) -> None:
-        """marks: made before the batch was enqueued."""
+        """Take a batch. marks: made before it was enqueued."""
         messages, self._batch = self._batch or [], None
         self._by_work.pop(work, None)  # of a work that is gone
         spare = layout.DEVICE_MESSAGES - len(messages)

@@ -123,7 +123,7 @@ def ask_by_proxies(
 
 
 def connect_tcp(host: str, port: int, end: float) -> socket.socket:
-    """A connection to the first address of the host that accepts one.
+    """Return a connection to the first address of the host that accepts one.
 
     end: deadline for all addresses together, in monotonic seconds. Raises OSError, and
     ConnectionRefusedError only if every address refuses.

@@ -99,7 +99,7 @@ class RunLedger:
                 del self.roles[gone.role]
 
     def by_attempt(self) -> Iterator[tuple[int, AttemptRecord, Seconds]]:
-        """Number, span and rank-seconds by state of each attempt, in their order."""
+        """Return number, span and rank-seconds by state of each attempt, in their order."""
         for number, span in sorted(self.attempts.by_number.items()):
             seconds: Seconds = {}
             for ledger in self.ranks.values():
@@ -240,7 +240,8 @@ class RunLedgers:
 
 
 def saved_ledger(path: Path, run: str) -> RunLedger | None:
-    """The ledger of one run in the file that an agent keeps; None where it has none that can be used."""
+    """Return the ledger of one run in the file that an agent keeps; None where it has none that can be
+    used."""
     found: list[RunLedger] = []
 
     def use(document: Any) -> None:
@@ -271,7 +272,7 @@ def save_run(ledger: RunLedger) -> dict[str, Any]:
 
 
 def load_run(saved: Any, started: float) -> RunLedger:
-    """started: Unix time at which this agent started."""
+    """Return the ledgers in a state file. started: Unix time at which this agent started."""
     ledger = RunLedger()
     for number, span in saved["attempts"].items():
         ledger.attempts.by_number[_attempt(number)] = _load_span(**span)
