@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import AllocatorNow
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.rank_gpu import SAMPLE_SECONDS, AllocatorMemory
+from support.training.blackbox import now
 
 
 @dataclass
@@ -54,11 +54,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 
 def seen(writer: Writer) -> AllocatorNow | None:
-    reader = Reader(writer.path)
-    try:
-        return reader.now().allocator
-    finally:
-        reader.close()
+    return now(writer.path).allocator
 
 
 def test_sample(writer: Writer) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import struct
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import MOST_ATTEMPTS, Identity, as_traceparent
 from rankwatch.launchers import attempt_by, most_attempts_by, nvrx_job_by
+from support.processes.python import python
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -78,12 +77,8 @@ print(json.dumps(run.identity.attempt))
 
 
 def _attempt(directory: Path, **variables: str) -> int:
-    env = {
-        **os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "0",
-        "RANK": "0", "WORLD_SIZE": "1", **variables,
-    }  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", RANK], env=env, capture_output=True, text=True, check=True)
-    return int(json.loads(done.stdout))
+    usual = {"RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    return int(python(RANK, directory=directory, check=True, **{**usual, **variables}).stdout)
 
 
 @pytest.mark.process

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -264,19 +265,15 @@ def test_any_content(
         corrupt(offset, data)(writer.path)
     if size is not None:
         os.truncate(writer.path, size)
-    reader = None
     try:
-        reader = Reader(writer.path)
-        for _ in range(5):
-            for record in reader.poll().records():
-                reader.name(record.name).encode()
-        reader.now()
-        assert reader.missed >= 0
+        with closing(Reader(writer.path)) as reader:
+            for _ in range(5):
+                for record in reader.poll().records():
+                    reader.name(record.name).encode()
+            reader.now()
+            assert reader.missed >= 0
     except BlackBoxError as error:
         assert error.reason
-    finally:
-        if reader is not None:
-            reader.close()
 
 
 @settings(BUSY_MACHINE, max_examples=60)
@@ -293,10 +290,9 @@ def test_any_sequence_numbers(
     for slot, number in sequences:
         at = layout.RING_OFFSET + slot * layout.RECORD_SIZE + 24
         corrupt(at, number.to_bytes(8, "little"))(writer.path)
-    reader = Reader(writer.path)
-    for _ in range(6):
-        assert len(reader.poll().records()) <= CAPACITY
-    reader.close()
+    with closing(Reader(writer.path)) as reader:
+        for _ in range(6):
+            assert len(reader.poll().records()) <= CAPACITY
 
 
 def test_unpackable_record(tmp_path: Path) -> None:

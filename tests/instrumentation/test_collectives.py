@@ -12,11 +12,10 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from support.jobs.forked_ranks import shared_ranks
 from support.paths import SUPPORT
 from support.servers.prometheus import reserved_port
-from support.training.blackbox import of_kind
+from support.training.blackbox import name_of, now, of_kind
 
 pytestmark = pytest.mark.process
 
@@ -45,9 +44,7 @@ def test_ddp_job(tmp_path: Path, environ: dict[str, str]) -> None:
         assert seen["all_gather", "default_pg", 20, _has_async_argument("allgather_")] == STEPS
         assert seen["all_reduce", "default_pg", 12, False] == STEPS
         assert sum(count for (name, *_), count in seen.items() if name == "barrier") == 1
-        reader = Reader(path)
-        assert reader.now().errors == 0
-        reader.close()
+        assert now(path).errors == 0
 
 
 def _has_async_argument(operator: str) -> bool:
@@ -66,14 +63,12 @@ def test_killed_rank(tmp_path: Path, environ: dict[str, str]) -> None:
 
 
 def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
-    reader = Reader(path)
     found = []
     for each in of_kind(path, RecordKind.COLLECTIVE):
         size, _, group, flags, _ = (int(value) for value in each.payload)
         assert each.start <= each.end
         assert not flags & layout.FAILED
-        found.append((each.name, reader.name(group), size, bool(flags & layout.BLOCKING)))
-    reader.close()
+        found.append((each.name, name_of(path, group), size, bool(flags & layout.BLOCKING)))
     return found
 
 

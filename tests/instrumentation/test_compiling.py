@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.compiling import is_compiling
+from support.processes.python import python
 from support.training.blackbox import read
 
 pytest.importorskip("torch")
@@ -97,9 +95,8 @@ assert written() is None
 def test_compiled_calls(tmp_path: Path) -> None:
     """No public call breaks a graph, whether the compiler is loaded before or after the start of the run. The
     calls around a compiled function record as always. The compiler keeps no black box of an ended run."""
-    environ = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    code = f"FUNCTIONS = {FUNCTIONS!r}\n{CHECKS}"
-    subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+    done = python(f"FUNCTIONS = {FUNCTIONS!r}\n{CHECKS}", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
     kinds = [RecordKind.PHASE, RecordKind.SCALAR, RecordKind.STEP]
     for run in ("before", "after"):
         assert [each.kind for each in read(tmp_path / run / "0.blackbox")] == [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.processes.python import python
 
 pytestmark = pytest.mark.process
 
@@ -23,10 +22,7 @@ STEP = "with run.step(), run.phase('forward'): run.work(tokens=64)\n"
 
 def printed(directory: Path, code: str, **variables: str) -> tuple[int, list[str]]:
     """Exit status and the lines of rankwatch, of a process that runs `code` as a rank."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_SUMMARY": "1", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", PATIENT + code], env=env, capture_output=True, text=True, check=False
-    )
+    done = python(PATIENT + code, directory=directory, **{"RANKWATCH_SUMMARY": "1", **variables})
     assert done.stdout == ""
     ours = ("rankwatch: ", "  ")
     return done.returncode, [line for line in done.stderr.splitlines() if line.startswith(ours)]

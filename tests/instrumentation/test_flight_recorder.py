@@ -16,6 +16,7 @@ from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import until
 from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import NO_GLOO_RECORDER, serves_gloo_recorder
+from support.processes.python import python
 
 torch = pytest.importorskip("torch")
 
@@ -164,8 +165,7 @@ def test_real_rank(tmp_path: Path) -> None:
 def test_log_lines(tmp_path: Path) -> None:
     """torch's lines about its worker server are printed if the user asks for its log."""
     code = "import torch, rankwatch\nrankwatch.start(run='r', rank=0).finish()\n"
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "TORCH_CPP_LOG_LEVEL": "INFO"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = python(code, directory=tmp_path, check=True, TORCH_CPP_LOG_LEVEL="INFO")
     assert done.stderr.count("WorkerServer.cpp") == 3
 
 

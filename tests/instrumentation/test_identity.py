@@ -1,9 +1,9 @@
-"""The identity of a process: what counts first, and how a run is called."""
+"""The identity of a process, how a run is called, and the ids of traces and spans."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
 import sys
 import time
 from importlib.machinery import ModuleSpec
@@ -13,7 +13,18 @@ import pytest
 
 from rankwatch.errors import IdentityError
 from rankwatch.identification import Given, identify
-from rankwatch.identity import Identity, as_contact, safe_run
+from rankwatch.identity import (
+    Identity,
+    as_contact,
+    rank_step_span,
+    run_trace,
+    safe_run,
+    span,
+    span_text,
+    step_trace,
+    trace_text,
+)
+from support.processes.python import python
 
 
 def find(env: dict[str, str], **given: object) -> Identity:
@@ -57,8 +68,7 @@ def test_torchrun_without_id() -> None:
     )
     names = []
     for _ in range(2):
-        started = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, check=True)
-        names.append(started.stdout.split())
+        names.append(python(launcher, check=True).stdout.split())
         time.sleep(1.0)  # the name holds whole seconds
     assert [len(set(each)) for each in names] == [1, 1]
     assert names[0] != names[1]
@@ -153,3 +163,33 @@ def test_contact(text: str) -> None:
 def test_wrong_contact(text: str) -> None:
     """It becomes a label and the address of a mail: one plain address or channel, or nothing."""
     assert as_contact(text) == ""
+
+
+@pytest.mark.process
+def test_same_in_every_process() -> None:
+    """Nodes agree without talking: the id depends on nothing but the fields."""
+    code = "from rankwatch.identity import *; print(step_trace('c', 'run', 2, 100), run_trace('c', 'run'))"
+    assert python(code, check=True).stdout.split() == [
+        str(step_trace("c", "run", 2, 100)),
+        str(run_trace("c", "run")),
+    ]
+
+
+def test_different_things_differ() -> None:
+    """Fields are not simply joined: ("a", "bc") and ("ab", "c") are two runs."""
+    traces = [run_trace("a", "bc"), run_trace("ab", "c"), run_trace("", "abc")]
+    traces += [
+        step_trace("a", "b", attempt, step) for attempt, step in itertools.product(range(4), range(400))
+    ]
+    spans = [rank_step_span(traces[0], rank) for rank in range(400)] + [span(traces[0], "rank", 1, "forward")]
+    assert len(set(traces)) == len(traces)
+    assert len(set(spans)) == len(spans)
+    assert step_trace("a", "b", 1, 11) != step_trace("a", "b", 11, 1)
+
+
+def test_text_of_trace_ids() -> None:
+    """As W3C trace context has them."""
+    assert trace_text(1) == "0" * 31 + "1"
+    assert span_text(255) == "0" * 14 + "ff"
+    assert len(trace_text(run_trace("", "run"))) == 32
+    assert len(span_text(span(1, "x"))) == 16

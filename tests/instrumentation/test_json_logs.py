@@ -1,12 +1,15 @@
-"""Log lines in JSON: the fields of the run and of OpenTelemetry, whatever is logged; nothing is raised."""
+"""Log lines in JSON, also of structlog and loguru: the fields of the run and of OpenTelemetry."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import pytest
 import rankwatch
 from rankwatch.identity import rank_step_span, run_trace, span_text, step_trace, trace_text
 from rankwatch.logs import JsonHandler, fields, json_lines
+from support.paths import ROOT
+from support.processes.python import python
 
 
 class Sink:
@@ -173,3 +178,24 @@ def test_as_otlp(run: rankwatch.Run, sink: Sink) -> None:
         span_id=bytes.fromhex(entry["span_id"]),
     )
     assert (len(record.trace_id), len(record.span_id), record.severity_number) == (16, 8, 21)
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "logs.md").read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.frameworks
+@pytest.mark.process
+@pytest.mark.parametrize("library", ["structlog", "loguru"])
+def test_fields_of_libraries(tmp_path: Path, library: str) -> None:
+    """Run, rank, step, trace and span of the step, and the caller's own value."""
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    (code,) = [each for each in BLOCKS if f"import {library}" in each]
+    done = python(code, directory=tmp_path, check=True)
+    (line,) = (each for each in (done.stdout + done.stderr).splitlines() if each.startswith("{"))
+    entry = json.loads(line)
+    trace = step_trace("", "job", entry["attempt"], 100)
+    assert (entry["run"], entry["rank"], entry["step"], entry["body"]) == ("job", 0, 100, "step done")
+    assert entry["trace_id"] == trace_text(trace)
+    assert entry["span_id"] == span_text(rank_step_span(trace, 0))
+    assert entry.get("loss", entry.get("attributes", {}).get("extra", {}).get("loss")) == 2.5

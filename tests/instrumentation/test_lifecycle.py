@@ -6,8 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +13,10 @@ import pytest
 
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
-from support.training.blackbox import box, of_kind, read
+from support.processes.python import python
+from support.training.blackbox import box, name_of, of_kind, read
 
 pytestmark = pytest.mark.process
 
@@ -31,8 +29,7 @@ START = (
 
 def end(directory: Path, code: str) -> tuple[int, list[str]]:
     """Run a process to its end; its exit status and its lifecycle events."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory)}
-    done = subprocess.run([sys.executable, "-c", START + code], env=env, capture_output=True, check=False)
+    done = python(START + code, directory=directory)
     return done.returncode, [each.name for each in of_kind(box(directory), RecordKind.LIFECYCLE)]
 
 
@@ -61,9 +58,7 @@ def test_type_of_exception(tmp_path: Path) -> None:
     """It is recorded even if the run is not used as a context manager."""
     end(tmp_path, "raise MemoryError")
     failed = of_kind(box(tmp_path), RecordKind.LIFECYCLE)[-1]
-    reader = Reader(box(tmp_path))
-    assert reader.name(int(failed.payload[1])) == "MemoryError"
-    reader.close()
+    assert name_of(box(tmp_path), failed.payload[1]) == "MemoryError"
 
 
 def test_sigterm_while_python_hangs(tmp_path: Path) -> None:
@@ -94,9 +89,7 @@ def test_handler_installed_before_start(tmp_path: Path) -> None:
         "signal.signal(signal.SIGTERM, leave)\nrun = rankwatch.start(run='r')\n"
         "os.kill(os.getpid(), 15)\ntime.sleep(60)"
     )
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=600)
-    assert done.returncode == 0
+    python(code, directory=tmp_path, check=True)
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)][-1] == "preempted"
 
 
@@ -109,10 +102,7 @@ def test_files_after_the_end(tmp_path: Path) -> None:
 def test_second_start_of_a_run(tmp_path: Path) -> None:
     """A notebook cell that runs again begins a new box. One line says that the first run has ended."""
     again = "other = rankwatch.start(run='r')\nwith other.step(): pass\nother.finish()"
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", START + again], env=env, capture_output=True, text=True, check=True
-    )
+    done = python(START + again, directory=tmp_path, check=True)
     assert done.stderr == "rankwatch.start was called again: run 'r' ends here\n"
     assert [path.name for path in (tmp_path / "r").glob("*.*")] == ["0.blackbox"]
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.logs import lines
 from rankwatch.logs.lines import Line, LineWriter, Source, read_lines_at
 from rankwatch.untrusted.folders import Folder
+from support.processes.python import python
 
 pytestmark = pytest.mark.process
 
@@ -22,10 +22,7 @@ START = "import logging, os, sys, threading, rankwatch\nrun = rankwatch.start(ru
 
 def ran(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A process that runs `code` as a rank."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_LOG_LINES": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-c", START + code], env=env, capture_output=True, text=True, check=False
-    )
+    return python(START + code, directory=directory, **{"RANKWATCH_LOG_LINES": "1", **variables})
 
 
 def kept(directory: Path, suffix: str = lines.SUFFIX) -> list[Line]:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity, safe_run
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.processes.mounts import run_with_tmpfs
 from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
+from support.training.blackbox import box, header
 
 __all__ = ["node_directory"]
 
@@ -62,22 +62,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def pid_of(path: Path) -> int:
-    reader = Reader(path)
-    try:
-        return reader.header.pid
-    finally:
-        reader.close()
-
-
-def lag_seconds(path: Path) -> float:
-    reader = Reader(path)
-    try:
-        return reader.header.lag_seconds
-    finally:
-        reader.close()
-
-
 def assert_refused(directory: Path, prefix: tuple[str, ...] = ()) -> None:
     with trainer(directory, START, prefix=prefix) as second:
         stdout, stderr = second.communicate(timeout=600)
@@ -92,7 +76,7 @@ def test_living_writer(tmp_path: Path) -> None:
     with trainer(tmp_path) as first:
         assert first_line(first) == "Run job"
         assert_refused(tmp_path)
-        assert pid_of(path) == first.pid
+        assert header(path).pid == first.pid
         assert [each.name for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size] == [
             "0.blackbox"
         ]
@@ -122,7 +106,7 @@ def test_killed_writer(tmp_path: Path) -> None:
         file.write(os.getpid().to_bytes(4, "little"))
     with trainer(tmp_path) as second:
         assert first_line(second) == "Run job"
-        assert pid_of(path) == second.pid
+        assert header(path).pid == second.pid
 
 
 def test_finished_writer(tmp_path: Path) -> None:
@@ -194,7 +178,7 @@ def test_two_users(node_directory: Path) -> None:
         code = START.replace("run =", f"os.setuid({NOBODY})\nrun =")
         with trainer(node_directory, code) as second:
             assert first_line(second) == f"Run job-uid{NOBODY}"
-        assert pid_of(node_directory / "job" / "0.blackbox") == first.pid
+        assert header(node_directory / "job" / "0.blackbox").pid == first.pid
 
 
 @needs_root
@@ -373,7 +357,7 @@ def test_directory_that_is_not_mounted(tmp_path: Path) -> None:
             tmp_path, f"import os\nos.environ['RANKWATCH_BOX_WRITES'] = {text!r}\n{START}"
         ) as process:
             _, stderr = process.communicate(timeout=600)
-        assert lag_seconds(tmp_path / "job" / "0.blackbox") == lag
+        assert header(box(tmp_path)).lag_seconds == lag
         assert stderr.count("\n") == lines
 
 

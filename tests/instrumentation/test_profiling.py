@@ -14,10 +14,9 @@ import torch
 
 import rankwatch
 from rankwatch import profiler, profiling
-from rankwatch.blackbox.reader import Reader
 from rankwatch.profiling import traces_beside
 from support.jobs.forked_ranks import shared_ranks
-from support.training.blackbox import box
+from support.training.blackbox import box, now
 
 COUNT = 3
 
@@ -46,11 +45,7 @@ def train(run: rankwatch.Run, steps: int, *, slow: tuple[int, ...] = ()) -> torc
 
 
 def errors(tmp_path: Path) -> int:
-    reader = Reader(box(tmp_path))
-    try:
-        return reader.now().errors
-    finally:
-        reader.close()
+    return now(box(tmp_path)).errors
 
 
 def test_slowest_steps(profiled: rankwatch.Run, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header
 from support.jobs.forked_ranks import shared_ranks
 from support.paths import ROOT
-from support.training.blackbox import box, of_kind
+from support.training.blackbox import box, header, now, of_kind
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -36,10 +35,8 @@ def headers(directory: Path) -> list[Header]:
     found = []
     for path in directory.rglob("*"):
         if path.is_file():
-            reader = Reader(path)
-            assert reader.now().steps_completed == 3
-            found.append(reader.header)
-            reader.close()
+            assert now(path).steps_completed == 3
+            found.append(header(path))
     return sorted(found, key=lambda each: each.identity.rank)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.hooks import SAMPLE_SECONDS, RunQueueWait
 from rankwatch.identity import Identity
+from support.training.blackbox import now
 
 
 class Kernel:
@@ -32,11 +32,7 @@ class Kernel:
 
 
 def share(writer: Writer) -> float | None:
-    reader = Reader(writer.path)
-    try:
-        return reader.now().cpu_wait_share
-    finally:
-        reader.close()
+    return now(writer.path).cpu_wait_share
 
 
 def test_wait_since_the_start_of_the_run(tmp_path: Path) -> None:

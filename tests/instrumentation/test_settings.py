@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,6 +23,7 @@ from rankwatch.settings import (
     read_flags,
     to_toml,
 )
+from support.processes.python import python
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,5 +256,4 @@ def test_invalid_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_training_does_not_import_it() -> None:
     """The module imports argparse, ast and tomllib, which a rank does not need."""
     code = "import rankwatch, sys; print('rankwatch.settings' in sys.modules, 'argparse' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
+    assert python(code, check=True).stdout == "False False\n"

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
+from support.processes.python import python
+from support.training.blackbox import box, header, now
 
 pytestmark = pytest.mark.process
 
@@ -40,9 +41,8 @@ print(type(run).__name__)
 """
 
 
-def loop(directory: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), **variables}
-    return subprocess.run([sys.executable, "-c", LOOP], env=env, capture_output=True, text=True, check=False)
+def loop(directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python(LOOP, directory=directory, **variables)
 
 
 def test_missing_directory(tmp_path: Path) -> None:
@@ -50,22 +50,6 @@ def test_missing_directory(tmp_path: Path) -> None:
     done = loop(tmp_path / "a" / "b")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Run\n", "")
     assert list((tmp_path / "a" / "b").glob("r/0.blackbox"))
-
-
-def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
-    """It is logged once, and the loop runs to its end without recording."""
-    (tmp_path / "file").write_text("")
-    done = loop(tmp_path / "file" / "below")
-    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert done.stderr.count("rankwatch records nothing") == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_read_only_directory() -> None:
-    """It is logged once. /proc accepts no files, not even from root."""
-    done = loop("/proc/rankwatch")
-    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert done.stderr.count("rankwatch records nothing") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
@@ -97,19 +81,32 @@ def test_disabled(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_invalid_environment(tmp_path: Path) -> None:
-    """It is logged and the loop runs. A custom launcher may set RANK to anything."""
-    done = loop(tmp_path, RANK="zero")
-    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert "RANK is 'zero'" in done.stderr
+NO_RANK = "WORLD_SIZE is 4, but nothing gives this process its rank"
 
 
-def test_world_size_without_a_rank(tmp_path: Path) -> None:
-    """It is logged once, and the loop runs. Otherwise all processes would be rank 0."""
-    done = loop(tmp_path, WORLD_SIZE="4", LOCAL_RANK="1")
+@pytest.mark.parametrize(
+    ("below", "variables", "said"),
+    [
+        ("file/below", {}, ""),
+        ("/proc/rankwatch", {}, ""),  # which accepts no files, not even from root
+        ("", {"RANK": "zero"}, "RANK is 'zero'"),  # a custom launcher may set it to anything
+        # Otherwise all processes would be rank 0.
+        (
+            "",
+            {"WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+            "WORLD_SIZE is 4, but nothing gives this process its rank",
+        ),
+        ("", {"RANK": "3", "WORLD_SIZE": str(2**33)}, ""),
+        ("", {"RANK": "3", "WORLD_SIZE": str(2**70)}, ""),
+    ],
+)
+def test_nothing_is_recorded(tmp_path: Path, below: str, variables: dict[str, str], said: str) -> None:
+    """One line says why, and the loop runs to its end."""
+    (tmp_path / "file").write_text("")
+    done = loop(tmp_path / below, **variables)
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert done.stderr.count("\n") == 1
-    assert "WORLD_SIZE is 4, but nothing gives this process its rank" in done.stderr
+    assert done.stderr.count("\n") == done.stderr.count("rankwatch records nothing") == 1
+    assert said in done.stderr
     assert not list(tmp_path.rglob("*.blackbox"))
 
 
@@ -166,21 +163,9 @@ def test_repeated_error(run: rankwatch.Run, caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("world", [2**33, 2**70])
-def test_world_size_too_large_for_the_header(tmp_path: Path, world: int) -> None:
-    """It is logged once, and the loop runs."""
-    done = loop(tmp_path, RANK="3", WORLD_SIZE=str(world))
-    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
-    assert done.stderr.count("rankwatch records nothing") == 1
-
-
 def _declared(directory: Path) -> tuple[str, str, float | None]:
-    (path,) = directory.glob("r/0.blackbox")
-    reader = Reader(path)
-    try:
-        return reader.header.run_class, reader.header.contact, reader.header.checkpoint_interval_seconds
-    finally:
-        reader.close()
+    found = header(box(directory))
+    return found.run_class, found.contact, found.checkpoint_interval_seconds
 
 
 def test_identified_by_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,9 +185,7 @@ def test_identified_by_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         looking.join()
         code = "import pathlib, sys; from rankwatch.blackbox.reader import Reader as R\n"
         code += "print(R(pathlib.Path(sys.argv[1])).writer_alive())"
-        box = tmp_path / "r" / "0.blackbox"
-        command = [sys.executable, "-c", code, str(box)]
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
+        assert python(code, str(box(tmp_path)), check=True).stdout == "True\n"
 
 
 CLOSED_STREAMS = """
@@ -224,9 +207,7 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED_STREAMS]
     subprocess.run([*command, str(tmp_path), str(tmp_path / "log")], check=True)
     assert (tmp_path / "log").read_text() == "the training goes on"
-    reader = Reader(tmp_path / "r" / "0.blackbox")
-    assert reader.now().ended_by == "finished"
-    reader.close()
+    assert now(box(tmp_path)).ended_by == "finished"
 
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
@@ -241,25 +222,19 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
     assert _declared(tmp_path) == ("big_runs", "me@example.com", 1800.0)
 
 
-def test_nothing_declared(tmp_path: Path) -> None:
-    loop(tmp_path)
-    assert _declared(tmp_path) == ("", "", None)
-
-
-@pytest.mark.parametrize("text", ["often", "-1", "nan", "inf"])
-def test_wrong_checkpoint_interval(tmp_path: Path, text: str) -> None:
-    """It is ignored with one line, and the run is recorded."""
-    done = loop(tmp_path, RANKWATCH_CHECKPOINT_INTERVAL_SECONDS=text)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("CHECKPOINT_INTERVAL_SECONDS", text) for text in ("often", "-1", "nan", "inf")),
+        ("CONTACT", "me@example.com, you@example.com"),
+        ("", ""),
+    ],
+)
+def test_wrong_declaration(tmp_path: Path, name: str, text: str) -> None:
+    """It is ignored with one line, and the run is recorded as one that declares nothing."""
+    done = loop(tmp_path, **({f"RANKWATCH_{name}": text} if name else {}))
     assert (done.returncode, done.stdout) == (0, "Run\n")
-    assert done.stderr.count("RANKWATCH_CHECKPOINT_INTERVAL_SECONDS is") == 1
-    assert _declared(tmp_path) == ("", "", None)
-
-
-def test_wrong_contact(tmp_path: Path) -> None:
-    """It is ignored with one line, and the run is recorded."""
-    done = loop(tmp_path, RANKWATCH_CONTACT="me@example.com, you@example.com")
-    assert (done.returncode, done.stdout) == (0, "Run\n")
-    assert done.stderr.count("RANKWATCH_CONTACT is") == 1
+    assert done.stderr.count(f"RANKWATCH_{name} is") == bool(name)
     assert _declared(tmp_path) == ("", "", None)
 
 

@@ -15,7 +15,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.checkpoints import CheckpointOperation, Stage
-from support.training.blackbox import box, of_kind, read
+from support.training.blackbox import box, now, of_kind, read
 
 
 def test_steps_and_phases(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -92,11 +92,9 @@ def test_data_wait_phase(run: rankwatch.Run, tmp_path: Path) -> None:
 
 def test_late_target(run: rankwatch.Run, tmp_path: Path) -> None:
     """A framework tells its number of steps when it begins to train, long after the box was opened."""
-    reader = Reader(box(tmp_path))
-    assert reader.now().target_steps == 0
+    assert now(box(tmp_path)).target_steps == 0
     run.target(40)
-    assert reader.now().target_steps == 40
-    reader.close()
+    assert now(box(tmp_path)).target_steps == 40
 
 
 def test_disabled_run() -> None:
@@ -168,9 +166,7 @@ def test_wrong_use_after_first_step(
         with run.step():
             pass
     assert len(caplog.records) == 1
-    reader = Reader(box(tmp_path))
-    assert reader.now().errors >= 5
-    reader.close()
+    assert now(box(tmp_path)).errors >= 5
 
 
 def test_now_block(run: rankwatch.Run, tmp_path: Path) -> None:

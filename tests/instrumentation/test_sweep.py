@@ -17,7 +17,9 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.sweep import SUFFIXES_BESIDE, sweep
 from rankwatch.untrusted.folders import Folder
+from support.processes.python import python
 from support.processes.users import ALICE, CAROL, node_directory, run_as
+from support.training.blackbox import header
 
 __all__ = ["node_directory"]
 
@@ -27,8 +29,7 @@ pytestmark = pytest.mark.process
 def leave_a_box(directory: Path, run: str) -> Path:
     """Create a box whose process has ended."""
     code = f"import rankwatch\nwith rankwatch.start(run={run!r}): pass"
-    env = {**os.environ, "RANKWATCH_DIR": str(directory)}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    python(code, directory=directory, check=True)
     return directory / run / "0.blackbox"
 
 
@@ -145,9 +146,7 @@ def test_box_replaced_during_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     assert len(begun) == 1
     assert [each.name for each in path.parent.glob("*.*")] == ["0.blackbox"]
-    reader = Reader(path)
-    assert reader.header.pid == os.getpid()
-    reader.close()
+    assert header(path).pid == os.getpid()
 
 
 def test_hidden_box(tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_hidden_box(tmp_path: Path) -> None:
     fresh.unlock()
     code = "import sys, pathlib\nfrom rankwatch.sweep import sweep, Folder\n"
     code += "sweep(Folder.open(pathlib.Path(sys.argv[1])))"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    python(code, str(tmp_path), check=True)
     assert sorted(tmp_path.iterdir()) == sorted([waiting.path, fresh.path])
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -21,6 +19,7 @@ from rankwatch.trackers.finding import Tracker, find, parse_note, without_creden
 from rankwatch.trackers.mlflow import MlflowServer, credentials
 from rankwatch.trackers.watching import dashboard_url
 from rankwatch.untrusted.folders import Folder
+from support.processes.python import python
 from support.trackers.mlflow import stand_in
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -43,15 +42,7 @@ SHORT = "from rankwatch.trackers import watching\nwatching._watch._exit_seconds 
 
 def ran(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A process that records a run and then runs `code`."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_TRACKERS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-c", START + code],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return python(START + code, directory=directory, **{"RANKWATCH_TRACKERS": "1", **variables})
 
 
 def noted(directory: Path) -> tuple[Tracker, ...]:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import NowBlock
 from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.jobs.forked_ranks import shared_ranks
-from support.training.blackbox import box
+from support.training.blackbox import box, now
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -61,14 +59,6 @@ def train(directory: Path, before: str, *, step: str = "optimizer.step()", zero_
     return log.read_text()
 
 
-def now(directory: Path) -> NowBlock:
-    reader = Reader(box(directory))
-    try:
-        return reader.now()
-    finally:
-        reader.close()
-
-
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_foreign_patches(order: str, tmp_path: Path) -> None:
     """A library that replaces the same functions, before ours or on top of them: both act."""
@@ -78,7 +68,7 @@ def test_foreign_patches(order: str, tmp_path: Path) -> None:
     printed = train(tmp_path, code, zero_code=False)
     assert "('backward', 6)" in printed and "('step', 6)" in printed
     assert "not visible" not in printed
-    found = now(tmp_path)
+    found = now(box(tmp_path))
     assert (found.steps_completed, found.errors) == (6, 0), printed
     seen = {each for each, why in found.capabilities.items() if why is None}
     assert {Capability.STEPS, Capability.DATA_WAIT, Capability.BACKWARD, Capability.LOSS} <= seen
@@ -88,13 +78,13 @@ def test_old_torch(tmp_path: Path) -> None:
     """Without torch's hooks for optimizers there are no steps, and the reason is said."""
     printed = train(tmp_path, IMPORT + OLD + INSTALL, zero_code=False)
     assert f"rankwatch: not visible: steps, because {Unseen.TOO_OLD.sentence}" in printed
-    assert now(tmp_path).capabilities[Capability.STEPS] is Unseen.TOO_OLD
+    assert now(box(tmp_path)).capabilities[Capability.STEPS] is Unseen.TOO_OLD
 
 
 def test_loop_that_never_steps(tmp_path: Path) -> None:
     printed = train(tmp_path, IMPORT, step="pass")
     assert f"not visible: steps, because {Unseen.NOT_CALLED.sentence}" in printed
-    assert now(tmp_path).steps_completed == 0
+    assert now(box(tmp_path)).steps_completed == 0
 
 
 def test_own_failures(tmp_path: Path) -> None:
@@ -103,5 +93,5 @@ def test_own_failures(tmp_path: Path) -> None:
     without = train(tmp_path / "without", IMPORT, zero_code=False)
     assert without.strip() in printed.splitlines()
     assert Unseen.HOOK_FAILED.sentence in printed
-    found = now(tmp_path)
+    found = now(box(tmp_path))
     assert found.steps_completed == 6 and found.errors >= 3

@@ -10,17 +10,12 @@ import rankwatch
 from rankwatch.automatic.visibility import Visibility
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from support.training.blackbox import box
+from support.training.blackbox import box, now
 
 
 def capabilities(directory: Path) -> dict[Capability, Unseen | None]:
-    reader = Reader(box(directory))
-    try:
-        return dict(reader.now().capabilities)
-    finally:
-        reader.close()
+    return dict(now(box(directory)).capabilities)
 
 
 def test_record(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -85,9 +80,7 @@ def test_before_the_run(run: rankwatch.Run, tmp_path: Path, capsys: pytest.Captu
         f"rankwatch: not visible: data_wait, because {Unseen.NOT_CALLED.sentence}; "
         f"loss, because {Unseen.REPLACED.sentence}\n"
     )
-    reader = Reader(box(tmp_path))
-    assert reader.now().errors == 1
-    reader.close()
+    assert now(box(tmp_path)).errors == 1
 
 
 def test_disabled() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from support.automatic.programs import errors, run_program
+from support.processes.python import python
 from support.training.blackbox import of_kind
 
 pytest.importorskip("torch")
@@ -112,11 +110,5 @@ def test_class_saved_by_value(tmp_path: Path) -> None:
     """A trained module of a script, saved with its class by cloudpickle, loads without rankwatch."""
     pytest.importorskip("ray.cloudpickle")
     run_program(SAVED, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, str(tmp_path / "net.pickle")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ""},
-    )
+    done = python(LOADED, str(tmp_path / "net.pickle"), PYTHONPATH="")
     assert done.stdout.strip() == "2", done.stderr

@@ -76,69 +76,59 @@ def script() -> Script:
     return script
 
 
-def test_evaluation_of_several_batches(script: Script) -> None:
-    """It lasts from the wait for the first batch to the end of the last forward pass."""
+CASES: dict[str, tuple[str, list[tuple[float, float]]]] = {
+    # It lasts from the wait for the first batch to the end of the last forward pass.
+    "several batches": ("train eval fetch look fetch look fetch train", [(3, 10)]),
+    # Forward passes in evaluation mode are enough.
+    "without a loader": ("train eval look train", [(3, 4)]),
+    # A module that stays in training mode is evaluated if a further fetch follows.
+    "training mode": ("train fetch look fetch train", [(3, 6)]),
+    # A forward pass without gradient in training mode belongs to the step that follows.
+    "generator of a GAN": ("train fetch look train", []),
+    # A module that is never trained belongs to the step, though it is in evaluation mode.
+    "teacher": ("train fetch other train", []),
+    "teacher in the first step": ("fetch other train", []),
+    # Another module in evaluation mode is evaluated if a checkpoint or the end follows.
+    "averaged model": ("train other pause", [(3, 4)]),
+    "end of the run": ("train eval look end", [(3, 4)]),
+    # An evaluation before anything was trained is recognised by what is trained next.
+    "before the first step": ("eval look look train", [(1, 4)]),
+    # A checkpoint between two evaluations keeps them apart.
+    "two evaluations": ("train eval look pause look train", [(3, 4), (6, 7)]),
+}
+"""What a script does, and the evaluations that are recorded."""
+
+
+@pytest.mark.parametrize(("events", "found"), CASES.values(), ids=CASES)
+def test_events(events: str, found: list[tuple[float, float]]) -> None:
+    """Each evaluation is recorded once, with its times, and nothing else is."""
+    script, since = Script(), 0.0
+    for event in events.split():
+        match event:
+            case "eval":
+                script.model.eval()
+            case "train":
+                script.train()
+            case "fetch":
+                since = script.fetch()
+            case "look" | "other":
+                script.look(torch.nn.Linear(1, 1).eval() if event == "other" else None, since)
+                since = 0.0
+            case "pause":
+                script.tick()
+                script.evaluation.pause()
+            case "end":
+                for resolve in script.run.resolvers:
+                    resolve()
+    assert script.run.phases == found
+
+
+def test_evaluation_that_is_shown(script: Script) -> None:
+    """An evaluation under way is shown with the wait for its first batch."""
     script.model.eval()
     began = script.fetch()
     script.look(since=began)
     assert script.run.open == began
-    script.look(since=script.fetch())
-    ended = script.now
-    script.fetch()
-    script.train()
-    assert script.run.phases == [(began, ended)]
-
-
-def test_without_a_loader(script: Script) -> None:
-    """Forward passes in evaluation mode are enough."""
-    script.model.eval()
-    script.look()
-    ended = script.now
-    script.train()
-    assert script.run.phases == [(ended - 1.0, ended)]
-
-
-def test_in_training_mode(script: Script) -> None:
-    """A module that stays in training mode is evaluated if a further fetch follows."""
-    began = script.fetch()
-    script.look(since=began)
-    ended = script.now
-    script.fetch()
-    script.train()
-    assert script.run.phases == [(began, ended)]
-
-
-def test_generator_of_a_gan(script: Script) -> None:
-    """A forward pass without gradient in training mode belongs to the step that follows."""
-    script.look(since=script.fetch())
-    script.train()
-    assert script.run.phases == []
-
-
-def test_teacher(script: Script) -> None:
-    """A module that is never trained belongs to the step, though it is in evaluation mode."""
-    teacher = torch.nn.Linear(1, 1).eval()
-    script.look(teacher, script.fetch())
-    script.train()
-    assert script.run.phases == []
-
-
-def test_averaged_model(script: Script) -> None:
-    """Another module in evaluation mode is evaluated if a checkpoint or the end follows."""
-    script.look(torch.nn.Linear(1, 1).eval())
-    ended = script.now
-    script.tick()
-    script.evaluation.pause()
-    assert script.run.phases == [(ended - 1.0, ended)]
-
-
-def test_end_of_the_run(script: Script) -> None:
-    """An evaluation that the run ends with is recorded then."""
-    script.model.eval()
-    script.look()
-    for resolve in script.run.resolvers:
-        resolve()
-    assert script.run.phases == [(script.now - 1.0, script.now)]
 
 
 def test_wrapped_module(script: Script) -> None:
@@ -149,16 +139,6 @@ def test_wrapped_module(script: Script) -> None:
     script.look(inner)
     script.train()
     assert len(script.run.phases) == 1
-
-
-def test_before_the_first_step() -> None:
-    """An evaluation before anything was trained is recognised by what is trained next."""
-    script = Script()
-    script.model.eval()
-    script.look()
-    script.look()
-    script.train()
-    assert script.run.phases == [(1.0, 4.0)]
 
 
 def test_before_the_run_is_open() -> None:
@@ -172,21 +152,3 @@ def test_before_the_run_is_open() -> None:
     run.open = 1.0
     script.evaluation.attach(cast(Run, run))
     assert run.phases == [(1.0, 2.0)]
-
-
-def test_teacher_in_the_first_step() -> None:
-    """A teacher that runs before anything was trained is no evaluation."""
-    script = Script()
-    script.look(torch.nn.Linear(1, 1).eval(), script.fetch())
-    script.train()
-    assert script.run.phases == []
-
-
-def test_two_evaluations(script: Script) -> None:
-    """A checkpoint between two evaluations keeps them apart."""
-    script.model.eval()
-    script.look()
-    script.evaluation.pause()
-    script.look()
-    script.train()
-    assert len(script.run.phases) == 2

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.training.recorded import Recorded
 
 pytest.importorskip("torch")
 
-import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from rankwatch.automatic import loop, phases
 from rankwatch.automatic.visibility import Visibility
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from support.training.recorded import Recorded
 
 FORWARD, BACKWARD, OPTIMIZER, WAIT = "forward", "backward", "optimizer", "data_wait"
 PLAIN = [FORWARD, BACKWARD, OPTIMIZER]
@@ -36,21 +37,28 @@ def loader(batches: int = 3) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.ones(2 * batches, 4)), batch_size=2)
 
 
-def test_plain_loop(recorded: Recorded) -> None:
-    """Each batch is a step that begins with the wait for it."""
-    network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for (batch,) in loader():
+def sgd(network: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def train(network: nn.Module, optimizer: torch.optim.Optimizer, batches: int = 3) -> None:
+    """A plain loop over a data loader."""
+    for (batch,) in loader(batches):
         optimizer.zero_grad()
         network(batch).mean().backward()
         optimizer.step()
+
+
+def test_plain_loop(recorded: Recorded) -> None:
+    """Each batch is a step that begins with the wait for it."""
+    train(network := model(), sgd(network))
     assert recorded.steps() == [[WAIT, *PLAIN]] * 3
 
 
 def test_accumulation(recorded: Recorded) -> None:
     """Several batches make one step."""
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = sgd(network)
     for number, (batch,) in enumerate(loader(4)):
         network(batch).mean().backward()
         if number % 2:
@@ -61,7 +69,7 @@ def test_accumulation(recorded: Recorded) -> None:
 def test_no_loader(recorded: Recorded) -> None:
     """Without a data loader a step ends where training goes on."""
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = sgd(network)
     for _ in range(4):
         loss_of(network).backward()
         optimizer.step()
@@ -70,7 +78,7 @@ def test_no_loader(recorded: Recorded) -> None:
 
 def gan(batches: Iterator[Any] | None) -> None:
     generator, critic = model(), model()
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, critic)]
+    optimizers = [sgd(each) for each in (generator, critic)]
     for _ in range(3):
         if batches is not None:
             next(batches)
@@ -99,8 +107,7 @@ def closure(network: nn.Module, optimizer: Any, steps: int) -> None:
 
 def test_closure(recorded: Recorded) -> None:
     """Forward and backward lie inside of the optimizer's step, as Lightning has it."""
-    network = model()
-    closure(network, torch.optim.SGD(network.parameters(), lr=0.1), 3)
+    closure(network := model(), sgd(network), 3)
     assert recorded.steps() == [[OPTIMIZER, FORWARD, BACKWARD]] * 3
 
 
@@ -130,7 +137,7 @@ def test_batches_for_each_optimizer(recorded: Recorded) -> None:
     """A GAN that fetches a batch for each of its two optimizers makes one step of both, from the first one
     on, also where a function fetches and an evaluation comes between."""
     critic, generator = model(), model()
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator)]
+    optimizers = [sgd(each) for each in (critic, generator)]
     batches, evaluated = iter(loader(20)), loader(2)
 
     def fetch() -> Tensor:
@@ -153,7 +160,7 @@ def test_batches_for_each_optimizer(recorded: Recorded) -> None:
 def test_optimizers_in_turn(recorded: Recorded) -> None:
     """Where each batch trains one of two models in turn, each batch is an iteration of the loop: a step."""
     networks = [model(), model()]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in networks]
+    optimizers = [sgd(each) for each in networks]
     for number, (batch,) in enumerate(loader(6)):
         networks[number % 2](batch).mean().backward()
         optimizers[number % 2].step()
@@ -165,7 +172,7 @@ def test_models_one_after_the_other(recorded: Recorded, with_loader: bool) -> No
     """Five models that are trained in sequence, all of which the script keeps, have all their steps."""
     networks = [model() for _ in range(5)]
     for network in networks:
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        optimizer = sgd(network)
         for _ in loader(4) if with_loader else range(4):
             loss_of(network).backward()
             optimizer.step()
@@ -176,7 +183,7 @@ def test_optimizer_that_joins_later(recorded: Recorded) -> None:
     """Without a loader an optimizer that joins a loop adds one step in all, and begins each step from then
     on: it might as well have begun another training."""
     networks = [model(), model()]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in networks]
+    optimizers = [sgd(each) for each in networks]
     for number in range(6):
         for network, optimizer in list(zip(networks, optimizers, strict=True))[: 1 + number // 3]:
             loss_of(network).backward()
@@ -269,43 +276,29 @@ def test_optimizers_inside_backward(recorded: Recorded) -> None:
     assert recorded.steps() == [[FORWARD, BACKWARD]] * 3
 
 
-def test_failed_step(recorded: Recorded) -> None:
-    """An exception of the optimizer reaches the loop; the next step is recorded as always."""
+@pytest.mark.parametrize("same", [True, False])
+def test_failed_step(recorded: Recorded, same: bool) -> None:
+    """An exception of the optimizer reaches the loop; the next step is recorded as always. A loop that lacks
+    memory may go on with a new model and optimizer, whose steps count."""
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = sgd(network)
 
     def fail() -> float:
         raise MemoryError
 
     with pytest.raises(MemoryError):
         optimizer.step(fail)
-    for (batch,) in loader(2):
-        network(batch).mean().backward()
-        optimizer.step()
-    assert [each[-4:] for each in recorded.steps()] == [[WAIT, *PLAIN]] * 2
-
-
-def test_other_optimizer_after_failed_step(recorded: Recorded) -> None:
-    """A loop that lacks memory may go on with a new model and optimizer, whose steps count."""
-    failing = torch.optim.SGD(model().parameters(), lr=0.1)
-
-    def fail() -> float:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        failing.step(fail)
-    network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for (batch,) in loader(2):
-        network(batch).mean().backward()
-        optimizer.step()
+    if not same:
+        network = model()
+        optimizer = sgd(network)
+    train(network, optimizer, 2)
     assert [each[-4:] for each in recorded.steps()] == [[WAIT, *PLAIN]] * 2
 
 
 def test_double_backward(recorded: Recorded) -> None:
     """A gradient penalty calls `autograd.grad`, and a retained graph is used twice: still one step."""
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = sgd(network)
     for (batch,) in loader(2):
         loss = F.mse_loss(network(batch), torch.zeros(2, 1))
         (gradient,) = torch.autograd.grad(loss, network[0].weight, create_graph=True)  # type: ignore[index]
@@ -322,10 +315,7 @@ class Late(nn.Linear):
 def test_model_of_another_class(recorded: Recorded) -> None:
     """A model of a class that is first called late has a forward phase from its second step on."""
     for network, steps in ((model(), 5), (Late(4, 1), 3)):
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-        for (batch,) in loader(steps):
-            network(batch).mean().backward()
-            optimizer.step()
+        train(network, sgd(network), steps)
     assert recorded.steps() == [[WAIT, *PLAIN]] * 5 + [[WAIT, BACKWARD, OPTIMIZER]] + [[WAIT, *PLAIN]] * 2
 
 
@@ -333,7 +323,7 @@ def test_model_of_another_class(recorded: Recorded) -> None:
 def test_one_evaluation(recorded: Recorded, with_loader: bool) -> None:
     """An evaluation right after a step is one, although only its first pass shows that the step is over."""
     network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = sgd(network)
     for number in range(6):
         loss_of(network).backward()
         optimizer.step()
@@ -363,3 +353,32 @@ def test_functions_instead_of_modules(recorded: Recorded, monkeypatch: pytest.Mo
         optimizer.step()
     assert recorded.steps() == [[WAIT, BACKWARD, OPTIMIZER]] * 24
     assert said == [(Capability.FORWARD, Unseen.NOT_CALLED)]
+
+
+class SelfTraining(nn.Module):
+    """Trains a critic and a generator whenever it is called. returns_loss: as `training_step` often does."""
+
+    def __init__(self, *, returns_loss: bool) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+        self.optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in self.networks]
+        self.returns_loss = returns_loss
+
+    def forward(self, batch: Tensor) -> Any:
+        for network, optimizer in zip(self.networks, self.optimizers, strict=True):
+            loss = network(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss if self.returns_loss else None
+
+
+@pytest.mark.parametrize("returns_loss", [True, False])
+def test_self_training_module(recorded: Recorded, returns_loss: bool) -> None:
+    """Each backward pass ends the forward pass that it lies in; no phase overlaps another one or the step's
+    end, although the outer call returns after all of them."""
+    module = SelfTraining(returns_loss=returns_loss)
+    for (batch,) in loader():
+        module(batch)
+    assert recorded.steps() == [[WAIT, *PLAIN, *PLAIN]] * 3
+    assert recorded.backwards_in_time() == []

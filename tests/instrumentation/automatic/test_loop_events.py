@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 import rankwatch
 from rankwatch.automatic.loop import Loop
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import NowBlock
-from support.training.blackbox import box, of_kind
+from support.training.blackbox import box, now, of_kind
 
 pytest.importorskip("torch")
 
@@ -59,14 +57,6 @@ def counted(run: rankwatch.Run, tmp_path: Path) -> int:
     return len(of_kind(box(tmp_path), RecordKind.STEP))
 
 
-def now(tmp_path: Path) -> NowBlock:
-    reader = Reader(box(tmp_path))
-    try:
-        return reader.now()
-    finally:
-        reader.close()
-
-
 def test_hang_in_backward(run: rankwatch.Run, tmp_path: Path) -> None:
     """A loop without a loader that hangs in the backward pass of step 7 shows step 7 open, in that phase."""
     training, which = Training(run), optimizer()
@@ -74,7 +64,7 @@ def test_hang_in_backward(run: rankwatch.Run, tmp_path: Path) -> None:
         training.backward()
         training.step(which)
     training.loop.backward_began(None)
-    found = now(tmp_path)
+    found = now(box(tmp_path))
     assert (found.step, found.steps_completed) == (7, 7)
     assert found.step_began > 0
     assert max(found.phases_began.values()) >= found.step_began
@@ -86,7 +76,7 @@ def test_pause_after_step(run: rankwatch.Run, tmp_path: Path) -> None:
     training.fetch()
     training.backward()
     training.step(which)
-    found = now(tmp_path)
+    found = now(box(tmp_path))
     assert found.step_began == 0.0
     assert found.step_ended > 0.0
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.vocabulary import Capability
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.summary import summary_lines
-from support.training.blackbox import box
+from support.processes.python import python
+from support.training.blackbox import box, now
 
 pytestmark = pytest.mark.process
 
@@ -38,12 +36,11 @@ thread.join()"""
 """The thread that trains ends by an exception. Python prints it, and the process ends with status 0."""
 
 
-def ended(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def ended(
+    directory: Path, code: str, begin: str = BEGIN, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """A rank of zero-code recording that runs this code after a step."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), **variables}
-    return subprocess.run(
-        [sys.executable, "-c", BEGIN + code], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
+    return python(begin + code, directory=directory, **variables)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +77,12 @@ def test_end(code: str, status: int, headline: str, tmp_path: Path) -> None:
     (directory,) = tmp_path.iterdir()
     head, *_ = summary_lines(directory)
     assert head.startswith(f"rankwatch: run {directory.name} {headline}"), head
-    reader = Reader(box(tmp_path))
-    assert reader.now().capabilities[Capability.EXIT_CAUSE] is None
-    reader.close()
+    assert now(box(tmp_path)).capabilities[Capability.EXIT_CAUSE] is None
 
 
 def test_exit_of_the_script(tmp_path: Path) -> None:
     """The script has its own name for `sys.exit` from before the run."""
-    begin = "from sys import exit" + BEGIN
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    assert subprocess.run([sys.executable, "-c", begin + "exit(5)"], env=env, check=False).returncode == 5
+    assert ended(tmp_path, "exit(5)", "from sys import exit" + BEGIN).returncode == 5
     (directory,) = tmp_path.iterdir()
     assert "failed by exit status 5" in summary_lines(directory)[0]
 
@@ -98,11 +91,7 @@ def test_recorded_before_other_hooks(tmp_path: Path) -> None:
     """An exception is recorded before the hook that was there, which is called and may end the process."""
     code = "def theirs(*error): print(error[1], flush=True); os._exit(7)\n"
     begin = BEGIN.replace("from rankwatch", code + "sys.excepthook = theirs\nfrom rankwatch", 1)
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    process = subprocess.run(
-        [sys.executable, "-c", begin + "raise ValueError('boom')"],
-        env=env, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    process = ended(tmp_path, "raise ValueError('boom')", begin)
     assert (process.returncode, process.stdout) == (7, "boom\n")
     (directory,) = tmp_path.iterdir()
     assert diagnose_run(directory).why == "ended by ValueError: boom"
@@ -118,11 +107,8 @@ def test_users_handlers(tmp_path: Path) -> None:
     """Handlers of the user for SIGTERM and crashes go on working, installed before or after."""
     before = "signal.signal(signal.SIGTERM, lambda *_: print('theirs', flush=True))\n"
     begin = BEGIN.replace("from rankwatch", before + "from rankwatch", 1)
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    code = begin + "os.kill(os.getpid(), signal.SIGTERM)\nfaulthandler.enable()\nos.abort()\n"
-    process = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
+    code = "os.kill(os.getpid(), signal.SIGTERM)\nfaulthandler.enable()\nos.abort()\n"
+    process = ended(tmp_path, code, begin)
     assert process.stdout == "theirs\n" and "Fatal Python error: Aborted" in process.stderr
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rankwatch.automatic.launching import recording_environment
-from rankwatch.blackbox.reader import Reader
 from rankwatch_diagnosis.run.engine import diagnose_run
 from support.jobs.forked_ranks import shared_ranks
 from support.jobs.torchrun import torchrun
 from support.servers.prometheus import poll
+from support.training.blackbox import header
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -107,9 +107,7 @@ def test_ranks_without_a_launcher(tmp_path: Path) -> None:
     methods = ("fork", "forkserver", "spawn")
     assert boxes(tmp_path) == [f"{method}/{rank}.blackbox" for method in methods for rank in (0, 1)]
     for method in methods:
-        reader = Reader(tmp_path / method / "1.blackbox")
-        assert reader.header.identity.world_size == 2
-        reader.close()
+        assert header(tmp_path / method / "1.blackbox").identity.world_size == 2
 
 
 @pytest.mark.parametrize("first", ["start", "group"])

@@ -1,14 +1,15 @@
-"""Loss, gradient norm, learning rate and loss scale of a loop that reports none."""
+"""Loss, gradient norm, learning rate, loss scale and amounts of work of a loop that reports none."""
 
 from __future__ import annotations
 
 import json
+from collections import UserDict
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from rankwatch.automatic.values import Values
+from rankwatch.automatic.values import Values, amounts_of
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch.run import Run
@@ -46,14 +47,16 @@ def optimizer(rate: Any = 0.5) -> Any:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
 
 
-def test_loss_of_one_backward(values: Values) -> None:
-    """It is the loop's own, bit for bit, also where the loop changes its tensor afterwards."""
+@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)])
+def test_loss_of_one_backward(values: Values, rate: Any) -> None:
+    """It is the loop's own, bit for bit, also where the loop changes its tensor afterwards. The learning rate
+    may be a tensor."""
     loss = (torch.tensor(0.1, requires_grad=True) * 3).sum()
     own = loss.item()
     values.backward(loss)
     with torch.no_grad():
         loss.zero_()
-    values.stepped(optimizer(0.25))
+    values.stepped(optimizer(rate))
     assert written(values) == [("loss", own), ("learning_rate", 0.25)]
     assert written(values) == []
     assert visibility.has_seen(Capability.LOSS)
@@ -134,25 +137,17 @@ def test_skipped_step(values: Values) -> None:
     assert written(values) == [("loss", 2.0), ("gradient_norm", float("inf"))]
 
 
-def test_scaled_loss(values: Values) -> None:
-    """The loss is what the scaler was given."""
+@pytest.mark.parametrize("changed", [False, True])
+def test_scaled_loss(values: Values, changed: bool) -> None:
+    """The loss is what the scaler was given. One that was changed afterwards is not recorded, because its
+    factor is not known."""
     loss = torch.tensor(0.3)
     scaled = loss * 65536.0
     values.scaled(loss, scaled)
-    values.backward(scaled)
-    values.stepped(optimizer())
-    assert written(values)[0] == ("loss", loss.item())
-
-
-def test_product_of_a_scaled_loss(values: Values) -> None:
-    """A loss that was changed after the scaler is not recorded, because its factor is not known."""
-    loss = torch.tensor(0.3)
-    scaled = loss * 65536.0
-    values.scaled(loss, scaled)
-    values.backward(scaled / 4)
-    values.stepped(optimizer())
-    assert [name for name, _ in written(values)] == ["learning_rate"]
-    assert visibility._states[Capability.LOSS] is Unseen.UNKNOWN_SCALE
+    values.backward(scaled / 4 if changed else scaled)
+    values.stepped(None)
+    assert written(values) == ([] if changed else [("loss", loss.item())])
+    assert visibility._states[Capability.LOSS] is (Unseen.UNKNOWN_SCALE if changed else None)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +194,6 @@ def test_computed_norm(values: Values) -> None:
         values.computed(torch.tensor(each))
     values.stepped(None)
     assert written(values) == [("gradient_norm", 3.0)]
-
-
-def test_learning_rate_in_a_tensor(values: Values) -> None:
-    """It is read like a scalar."""
-    values.stepped(optimizer(torch.tensor(0.5)))
-    assert written(values) == [("learning_rate", 0.5)]
 
 
 def test_loss_scale(values: Values) -> None:
@@ -348,3 +337,45 @@ def test_norms_without_steps(values: Values) -> None:
         values.clips(float(number))
         values.computed(float(number))
     assert len(values._clip_norms) == len(values._computed_norms) == 10_000
+
+
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
+IDS = torch.ones(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "amounts"),
+    [
+        (torch.ones(4, 3), {"samples": 4}),
+        ([torch.ones(4, 3), torch.ones(4)], {"samples": 4}),
+        ((torch.ones(4, 3), {"label": torch.ones(4)}), {"samples": 4}),
+        ((torch.ones(4, 3), ["a", "b", "c", "d"]), {"samples": 4}),
+        ({"input_ids": IDS}, {"samples": 2, "tokens": 6}),
+        ({"input_ids": IDS, "attention_mask": MASK, "labels": IDS}, {"samples": 2, "tokens": 4}),
+        (UserDict({"input_ids": IDS, "attention_mask": MASK.bool()}), {"samples": 2, "tokens": 4}),
+        ({"input_ids": IDS, "grid": torch.ones(7, 3)}, {"samples": 2, "tokens": 6}),
+        ({"input_ids": IDS.to("meta"), "attention_mask": MASK.to("meta")}, {"samples": 2}),
+        ({"input_ids": IDS, "attention_mask": torch.ones(2, 1, 3, 3)}, {"samples": 2}),
+    ],
+)
+def test_amounts(batch: object, amounts: dict[str, float]) -> None:
+    """Samples by the first dimension; tokens without padding, unless the mask is on a device."""
+    assert amounts_of(batch) == amounts
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.tensor(1.0),
+        (torch.ones(4, 3), torch.ones(5)),
+        ([torch.ones(3, 8, 8), torch.ones(3, 6, 6)], [{"boxes": torch.ones(2, 4)}]),
+        ["text", 3],
+        object(),
+        {},
+    ],
+)
+def test_unknown_amounts(batch: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is guessed: images in lists, graphs, tensors that disagree. The record says so."""
+    monkeypatch.setattr(visibility, "_states", {})
+    assert amounts_of(batch) == {}
+    assert visibility._states[Capability.WORK] is Unseen.UNKNOWN_FORMAT

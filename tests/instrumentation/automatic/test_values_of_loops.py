@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from support.automatic.programs import errors, operations, run_program
+from support.training.blackbox import of_kind
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -128,26 +127,15 @@ def _run(program: str, folder: Path) -> tuple[Path, dict[str, Any]]:
 def _scalars(box: Path) -> dict[str, list[float]]:
     """Values of each name; every step has one."""
     found: dict[str, dict[int, float]] = {}
-    reader = Reader(box)
-    for each in reader.poll().records():
-        if each.kind == RecordKind.SCALAR:
-            value, step = layout.SCALAR.unpack_from(each.payload)
-            assert step not in found.setdefault(reader.name(each.name), {}), "one value in a step"
-            found[reader.name(each.name)][step] = value
-    reader.close()
+    for each in of_kind(box, RecordKind.SCALAR):
+        value, step = each.payload
+        assert step not in found.setdefault(each.name, {}), "one value in a step"
+        found[each.name][int(step)] = value
     return {name: [of[step] for step in sorted(of)] for name, of in found.items()}
 
 
 def _phases(box: Path, name: str) -> list[tuple[float, float]]:
-    reader = Reader(box)
-    try:
-        return [
-            (each.start, each.end)
-            for each in reader.poll().records()
-            if each.kind == RecordKind.PHASE and reader.name(each.name) == name
-        ]
-    finally:
-        reader.close()
+    return [(each.start, each.end) for each in of_kind(box, RecordKind.PHASE) if each.name == name]
 
 
 def test_accumulation(tmp_path: Path) -> None:
@@ -184,3 +172,89 @@ def test_gan(tmp_path: Path) -> None:
     assert set(found["learning_rate"]) == {0.01}
     assert set(found["learning_rate_2"]) == {0.02}
     assert _phases(box, "evaluation") == []
+
+
+RESUMED = """
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+model = torch.nn.Linear(2, 2)
+def adam(): return torch.optim.Adam(model.parameters())
+def train(optimizer):
+    for batch in torch.utils.data.DataLoader(torch.ones(3, 2)):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+optimizer = adam()
+train(optimizer)
+state = get_optimizer_state_dict(model, optimizer)
+resumed = adam()
+set_optimizer_state_dict(model, resumed, state)
+train(resumed)
+"""
+
+
+def test_resumed_state(tmp_path: Path) -> None:
+    """torch steps a new optimizer before it loads the state of a distributed checkpoint."""
+    (box,) = run_program(RESUMED, tmp_path)
+    assert len(of_kind(box, RecordKind.STEP)) == 6
+    assert errors(box) == 0
+
+
+SHARDED_NORMS = """
+import json
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+def losses(model, optimizer, way):
+    for number in range(2):
+        loss = model(torch.full((4, 8), RANK + number + 1.0)).square().mean()
+        loss.backward()
+        if way == "parts":
+            norm = clip_grad_norm_(model.parameters(), 0.1)
+            whole = norm.full_tensor()
+        elif way == "whole":
+            norm = get_total_norm([each.grad for each in model.parameters()]).full_tensor()
+            clip_grads_with_norm_(model.parameters(), 0.1, norm)
+            whole = norm
+        else:
+            whole = norm = model.clip_grad_norm_(0.1)
+        own[way].append(whole.item())
+        if "RECORDED" in os.environ:
+            from rankwatch.automatic.values import values
+            class Run:
+                def scalar(self, name, value):
+                    if name.startswith("gradient_norm"):
+                        found[way].append(value)
+            values.stepped(optimizer)
+            values.write(Run())
+        optimizer.step()
+        optimizer.zero_grad()
+
+found, own = ({each: [] for each in ("parts", "whole", "first")} for _ in range(2))
+dist.init_process_group("gloo")
+for way in found:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    if way == "first":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    else:
+        fully_shard(model)
+    losses(model, torch.optim.SGD(model.parameters(), lr=0.5), way)
+json.dump([found, own], open(HERE + f"/norms_{RANK}.json", "w"))
+dist.destroy_process_group()
+"""
+
+
+def test_norms(tmp_path: Path) -> None:
+    """The norm is what the loop itself sees, in FSDP 1 and 2, and the training stays the same.
+
+    Releases of torch in which FSDP 2 leaves each rank a part of the norm show none for `clip_grad_norm_`.
+    """
+    boxes = run_program(SHARDED_NORMS, tmp_path / "with", ranks=2)
+    run_program(SHARDED_NORMS, tmp_path / "without", ranks=2, recorded=False)
+    for rank, box in enumerate(boxes):
+        found, own = json.loads((tmp_path / "with" / f"norms_{rank}.json").read_text())
+        assert found["parts"] in (own["parts"], [])
+        assert (found["whole"], found["first"]) == (own["whole"], own["first"])
+        assert json.loads((tmp_path / "without" / f"norms_{rank}.json").read_text())[1] == own
+        assert errors(box) == 0

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rankwatch.identity import Identity
 from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.untrusted.folders import Folder
 from support.processes.users import ALICE, node_directory, run_as
+from support.training.blackbox import header, now
 
 __all__ = ["node_directory"]
 
@@ -44,12 +46,9 @@ def write(writer: Writer, count: int, first: int = 0) -> None:
 
 
 def values(path: Path) -> list[int]:
-    reader = Reader(path)
-    try:
+    with closing(Reader(path)) as reader:
         rows = [record for columns in reader.read_to_end() for record in columns.records()]
-        return [layout.SCALAR.unpack_from(each.payload)[1] for each in rows]
-    finally:
-        reader.close()
+    return [layout.SCALAR.unpack_from(each.payload)[1] for each in rows]
 
 
 @pytest.fixture
@@ -296,10 +295,7 @@ def test_cut_by_the_same_user(node_directory: Path, mode: str) -> None:
         finally:
             training.kill()
     assert (training.returncode, stdout) == (0, "Run\n")
-    reader = Reader(node_directory / "job" / "0.blackbox")
-    assert (reader.now().ended_by, reader.header.lag_seconds) == (
-        "finished",
-        1.0 if mode == "copied" else 0.0,
-    )
-    reader.close()
+    path = node_directory / "job" / "0.blackbox"
+    lag_seconds = 1.0 if mode == "copied" else 0.0
+    assert (now(path).ended_by, header(path).lag_seconds) == ("finished", lag_seconds)
     assert len(read_lines_at(node_directory / "job" / "0.lines")) == 200

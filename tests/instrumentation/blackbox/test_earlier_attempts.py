@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankwatch.blackbox import earlier_attempts
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch.sweep import sweep
 from rankwatch.untrusted.folders import Folder
+from support.processes.python import python
+from support.training.blackbox import header, now
 
 pytestmark = pytest.mark.process
 
@@ -28,23 +26,13 @@ with rankwatch.start(run="job") as run:
 
 def attempt(directory: Path, number: int, rank: int = 0, world: int = 1) -> None:
     """A process that records one step and ends."""
-    env = {
-        **os.environ,
-        "RANKWATCH_DIR": str(directory),
-        "STEP": str(number),
-        "RANKWATCH_ATTEMPT": str(number),
-    }
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-    subprocess.run([sys.executable, "-c", CODE], env=env, check=True, capture_output=True)
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    python(CODE, directory=directory, check=True, STEP=str(number), RANKWATCH_ATTEMPT=str(number), **place)
 
 
 def steps(path: Path) -> int:
     """Last step in a box."""
-    reader = Reader(path)
-    try:
-        return reader.now().step
-    finally:
-        reader.close()
+    return now(path).step
 
 
 def test_earlier_attempts(tmp_path: Path) -> None:
@@ -115,9 +103,6 @@ def test_new_rank(tmp_path: Path) -> None:
     """A rank that is new here is of the attempt of those that live, which have replaced all older boxes."""
     attempt(tmp_path, 0)
     living = Writer(tmp_path, Identity(run="job", rank=0, world_size=2, attempt=3), phases=())
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "STEP": "7", "RANK": "1", "WORLD_SIZE": "2"}
-    subprocess.run([sys.executable, "-c", CODE], env=env, check=True, capture_output=True)
-    reader = Reader(tmp_path / "job" / "1.blackbox")
-    assert reader.header.identity.attempt == 3
-    reader.close()
+    python(CODE, directory=tmp_path, check=True, STEP="7", RANK="1", WORLD_SIZE="2")
+    assert header(tmp_path / "job" / "1.blackbox").identity.attempt == 3
     living.unlock()

@@ -47,26 +47,30 @@ def test_hugging_face(hugging_face: Path) -> None:
     assert (found.outcome, found.format, found.step, found.files) == (Outcome.GOOD, "hugging face", 40, 8)
 
 
-def test_hugging_face_before_its_last_file(hugging_face: Path) -> None:
-    (hugging_face / "trainer_state.json").unlink()
-    assert only(hugging_face) == ("trainer_state.json", Damage.UNFINISHED)
-    assert verify(hugging_face).outcome is Outcome.INCOMPLETE
-
-
-def test_hugging_face_marked_incomplete(hugging_face: Path) -> None:
-    (hugging_face / "checkpoint-is-incomplete.txt").write_text("")
-    assert only(hugging_face) == ("checkpoint-is-incomplete.txt", Damage.UNFINISHED)
+@pytest.mark.parametrize(
+    ("name", "content", "damage", "outcome"),
+    [
+        ("trainer_state.json", None, Damage.UNFINISHED, Outcome.INCOMPLETE),
+        ("checkpoint-is-incomplete.txt", "", Damage.UNFINISHED, Outcome.INCOMPLETE),
+        ("trainer_state.json", '{"global_step": 30}', Damage.MALFORMED, Outcome.DAMAGED),
+    ],
+)
+def test_hugging_face_out_of_step(
+    hugging_face: Path, name: str, content: str | None, damage: Damage, outcome: Outcome
+) -> None:
+    """Without the file that is written last, marked as incomplete, and of another step than its name says."""
+    if content is None:
+        (hugging_face / name).unlink()
+    else:
+        (hugging_face / name).write_text(content)
+    assert only(hugging_face) == (name, damage)
+    assert verify(hugging_face).outcome is outcome
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state_0.pth", "model.safetensors"])
 def test_hugging_face_without_a_file(hugging_face: Path, name: str) -> None:
     (hugging_face / name).unlink()
     assert only(hugging_face)[1] is Damage.MISSING
-
-
-def test_hugging_face_of_another_step(hugging_face: Path) -> None:
-    (hugging_face / "trainer_state.json").write_text(json.dumps({"global_step": 30}))
-    assert only(hugging_face) == ("trainer_state.json", Damage.MALFORMED)
 
 
 @pytest.mark.parametrize(("encoding", "outcome"), [("utf-8-sig", Outcome.GOOD), ("utf-16", Outcome.DAMAGED)])

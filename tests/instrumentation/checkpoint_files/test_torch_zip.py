@@ -142,31 +142,30 @@ def test_other_writers(tmp_path: Path) -> None:
     assert verify(path).problems[0].damage is Damage.FLIPPED
 
 
-def test_zip_bomb(tmp_path: Path) -> None:
-    """An entry that claims to be larger than deflate can make it is refused without being read."""
+@pytest.mark.parametrize(
+    ("at", "number", "detail"),
+    [
+        (24, 1 << 31, ""),  # larger than deflate can make it: refused without being read
+        (42, 2, "overlaps"),
+    ],
+)
+def test_wrong_entries(tmp_path: Path, at: int, number: int, detail: str) -> None:
+    """The directory gives the last entry another size or place."""
     path = tmp_path / "a.pt"
-    compressed(path, ("a/data/0", b"x" * 1000))
+    compressed(path, ("a", b"one" * 99), ("b", b"x" * 1000))
     data = bytearray(path.read_bytes())
-    at = data.rindex(b"PK\x01\x02")
-    data[at + 24 : at + 28] = struct.pack("<I", 1 << 31)
+    entry = data.rindex(b"PK\x01\x02")
+    struct.pack_into("<I", data, entry + at, number)
     path.write_bytes(data)
-    assert [each.damage for each in verify(path).problems] == [Damage.MALFORMED]
+    (problem,) = verify(path).problems
+    assert problem.damage is Damage.MALFORMED
+    assert detail in problem.detail
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_duplicate_names(tmp_path: Path) -> None:
     compressed(tmp_path / "a.pt", ("a/data/0", b"one"), ("a/data/0", b"two"))
     assert "two entries" in verify(tmp_path / "a.pt").problems[0].detail
-
-
-def test_overlapping_entries(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    compressed(path, ("a", b"one" * 99), ("b", b"two" * 99))
-    data = bytearray(path.read_bytes())
-    at = data.rindex(b"PK\x01\x02")
-    data[at + 42 : at + 46] = struct.pack("<I", 2)
-    path.write_bytes(data)
-    assert "overlaps" in verify(path).problems[0].detail
 
 
 def test_encrypted(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 import rankwatch
-from rankwatch.blackbox.reader import Reader
-from support.training.blackbox import box
+from support.training.blackbox import box, header
 
 STAND_IN = """
 _initialized = False
@@ -53,9 +52,7 @@ def test_rank(integration: ModuleType, tmp_path: Path) -> None:
     run = integration.start(run="job", directory=tmp_path / "boxes", flight_recorder=False, collectives=False)
     with run, run.step():
         pass
-    reader = Reader(box(tmp_path / "boxes"))
-    found = reader.header.identity
-    reader.close()
+    found = header(box(tmp_path / "boxes")).identity
     assert (found.rank, found.world_size, found.local_rank) == (3, 8, 1)
 
 

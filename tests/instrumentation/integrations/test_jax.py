@@ -15,8 +15,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
-from support.training.blackbox import box, of_kind, read
+from support.training.blackbox import box, name_of, now, of_kind, read
 
 jax = pytest.importorskip("jax")
 from rankwatch.integrations import jax as integration  # noqa: E402
@@ -100,9 +99,7 @@ def test_failing_listener(jax_run: rankwatch.Run, monkeypatch: pytest.MonkeyPatc
     """A failure of ours is counted and does not end the compilation that JAX reports."""
     monkeypatch.setattr(jax_run._writer, "append", lambda *_: 1 / 0)
     assert jax.jit(lambda x: x - 3)(jax.numpy.ones(2)).sum() == -4
-    reader = Reader(box(tmp_path))
-    assert reader.now().errors > 0
-    reader.close()
+    assert now(box(tmp_path)).errors > 0
 
 
 def test_orbax(jax_run: rankwatch.Run, tmp_path: Path) -> None:
@@ -125,9 +122,7 @@ def test_orbax(jax_run: rankwatch.Run, tmp_path: Path) -> None:
     phases = [each for each in of_kind(box(tmp_path), RecordKind.PHASE) if each.name == "checkpoint"]
     assert phases[0].end < save.end
     assert blocked_seconds == pytest.approx(phases[0].end - phases[0].start, abs=0.01)
-    reader = Reader(box(tmp_path))
-    stages = {reader.name(int(each.payload[2])) for each in records if each.payload[2]}
-    reader.close()
+    stages = {name_of(box(tmp_path), each.payload[2]) for each in records}
     assert {"blocking", "finalize"} <= stages
 
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from support.training.blackbox import Read, box, read
+from support.training.blackbox import Read, box, now, read
 
 if find_spec("keras") is None:  # its import would need the backend
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -39,11 +38,7 @@ class Trained(NamedTuple):
 
     def now(self, case: str) -> NowBlock:
         """Its final state."""
-        reader = Reader(box(self.folder / case))
-        try:
-            return reader.now()
-        finally:
-            reader.close()
+        return now(box(self.folder / case))
 
 
 @pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])

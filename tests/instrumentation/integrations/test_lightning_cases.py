@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions.vocabulary import Capability, Lifecycle
-from support.frameworks.jobs import Job, run_cases
+from support.frameworks.jobs import RANKS, ZERO, Job, run, run_cases
 
 pytest.importorskip("lightning")
 pytestmark = [pytest.mark.frameworks, pytest.mark.nightly, pytest.mark.process]
@@ -33,13 +35,6 @@ def test_fetch_ahead(cases: Cases) -> None:
     assert [number for number, _ in job.work(0, "samples")] == job.steps(0)
     assert len(job.phases(0, "data_wait")) >= done
     assert job.now(0).errors == 0
-
-
-def test_optimizer_without_wrapper(cases: Cases) -> None:
-    """Lightning does not count the steps of an optimizer that goes around it. They end steps all the same."""
-    job, done = cases["raw"]
-    assert job.steps(0) == list(range(1, done + 1))
-    assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0)
 
 
 def test_exception(cases: Cases) -> None:
@@ -78,6 +73,13 @@ def test_spawned_ranks(cases: Cases) -> None:
     job, done = cases["spawn"]
     for rank in range(2):
         assert job.steps(rank) == list(range(1, done + 1))
+
+
+def test_optimizer_without_wrapper(cases: Cases) -> None:
+    """Lightning does not count the steps of an optimizer that goes around it. They end steps all the same."""
+    job, done = cases["raw"]
+    assert job.steps(0) == list(range(1, done + 1))
+    assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0)
 
 
 @pytest.mark.parametrize("case", ["twice", "barebones", "resumed", "found_rate"])
@@ -155,3 +157,22 @@ def test_fabric(cases: Cases) -> None:
     saved = [each for each in job.records(0) if each.kind == RecordKind.CHECKPOINT and each.name == "save"]
     assert max(each.payload[0] for each in saved) > 0
     assert job.now(0).errors == 0
+
+
+@pytest.mark.timeout(300)
+def test_manual_optimization(tmp_path: Path) -> None:
+    """One step for each call of `training_step`, in which both networks have forward, backward and optimizer
+    phases that follow each other: DistributedDataParallel's forward pass contains them all."""
+    job = run("lightning_manual.py", tmp_path, ZERO)
+    for rank in range(RANKS):
+        assert job.steps(rank) == list(range(1, job.wrote(rank) + 1))
+        assert job.now(rank).errors == 0
+        records = job.records(rank)
+        assert all(each.start <= each.end for each in records)
+        phases = sorted(
+            (each.start, each.end, each.name) for each in records if each.kind == RecordKind.PHASE
+        )
+        for step in (each for each in records if each.kind == RecordKind.STEP):
+            inside = [each for each in phases if step.start <= each[0] and each[1] <= step.end]
+            assert [name for *_, name in inside] == ["data_wait", *("forward", "backward", "optimizer") * 2]
+            assert all(before[1] <= after[0] for before, after in pairwise(inside))

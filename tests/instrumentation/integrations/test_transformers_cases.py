@@ -18,6 +18,7 @@ _CASES = (
     "out_of_memory", "seq2seq", "own_fetch", "own_train", "own_loop", "own_run", "own_run_first", "failing",
     "inside", "by_hand", "search", "resumed", "incomplete", "compiled", "workers",
 )  # fmt: skip
+PHASES = ("data_wait", "forward", "backward", "optimizer")
 Cases = dict[str, tuple[Job, Any]]
 
 
@@ -48,14 +49,6 @@ def test_seq2seq(cases: Cases) -> None:
     assert job.now(0).errors == 0
 
 
-def test_overriding(cases: Cases) -> None:
-    """Methods of a subclass that do not call those that they override are watched as well."""
-    job, done = cases["own_fetch"]
-    assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0) == list(range(1, done + 1))
-    assert len(job.phases(0, "data_wait")) == done
-    assert job.now(0).errors == 0
-
-
 def test_exception(cases: Cases) -> None:
     """A step that an exception ends has failed. The next training of the process is led again."""
     job, done = cases["failing"]
@@ -79,23 +72,12 @@ def test_added_by_hand(cases: Cases) -> None:
     assert job.steps(0) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("case", ["own_train", "own_loop"])
-def test_own_loop(case: str, cases: Cases) -> None:
-    """A training loop of a subclass that the Trainer's events do not follow is recorded as any other loop."""
-    job, done = cases[case]
-    assert job.steps(0) == list(range(done))
-    for phase in ("forward", "backward", "optimizer"):
-        assert len(job.phases(0, phase)) == done
-    assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0)
-    assert job.now(0).errors == 0
-
-
 def test_run_of_script(cases: Cases) -> None:
     """The callback records into the run that the script has started, and the script ends it."""
     job, done = cases["own_run"]
     assert job.steps(0) == 2 * list(range(1, done + 1))
     assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0)
-    for phase in ("data_wait", "forward", "backward", "optimizer"):
+    for phase in PHASES:
         assert len(job.phases(0, phase)) == 2 * done
     assert len(job.scalars(0, "mine")) == 1
     assert job.now(0).ended_by == Lifecycle.FINISHED
@@ -134,12 +116,23 @@ def test_incomplete_accumulation(cases: Cases) -> None:
     assert len(job.scalars(0, "loss")) == done
 
 
-@pytest.mark.parametrize("case", ["compiled", "workers"])
-def test_options(case: str, cases: Cases) -> None:
-    """A compiled model, and batches of worker processes."""
+@pytest.mark.parametrize(
+    ("case", "first", "phases"),
+    [
+        ("compiled", 1, PHASES),
+        ("workers", 1, PHASES),  # batches of worker processes
+        # Methods of a subclass that do not call those that they override are watched as well.
+        ("own_fetch", 1, ("data_wait",)),
+        # A loop of a subclass that the Trainer's events do not follow is recorded as any other loop.
+        ("own_train", 0, PHASES[1:]),
+        ("own_loop", 0, PHASES[1:]),
+    ],
+)
+def test_steps(case: str, first: int, phases: tuple[str, ...], cases: Cases) -> None:
+    """Each step has its phases and its loss, and no failure of ours."""
     job, done = cases[case]
-    assert job.steps(0) == list(range(1, done + 1))
-    for phase in ("data_wait", "forward", "backward", "optimizer"):
+    assert job.steps(0) == list(range(first, done + first))
+    for phase in phases:
         assert len(job.phases(0, phase)) == done
     assert [number for number, _ in job.scalars(0, "loss")] == job.steps(0)
     assert job.now(0).errors == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,18 +74,13 @@ def test_a_child_that_its_user_has_stopped(tmp_path: Path, monkeypatch: pytest.M
     now = [0.0]
     reader = PathReader(Owner(os.geteuid(), os.getegid()), seconds=2.0, monotonic=lambda: now[0])
     wanted = [Wanted(f"{tmp_path}/{number}{'x' * 4000}", 100) for number in range(5000)]
-    try:
+    with closing(reader):
         assert reader.find(wanted) is None
-        reader.advance()
-        now[0] = 3.0
-        reader.advance()
-        assert reader.given_up == 1
+        for now[0], given_up in ((0.0, 0), (3.0, 1)):
+            reader.advance()
+            assert reader.given_up == given_up
         assert reader.find(wanted[:1]) == [UNANSWERED]
         assert len(reader._waiting) < len(wanted) / 2
-        now[0] = 100.0
-        reader.advance()
-        now[0] = 200.0
-        reader.advance()
+        for now[0] in (100.0, 200.0):
+            reader.advance()
         assert reader.idle
-    finally:
-        reader.close()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import NowBlock, RawRecord
+from rankwatch.blackbox.records import Header, NowBlock, RawRecord
 
 
 class Read(NamedTuple):
@@ -56,6 +56,18 @@ def now(path: Path) -> NowBlock:
     """The newest state of a rank in its black box."""
     with closing(Reader(path)) as reader:
         return reader.now()
+
+
+def header(path: Path) -> Header:
+    """What a rank has written into its black box as it began."""
+    with closing(Reader(path)) as reader:
+        return reader.header
+
+
+def name_of(path: Path, number: float) -> str:
+    """The name that a payload gives by its number."""
+    with closing(Reader(path)) as reader:
+        return reader.name(int(number))
 
 
 def _payload(record: RawRecord) -> tuple[float, ...]:
