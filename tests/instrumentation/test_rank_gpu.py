@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 import rankwatch
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.reader import Reader
 from rankwatch.rank_gpu import MAX_ATTEMPTS, AllocatorMemory, RankGpu
-from support.training.blackbox import box
+from support.training.blackbox import box, now
 
 UUIDS = [f"{number}1111111-aaaa-bbbb-cccc-0123456789ab" for number in range(4)]
 
@@ -53,11 +51,7 @@ class Cuda:
 
 def gpu_of(directory: Path) -> str:
     """The GPU as a reader of the black box sees it."""
-    reader = Reader(box(directory))
-    try:
-        return reader.now().gpu
-    finally:
-        reader.close()
+    return now(box(directory)).gpu
 
 
 def steps(run: rankwatch.Run, count: int = 1) -> None:
@@ -193,21 +187,3 @@ def test_gpu_and_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None
     watch(run, Cuda(held={0: 1}))
     steps(run)
     assert gpu_of(tmp_path) == ""
-
-
-@pytest.mark.process
-@pytest.mark.gpu
-def test_real_rank_gpu(tmp_path: Path) -> None:
-    """A GPU with a tensor on it is recorded under the UUID that nvidia-smi prints."""
-    torch: Any = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU on this machine")
-    run = rankwatch.start(run="r", rank=0, directory=tmp_path, flight_recorder=False, collectives=False)
-    assert isinstance(run, rankwatch.Run)
-    with run, run.step():
-        tensor = torch.ones(1024, device="cuda")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    recorded = gpu_of(tmp_path)
-    assert tensor.is_cuda
-    assert recorded.startswith(("GPU-", "MIG-"))
-    assert f"UUID: {recorded})" in listed

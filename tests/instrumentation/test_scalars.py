@@ -110,23 +110,6 @@ def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.Mon
     assert not loss.synchronised
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
-def test_loss_on_real_gpu(run: rankwatch.Run, tmp_path: Path) -> None:
-    """It arrives without synchronisation. In debug mode torch raises on a synchronising call."""
-    loss = torch.full((), 2.0, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with run.step():
-            run.scalar("loss", loss)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    with run.step():
-        pass
-    assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(2.0, 0)]
-
-
 def test_work_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An amount of work is copied asynchronously too. The number of tokens is often the sum of a mask."""
     monkeypatch.setattr("rankwatch.scalars._copy_later", lambda kind, name, value, step, moment: _copied())

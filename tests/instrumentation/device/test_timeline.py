@@ -1,39 +1,25 @@
-"""Phases on the clock of a simulated GPU, and of a real one on a machine that has it."""
+"""Phases on the clock of a simulated GPU."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import rankwatch
 from rankwatch import hooks
 from rankwatch.automatic.phases import TimedPhase
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from rankwatch.device.cuda import Captures
 from rankwatch.device.parts import MOST_EVERY, WaitKey
 from rankwatch.device.timeline import MOST_MARKS, MOST_STEPS
-from support.device.lone import PAIR, LoneRank
+from support.device.lone import PAIR, LoneRank, near
 from support.device.machine import EventBase, Operation
-from support.training.blackbox import box, of_kind
 
 KEY = WaitKey(1, 1, 0)
-
-
-def near(seconds: float) -> Any:
-    """Equal but for the time that the host takes to enqueue."""
-    return pytest.approx(seconds, abs=1e-4)
-
-
-@pytest.fixture
-def rank(tmp_path: Path) -> LoneRank:
-    return LoneRank(tmp_path)
 
 
 def test_phase(rank: LoneRank) -> None:
@@ -55,7 +41,7 @@ def test_device_without_a_stream(rank: LoneRank, monkeypatch: pytest.MonkeyPatch
     rank.forward(0.030)
     rank.forward(0.030)
     assert rank.run.steps_completed == 3
-    assert rank.run._writer.integers[Now.ERRORS] == 1
+    assert rank.errors() == 1
 
 
 def test_nested_phases(rank: LoneRank) -> None:
@@ -144,7 +130,7 @@ def test_refused_events(rank: LoneRank) -> None:
     rank.machine.broken = True
     with pytest.raises(KeyError), rank.run.step(), rank.run.phase("forward"):
         raise KeyError
-    assert rank.writer.integers[Now.ERRORS] == 4
+    assert rank.errors() == 4
     rank.machine.broken = False
     rank.forward(0.010)
     rank.resolve()
@@ -166,177 +152,8 @@ def test_failing_query(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         rank.forward(0.001)
     rank.resolve()
-    assert rank.writer.integers[Now.ERRORS] == 1
+    assert rank.errors() == 1
     assert [step for *_, step in rank.phases()] == [0, 1, 2]
-
-
-def steps_and_flags(rank: LoneRank) -> list[tuple[int, int]]:
-    """Number and flags of each step."""
-    return [(int(each.payload[0]), int(each.payload[1])) for each in rank.records(RecordKind.STEP)]
-
-
-def test_capture(rank: LoneRank) -> None:
-    """During the capture of a CUDA graph no event is recorded or queried, and the step has no own time."""
-    graph = rank.machine.torch.cuda.CUDAGraph()
-    rank.forward(0.010)
-    made = rank.machine.events_made
-    graph.capture_begin()
-    assert rank.writer.integers[Now.CAPTURING] == 1
-    rank.forward(0.010)
-    graph.capture_end()
-    assert rank.machine.events_made == made
-    assert rank.writer.integers[Now.CAPTURING] == 0
-    with rank.run.step(), rank.run.phase("forward"):
-        graph.replay()
-    rank.resolve()
-    assert rank.writer.integers[Now.ERRORS] == 0
-    assert 1 not in [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)]
-    promised = [int(number) for number, flags in steps_and_flags(rank) if flags & layout.STEP_ON_DEVICE]
-    assert promised == [0, 2, 3], "the agent does not wait for times that do not come"
-    assert [(step, own) for _, own, step in rank.phases()] == [
-        (0, near(0.010)),
-        (2, near(0.010)),
-    ]
-
-
-def test_capture_in_step(rank: LoneRank) -> None:
-    """A capture within a step hides its marks, so that the step has no own time."""
-    graph = rank.machine.torch.cuda.CUDAGraph()
-    with rank.run.step():
-        graph.capture_begin()
-        with rank.run.phase("forward"):
-            rank.compute(0.010)
-        graph.capture_end()
-    rank.idle_step()
-    rank.resolve()
-    assert rank.writer.integers[Now.ERRORS] == 0
-    assert rank.unknown_steps() == [0]
-
-
-def captured_collective(rank: LoneRank) -> Any:
-    """A graph that holds a collective."""
-    graph = rank.machine.torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    rank.collective("all_reduce", PAIR, 0.0)
-    graph.capture_end()
-    return graph
-
-
-def test_graph_with_collectives(rank: LoneRank) -> None:
-    """The waits inside a replayed graph are not seen, so the step has no own time."""
-    graph = captured_collective(rank)
-    for number in range(2):
-        with rank.run.step():
-            if number:
-                rank.peer_comes(0.1)
-                graph.replay()
-    rank.resolve()
-    assert rank.unknown_steps() == [1]
-
-
-def test_replay_between_steps(rank: LoneRank) -> None:
-    """Waits in a graph that is replayed between two steps, as by an evaluation, lie in neither of them."""
-    graph = captured_collective(rank)
-    with rank.run.step():
-        rank.compute(0.010)
-    rank.host.spend(0.001)
-    rank.peer_comes(0.0)
-    graph.replay()
-    rank.host.spend(0.001)
-    with rank.run.step():
-        rank.compute(0.010)
-    rank.resolve()
-    assert rank.unknown_steps() == []
-
-
-def test_replay_after_the_wait_for_a_batch(rank: LoneRank) -> None:
-    """A step begins with the wait for its batch, so a graph that is replayed before `step` is called belongs
-    to it. One that is replayed after a step's end belongs to none, also if that end is given later."""
-    graph = captured_collective(rank)
-    for _ in rank.run.batches([1]):
-        rank.peer_comes(0.0)
-        graph.replay()
-        rank.host.spend(0.001)
-        rank.run._steps.begin()
-        rank.compute(0.010)
-        with rank.run.phase("forward"):
-            rank.compute(0.010)
-    rank.run._steps.end()
-    rank.run._steps.begin()
-    with rank.run.phase("forward"):
-        rank.compute(0.010)
-    ended = rank.host.now
-    rank.host.spend(0.001)
-    rank.peer_comes(0.0)
-    graph.replay()
-    rank.run._steps.end(at=ended)
-    rank.resolve()
-    assert rank.unknown_steps() == [0]
-
-
-def test_capture_that_nobody_ends(rank: LoneRank) -> None:
-    """A capture that is over without `capture_end` counts no longer once a step has ended: the next steps are
-    timed, and the recorder may be asked. One that goes on counts, on whatever stream."""
-    graph, side = rank.machine.torch.cuda.CUDAGraph(), rank.machine.stream()
-    with rank.machine.on(side):
-        graph.capture_begin()
-    rank.idle_step()
-    assert rank.writer.integers[Now.CAPTURING] == 1
-    rank.machine._capture = None  # as CUDA does where the stream is destroyed
-    rank.idle_step()
-    assert rank.writer.integers[Now.CAPTURING] == 0
-    with rank.run.step():
-        rank.compute(0.010)
-    rank.resolve()
-    assert 2 in [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)]
-    assert rank.writer.integers[Now.ERRORS] == 0
-
-
-def test_second_begin_of_a_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If CUDA refuses to begin a capture again, the first one goes on."""
-    cuda = rank.machine.torch.cuda
-    rank.gpu.captures.remove()
-    begin = cuda.CUDAGraph.capture_begin
-
-    def refuses(graph: Any) -> None:
-        if rank.machine._capture is not None:
-            raise RuntimeError("CUDA error: operation not permitted")
-        begin(graph)
-
-    monkeypatch.setattr(cuda.CUDAGraph, "capture_begin", refuses)
-    captures = Captures(rank.writer, rank.machine.torch, lambda: None)
-    graph = cuda.CUDAGraph()
-    graph.capture_begin()
-    with pytest.raises(RuntimeError, match="not permitted"):
-        graph.capture_begin()
-    assert captures.going_on()
-    graph.capture_end()
-    assert not captures.going_on()
-
-
-@pytest.mark.parametrize("missing", ["capture_begin", "capture_end", "replay"])
-def test_torch_without_a_method_of_graphs(tmp_path: Path, missing: str) -> None:
-    """Its graphs work as before, and no event is queried during a capture of the training thread."""
-    rank = LoneRank(tmp_path, without=missing)
-    assert rank.gpu.captures.partly_visible
-    graph = rank.machine.torch.cuda.CUDAGraph()
-    with rank.run.step():
-        rank.compute(0.010)
-    with rank.machine.capturing():
-        for _ in range(2):
-            rank.forward(0.010)
-    for name in {"capture_begin", "capture_end", "replay"} - {missing}:
-        getattr(graph, name)()
-    assert rank.writer.integers[Now.ERRORS] == 0
-
-
-def test_methods_of_the_installed_torch() -> None:
-    """It has the methods that show captures, replays and events, so nothing is said to be invisible."""
-    torch: Any = pytest.importorskip("torch")
-    for name in ("capture_begin", "capture_end", "replay"):
-        assert callable(getattr(torch.cuda.CUDAGraph, name))
-    for name in ("record", "wait"):
-        assert callable(getattr(torch.cuda.Event, name))
 
 
 def test_foreign_thread(rank: LoneRank) -> None:
@@ -384,8 +201,7 @@ def test_device_shown_on_side_stream(tmp_path: Path) -> None:
     side = rank.machine.stream()
     rank.peer_comes(0.0)
     for number in range(3):
-        with rank.run.phase("data_wait"):
-            rank.host.spend(0.001)
+        rank.wait_for_data()
         with rank.run.step(), rank.run.phase("forward"):
             rank.compute(0.010)
             if not number:
@@ -402,40 +218,11 @@ def test_another_compute_stream(rank: LoneRank) -> None:
         rank.forward(0.010)
     with rank.machine.on(rank.machine.stream()):
         for _ in range(3):
-            with rank.run.phase("data_wait"):
-                rank.host.spend(0.001)
+            rank.wait_for_data()
             rank.forward(0.030)
     rank.resolve()
     own = [own for name, own, _ in rank.phases() if name == "forward"]
     assert own == [near(seconds) for seconds in (0.010, 0.010, 0.010, 0.030, 0.030, 0.030)]
-
-
-@pytest.mark.gpu
-def test_real_gpu(tmp_path: Path) -> None:
-    """Timing never synchronises the GPU. In debug mode torch raises on a synchronising call."""
-    torch: Any = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU on this machine")
-    run = rankwatch.start(run="gpu", rank=0, directory=tmp_path, flight_recorder=False)
-    matrix = torch.randn(4096, 4096, device="cuda")
-    with run.step():
-        pass  # shows the device
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with run.step(), run.phase("forward"):
-            for _ in range(20):
-                matrix = matrix @ matrix / 64.0
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    with run.step():
-        pass
-    ((name, (own, step)),) = [
-        (each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.DEVICE_PHASE)
-    ]
-    assert (name, step) == ("forward", 1)
-    assert own > 0.0
 
 
 def test_torch_that_was_built_for_gpus_where_there_is_none(tmp_path: Path) -> None:
@@ -446,7 +233,7 @@ def test_torch_that_was_built_for_gpus_where_there_is_none(tmp_path: Path) -> No
         rank.waits.begins()
     rank.run.finish()
     assert len(rank.records(RecordKind.STEP)) == 1
-    assert rank.writer.integers[Now.ERRORS] == 0
+    assert rank.errors() == 0
 
 
 def test_step_after_an_error_on_the_device(rank: LoneRank) -> None:
@@ -469,7 +256,7 @@ def test_forked_child(rank: LoneRank) -> None:
     with rank.run.step(), rank.run.phase("forward"):
         pass
     assert rank.machine.events_made == made
-    assert rank.writer.integers[Now.ERRORS] == 0
+    assert rank.errors() == 0
 
 
 def test_abandoned_step(rank: LoneRank) -> None:
@@ -503,19 +290,6 @@ def test_long_evaluation_while_the_device_is_behind(rank: LoneRank) -> None:
     assert rank.writer.integers[Now.DEVICE_MARKS_DROPPED] == 0
 
 
-def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a capture waits for a question to be answered: none is under way then."""
-
-    def interrupted() -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rank.writer, "wait_for_questions", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        rank.machine.torch.cuda.CUDAGraph().capture_begin()
-    assert rank.writer.integers[Now.CAPTURING] == 0
-    assert not rank.gpu.captures.going_on()
-
-
 def test_steps_after_the_end_of_the_run(rank: LoneRank) -> None:
     """They are not timed: nobody shows their waits any more."""
     rank.forward(0.010)
@@ -523,8 +297,7 @@ def test_steps_after_the_end_of_the_run(rank: LoneRank) -> None:
     rank.run.finish()
     made = rank.machine.events_made
     for _ in range(3):
-        with rank.run.step():
-            rank.compute(0.010)
+        rank.step(0.010)
     rank.resolve()
     assert rank.machine.events_made == made
     assert [each.payload[0] for each in rank.records(RecordKind.DEVICE_STEP)] == [0]
@@ -560,8 +333,7 @@ def short_steps(
     """Steps of a wait for data and of four phases, of which the last meets the peer. finishes: the device has
     finished each before the next one."""
     for number in numbers:
-        with rank.run.phase("data_wait"):
-            rank.host.spend(seconds / 2)
+        rank.wait_for_data(seconds / 2)
         with rank.run.step(number):
             for name in ("forward", "backward", "optimizer"):
                 with rank.run.phase(name):
@@ -665,8 +437,7 @@ def test_short_steps_whose_end_is_seen_later(rank: LoneRank) -> None:
 def test_idle_compute_stream_after_a_busy_one(rank: LoneRank) -> None:
     """The new stream does not wait for the old one, so the step has only the time of the new one."""
     rank.forward(0.100)
-    with rank.run.phase("data_wait"):
-        rank.host.spend(0.001)
+    rank.wait_for_data()
     with rank.machine.on(rank.machine.stream()), rank.run.step(), rank.run.phase("forward"):
         rank.compute(0.010)
     rank.resolve()

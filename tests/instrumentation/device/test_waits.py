@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -128,9 +127,9 @@ def measure(rank: LoneRank, way: Callable[[LoneRank], None]) -> Measured:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_way_to_wait(tmp_path: Path, way: Callable[[LoneRank], None]) -> None:
+def test_way_to_wait(rank: LoneRank, way: Callable[[LoneRank], None]) -> None:
     """What the stream waits for a late peer is no own work, and carries the name of the operation."""
-    found = measure(LoneRank(tmp_path), way)
+    found = measure(rank, way)
     assert found.own == near(2 * OWN_SECONDS)
     waited = [each for each in found.waits if each[1] > 1e-3]
     operation = {"buffers": "broadcast", "exchange": "recv"}.get(way.__name__, "all_reduce")
@@ -139,10 +138,10 @@ def test_way_to_wait(tmp_path: Path, way: Callable[[LoneRank], None]) -> None:
     assert waited == [(operation, near(expected), flags)]
 
 
-def test_side_stream_that_computes(tmp_path: Path) -> None:
+def test_side_stream_that_computes(rank: LoneRank) -> None:
     """A wait for a stream without collectives is a wait for own work."""
 
-    def way(rank: LoneRank) -> None:
+    def way(_: LoneRank) -> None:
         side = rank.machine.stream()
         rank.collective("all_reduce", PAIR, 0.0)
         side.wait_stream(rank.machine.current())
@@ -150,14 +149,13 @@ def test_side_stream_that_computes(tmp_path: Path) -> None:
             rank.compute(0.020)
         rank.machine.current().wait_stream(side)
 
-    found = measure(LoneRank(tmp_path), way)
+    found = measure(rank, way)
     assert found.own == near(2 * OWN_SECONDS + 0.020)
     assert [each[1] for each in found.waits] == [near(LATE_SECONDS)]
 
 
-def test_fsdp_of_a_slow_rank(tmp_path: Path) -> None:
+def test_fsdp_of_a_slow_rank(rank: LoneRank) -> None:
     """The rank that others wait for hardly waits, although FSDP waits for many events."""
-    rank = LoneRank(tmp_path)
 
     def way(_: LoneRank) -> None:
         shards = Fsdp2(rank, PAIR, None)
@@ -173,9 +171,8 @@ def test_fsdp_of_a_slow_rank(tmp_path: Path) -> None:
     assert sum(seconds for _, seconds, _ in found.waits) == near(LATE_SECONDS)
 
 
-def test_collective_on_another_device(tmp_path: Path) -> None:
+def test_collective_on_another_device(rank: LoneRank) -> None:
     """Who waits for what between two devices of a process is not seen, so the step has no own time."""
-    rank = LoneRank(tmp_path)
     rank.idle_step()
     rank.peer_comes(0.0)
     with rank.run.step(), rank.machine.on_device(1):
@@ -185,9 +182,8 @@ def test_collective_on_another_device(tmp_path: Path) -> None:
     assert rank.unknown_steps() == [1]
 
 
-def test_host_that_waits(tmp_path: Path) -> None:
+def test_host_that_waits(rank: LoneRank) -> None:
     """While the host waits in a collective of gloo, the idle device waits for others."""
-    rank = LoneRank(tmp_path)
 
     def program() -> Iterator[Any]:
         with rank.run.step():
@@ -203,9 +199,8 @@ def test_host_that_waits(tmp_path: Path) -> None:
     assert step.end - step.start - step.payload[1] == near(2 * OWN_SECONDS)
 
 
-def test_removed(tmp_path: Path) -> None:
+def test_removed(rank: LoneRank) -> None:
     """The end of the hooks restores what they replaced."""
-    rank = LoneRank(tmp_path)
     cuda, distributed = rank.machine.torch.cuda, rank.distributed
     places = [
         (cuda.Event, "record"),
@@ -227,10 +222,9 @@ def test_removed(tmp_path: Path) -> None:
     assert rank.recorded_waits() == []
 
 
-def test_compute_stream_that_has_communicated(tmp_path: Path) -> None:
+def test_compute_stream_that_has_communicated(rank: LoneRank) -> None:
     """Once a stream that collectives ran on becomes the compute stream, its events show own work: a copy that
     follows it is no communication."""
-    rank = LoneRank(tmp_path)
     rank.peer_comes(0.0)
     stream = rank.machine.stream()
     with rank.run.step(), rank.machine.on(stream):
@@ -248,10 +242,9 @@ def test_compute_stream_that_has_communicated(tmp_path: Path) -> None:
     assert len(rank.records(RecordKind.DEVICE_STEP)) >= 3
 
 
-def test_endless_streams(tmp_path: Path) -> None:
+def test_endless_streams(rank: LoneRank) -> None:
     """Streams that communicate once and never again, as external ones that are made for each step, are
     forgotten; that which is used all the time is not."""
-    rank = LoneRank(tmp_path)
     side = rank.machine.stream()
     with rank.run.step():
         for _ in range(3 * MOST_STREAMS):
@@ -276,9 +269,8 @@ class ImmutableEvent(type):
         super().__setattr__(name, value)
 
 
-def test_error_while_methods_are_replaced(tmp_path: Path) -> None:
+def test_error_while_methods_are_replaced(rank: LoneRank) -> None:
     """If one of the methods cannot be replaced, the others are as before."""
-    rank = LoneRank(tmp_path)
     rank.waits.remove()
     torch = rank.machine.torch
     before = torch.cuda.Event = ImmutableEvent("Event", (torch.cuda.Event,), {"record": lambda _: None})
@@ -289,9 +281,8 @@ def test_error_while_methods_are_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["record", "wait"])
-def test_torch_without_a_method_of_events(tmp_path: Path, missing: str) -> None:
+def test_torch_without_a_method_of_events(rank: LoneRank, missing: str) -> None:
     """The other methods are replaced and restored, and it is known that waits are not all seen."""
-    rank = LoneRank(tmp_path)
     rank.waits.remove()
     assert rank.waits.complete
     torch = rank.machine.torch
@@ -305,9 +296,8 @@ def test_torch_without_a_method_of_events(tmp_path: Path, missing: str) -> None:
     assert getattr(torch.cuda.Event, name) is own[name]
 
 
-def test_signatures(tmp_path: Path) -> None:
+def test_signatures(rank: LoneRank) -> None:
     """The methods of torch that are replaced look as before, since libraries ask for their parameters."""
-    rank = LoneRank(tmp_path)
     cuda = rank.machine.torch.cuda
     methods = (
         (cuda.Event, "record"),
@@ -326,9 +316,8 @@ def test_signatures(tmp_path: Path) -> None:
         assert found.__qualname__ == original.__qualname__
 
 
-def test_callback_of_the_backward_pass_that_raises(tmp_path: Path) -> None:
+def test_callback_of_the_backward_pass_that_raises(rank: LoneRank) -> None:
     """The trainer that goes on does its own work then, and does not wait until the step ends."""
-    rank = LoneRank(tmp_path)
     rank.peer_comes(0.0)
 
     def fails() -> None:

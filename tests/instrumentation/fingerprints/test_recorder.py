@@ -10,10 +10,9 @@ import torch
 
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.vocabulary import Capability, Unseen
 from support.automatic.programs import errors, run_program
-from support.training.blackbox import Read, box, of_kind
+from support.training.blackbox import Read, box, now, of_kind
 
 MODEL = """
 import json
@@ -51,11 +50,7 @@ def totals(path: Path) -> dict[int, tuple[str, tuple[float, ...]]]:
 
 
 def capability(path: Path) -> Unseen | None:
-    reader = Reader(path)
-    try:
-        return reader.now().capabilities[Capability.REPLICAS]
-    finally:
-        reader.close()
+    return now(path).capabilities[Capability.REPLICAS]
 
 
 @pytest.mark.process
@@ -320,31 +315,3 @@ def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run.finish()
     assert capability(box(tmp_path)) is Unseen.OFF
     assert of_kind(box(tmp_path), RecordKind.FINGERPRINT) == []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The sums of a model on a GPU come without a synchronisation, and not while a graph is captured."""
-    run.identity = run.identity._replace(world_size=2)
-    model = torch.nn.Linear(1000, 1000, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.device("cuda"), run.step(0):
-            run.fingerprint(model)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph, other = torch.cuda.CUDAGraph(), torch.ones(1, device="cuda")
-    with run.step(100), torch.cuda.graph(graph):
-        run.fingerprint(model)
-        other.add_(1.0)  # PyTorch warns of a graph that is empty
-    torch.cuda.synchronize()
-    with run.step(200):
-        run.fingerprint(model)
-    torch.cuda.synchronize()
-    with run.step(300):
-        run.fingerprint(model.cpu())
-    found = totals(box(tmp_path))
-    assert found.keys() == {0, 200, 300}
-    assert found[0] == found[200] == found[300]
-    assert errors(box(tmp_path)) == 0

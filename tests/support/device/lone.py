@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from support.device.rank import Members, Network, Rank
 from support.training.blackbox import Read, box, of_kind
 
 PAIR = Members("default_pg", (0, 1))
+
+
+def near(seconds: float) -> Any:
+    """Equal but for the time that the host takes to enqueue."""
+    return pytest.approx(seconds, abs=1e-4)
 
 
 class LoneRank(Rank):
@@ -39,6 +47,16 @@ class LoneRank(Rank):
         with self.run.step(), self.run.phase("forward"):
             self.compute(seconds)
 
+    def wait_for_data(self, seconds: float = 0.001) -> None:
+        """The host waits for a batch."""
+        with self.run.phase("data_wait"):
+            self.host.spend(seconds)
+
+    def step(self, seconds: float) -> None:
+        """A step that computes outside of any phase."""
+        with self.run.step():
+            self.compute(seconds)
+
     def idle_step(self) -> None:
         """A step in which nothing happens."""
         with self.run.step():
@@ -58,6 +76,10 @@ class LoneRank(Rank):
         """Have the steps recorded that the device has finished, by a later step."""
         self.device_finishes()
         self.idle_step()
+
+    def errors(self) -> int:
+        """Failures inside rankwatch."""
+        return int(self.writer.integers[Now.ERRORS])
 
     def records(self, kind: RecordKind) -> list[Read]:
         """Records of a kind in the box."""
