@@ -16,6 +16,7 @@ NOT_RECORDED = {
     "run:rankwatch_checkpoint_interval_advice*": "two minutes are too short for a rate of failures",
     "rankwatch_gpu_fan_speed_ratio": "the GPUs have no fans of their own",
     "rankwatch_gpu_mig_*": "no GPU is divided",
+    "rankwatch_gpu_readings_rejected_total": "no reading of a GPU was impossible",
     "rankwatch_loss_improvement": "the plateau is off by default",
     "rankwatch_network_pause_seconds_total": "the network card counts no pauses",
     "rankwatch_loss_scale_halvings_total": "no run scales its loss",
