@@ -185,7 +185,7 @@ class RunConditions:
 
 
 def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
-    """Return the ranks whose process is known here."""
+    """Yield the ranks whose process is known here."""
     for run, condition in conditions.runs.items():
         for rank in condition.ranks:
             pid = None if rank.ended else writer_of(rank.path)

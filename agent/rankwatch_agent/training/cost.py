@@ -89,7 +89,7 @@ class Spending:
             self._save(moment)
 
     def of(self, run: str) -> Iterator[tuple[Money, float]]:
-        """Return what a run has spent, by kind of money."""
+        """Yield what a run has spent, by kind of money."""
         yield from self._spent.get(run, {}).items()
 
     def _forget(self, living: Container[str], moment: float) -> None:

@@ -28,7 +28,7 @@ class FigureTable:
         ]
 
     def series(self, labels: tuple[str, ...], of: Any, wall: Wall = float) -> Iterator[Series]:
-        """Return the series of one object; `labels` are those that all of them have."""
+        """Yield the series of one object; `labels` are those that all of them have."""
         for declared, read, is_moment in self._rows:
             value = read(of)
             if value is None:

@@ -162,7 +162,7 @@ class RunDirectories:
             yield from self._entries_of(self._directory / tenant)
 
     def _entries_of(self, tenant: Path) -> Iterator[tuple[int, str, int]]:
-        """Return the same of one tenant. One that cannot be read takes no other away."""
+        """Yield the same of one tenant. One that cannot be read takes no other away."""
         try:
             with Folder.open(tenant) as folder:
                 for name, status in _directories_in(folder):
@@ -223,7 +223,7 @@ def _directories_in(folder: Folder) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _files(run: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """Return the files of a run with this suffix, and their owners.
+    """Yield the files of a run with this suffix, and their owners.
 
     Raises PermissionError where we may not read the directory.
     """

@@ -321,7 +321,7 @@ torch.save(model.state_dict(), HERE + "/model.pt")
 
 
 @pytest.mark.process
-def test_seams(tmp_path: Path) -> None:
+def test_replaced_functions_of_torch(tmp_path: Path) -> None:
     """Clipping and scaling are seen in torch itself, also by imported names; the training is the same."""
     run_program(PROGRAM, tmp_path / "with")
     found, own = json.loads((tmp_path / "with" / "values.json").read_text())

@@ -99,7 +99,7 @@ class RunLedger:
                 del self.roles[gone.role]
 
     def by_attempt(self) -> Iterator[tuple[int, AttemptRecord, Seconds]]:
-        """Return number, span and rank-seconds by state of each attempt, in their order."""
+        """Yield number, span and rank-seconds by state of each attempt, in their order."""
         for number, span in sorted(self.attempts.by_number.items()):
             seconds: Seconds = {}
             for ledger in self.ranks.values():
@@ -200,7 +200,7 @@ class RunLedgers:
             self._pause = _PAUSE * took if took > _SHORT_SECONDS else 0.0
 
     def series(self, run: str) -> Iterator[Series]:
-        """Return what the time of a run was spent on; every state, from the beginning."""
+        """Yield what the time of a run was spent on; every state, from the beginning."""
         for state, seconds in self._runs[run].seconds.items():
             yield sample("rankwatch_goodput_seconds_total", (run, state), seconds)
 
