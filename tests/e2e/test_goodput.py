@@ -46,9 +46,8 @@ def all_of(stopwatch: Stopwatch) -> Any:
 def check(seconds: dict[str, float], stopwatch: Stopwatch) -> None:
     """Against what the job itself has measured."""
     assert sum(seconds.values()) == all_of(stopwatch)
-    assert seconds["productive"] / sum(seconds.values()) == pytest.approx(
-        stopwatch.productive / stopwatch.allocated, rel=0.02
-    )
+    least, most = stopwatch.productive
+    assert 0.995 * least < seconds["productive"] < 1.005 * most
     for state in ("startup", "data", "straggler", "checkpoint", "restore", "replayed", "down"):
         assert seconds[state] > 0.0, state
     for state in ("stall", "unknown", "evaluation"):

@@ -14,10 +14,10 @@ from support.jobs import interrupted
 from support.jobs.forked_ranks import shared_ranks
 
 RUN = "job"
-STEPS, SAVE_EVERY, COMPILE_SECONDS = 60, 10, 0.4
+STEPS, SAVE_EVERY, COMPILE_SECONDS = 48, 8, 0.4
 WORLDS = (2, 2, 3, 2)
 """Ranks of each attempt."""
-KILLED_AFTER = (17, 34, 48)
+KILLED_AFTER = (13, 27, 38)
 """Step of rank 0 after which SIGKILL ends all of each attempt but the last."""
 
 
@@ -25,7 +25,8 @@ class Stopwatch(NamedTuple):
     """What the job itself has measured, in seconds of all ranks together."""
 
     allocated: float
-    productive: float
+    productive: tuple[float, float]
+    """At least and at most: what a call takes beyond the wait for the last rank may be called either."""
 
 
 def run_job(directory: Path, between: Callable[[int], None]) -> Stopwatch:
@@ -79,17 +80,19 @@ def read_stopwatch(directory: Path) -> Stopwatch:
     for other ranks, and without what makes the first step of a process slow."""
     ranks = [_processes(_lines(directory, rank)) for rank in range(max(WORLDS))]
     began = [min(each[number].started for each in ranks if number in each) for number in range(len(WORLDS))]
-    allocated, productive, reached = 0.0, 0.0, -1
+    allocated, least, most, reached = 0.0, 0.0, 0.0, -1
     for number in range(len(WORLDS)):
-        before = reached
-        for processes in ranks:
-            if number not in processes:
-                continue
-            process = processes[number]
-            allocated += _until(processes, number, began) - process.started
-            productive += sum(process.productive(step) for step in process.steps if step > before)
-            reached = max(reached, *process.steps)
-    return Stopwatch(allocated, productive)
+        there = [processes for processes in ranks if number in processes]
+        attempt = [processes[number] for processes in there]
+        allocated += sum(_until(processes, number, began) - processes[number].started for processes in there)
+        for process in attempt:
+            for step in process.steps:
+                if step > reached:
+                    entered = max(each.steps[step][2] for each in attempt if step in each.steps)
+                    least += process.productive(step)
+                    most += process.not_waiting(step, entered)
+        reached = max(reached, *(step for each in attempt for step in each.steps))
+    return Stopwatch(allocated, (least, most))
 
 
 class _Process(NamedTuple):
@@ -102,12 +105,21 @@ class _Process(NamedTuple):
     """Step -> seconds of the save after it."""
 
     def productive(self, step: int) -> float:
-        """Seconds from the end of the step before, or its own beginning, to its end that moved the run on."""
-        began, batch, computed, _ = self.steps[step]
-        if step - 1 in self.steps:
-            pause = began - self.steps[step - 1][3] - self.saves.get(step - 1, 0.0)
-            return pause + computed - batch
-        return computed - batch - COMPILE_SECONDS
+        """Seconds before a step and in it, without the call that brings the batch and the collective's."""
+        _, batch, entered, _ = self.steps[step]
+        return self._before(step) + entered - batch
+
+    def not_waiting(self, step: int, entered: float) -> float:
+        """The same, but only without what is sure to be waiting. entered: when the last rank entered the
+        collective."""
+        began, _, own, ended = self.steps[step]
+        return self._before(step) + ended - began - interrupted.DATA_SECONDS - (entered - own)
+
+    def _before(self, step: int) -> float:
+        """Seconds since the step before; of a first step, less what makes it slow."""
+        if step - 1 not in self.steps:
+            return -COMPILE_SECONDS
+        return self.steps[step][0] - self.steps[step - 1][3] - self.saves.get(step - 1, 0.0)
 
 
 def _processes(lines: list[list[Any]]) -> dict[int, _Process]:

@@ -20,6 +20,7 @@ import rankwatch
 
 IMPORT_SECONDS = 1.0
 """What a rank that is not forked takes before its run begins."""
+DATA_SECONDS = 0.01
 
 
 def main(folder: Path, steps: int, save_every: int, compile_seconds: float) -> None:
@@ -34,7 +35,7 @@ def main(folder: Path, steps: int, save_every: int, compile_seconds: float) -> N
         first = load(run, saved) if saved.exists() else 0
         with run:
             for step in range(first, steps):
-                compute = 0.08 if rank == 1 else 0.06
+                compute = 0.24 if rank == 1 else 0.18
                 moments = train(run, step, compute + (compile_seconds if step == first else 0.0))
                 note(stopwatch, "step", step, *moments)
                 if (step + 1) % save_every == 0:
@@ -73,7 +74,7 @@ def train(run: rankwatch.Run, step: int, compute: float) -> list[float]:
     moments = [time.time()]
     with run.step(step):
         with run.phase("data_wait"):
-            time.sleep(0.01)
+            time.sleep(DATA_SECONDS)
         moments.append(time.time())
         with run.phase("forward"):
             time.sleep(compute)
