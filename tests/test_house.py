@@ -22,8 +22,11 @@ FOLDERS = {
     "rankwatch_dashboards": "dashboards",
     "rankwatch_agent": "agent",
     "rankwatch_diagnosis": "diagnosis",
-    "rankwatch_trainer": "reference_trainer",
     "rankwatch_cli": "cli",
+    "rankwatch_checkpoints": "optional",
+    "rankwatch_profiler_traces": "optional",
+    "rankwatch_spans": "optional",
+    "rankwatch_trainer": "reference_trainer",
 }
 ALLOWED = {
     "rankwatch": set(),
@@ -31,7 +34,6 @@ ALLOWED = {
     "rankwatch_dashboards": {"rankwatch", "rankwatch_alerts"},
     "rankwatch_agent": {"rankwatch"},
     "rankwatch_diagnosis": {"rankwatch", "rankwatch_agent"},
-    "rankwatch_trainer": {"rankwatch"},
     "rankwatch_cli": {
         "rankwatch",
         "rankwatch_alerts",
@@ -39,8 +41,13 @@ ALLOWED = {
         "rankwatch_agent",
         "rankwatch_diagnosis",
     },
+    "rankwatch_checkpoints": {"rankwatch", "rankwatch_agent", "rankwatch_cli"},
+    "rankwatch_profiler_traces": {"rankwatch", "rankwatch_agent", "rankwatch_diagnosis", "rankwatch_cli"},
+    "rankwatch_spans": {"rankwatch", "rankwatch_agent"},
+    "rankwatch_trainer": {"rankwatch", "rankwatch_checkpoints"},
 }
-"""What each floor may import. The command line stands on top of everything, and nothing imports it."""
+"""What each floor may import. Of the core, the command line stands on top, and nothing of it imports what is
+optional: that is found by entry points."""
 
 
 AGENT_FLOORS = {
@@ -57,6 +64,7 @@ HEAVY = {"torch", "numpy", "pyarrow"}
 MAY_LOAD = {
     "rankwatch_diagnosis": {"numpy", "pyarrow"},
     "rankwatch_cli": {"numpy", "pyarrow"},
+    "rankwatch_profiler_traces": {"numpy", "pyarrow"},
     "rankwatch_trainer": {"torch", "numpy"},
 }
 """Heavy libraries that importing a package may load. The instrumentation finds torch in its process."""

@@ -22,6 +22,9 @@ PACKAGES = {
     "rankwatch_cli": ROOT / "cli",
     "rankwatch_alerts": ROOT / "alerts",
     "rankwatch_dashboards": ROOT / "dashboards",
+    "rankwatch_checkpoints": ROOT / "optional",
+    "rankwatch_profiler_traces": ROOT / "optional",
+    "rankwatch_spans": ROOT / "optional",
     "rankwatch_trainer": ROOT / "reference_trainer",
 }
 SHARED = {

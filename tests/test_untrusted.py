@@ -13,6 +13,7 @@ PACKAGES = (
     "agent/rankwatch_agent",
     "diagnosis/rankwatch_diagnosis",
     "cli/rankwatch_cli",
+    "optional",
 )
 ROOM = "instrumentation/rankwatch/untrusted/"
 OF_PATHS = frozenset(
@@ -28,7 +29,12 @@ LOOKS = frozenset(
 ) | {"is_symlink", "stat", "lstat", "resolve", "realpath"}
 """What lists a folder, or asks what is at a path. A link in its way may lead to a file server that never
 answers, which hangs the thread of the agent for ever."""
-IN_THE_AGENT = ("instrumentation/rankwatch", "agent/rankwatch_agent")
+IN_THE_AGENT = (
+    "instrumentation/rankwatch",
+    "agent/rankwatch_agent",
+    "optional/rankwatch_checkpoints",
+    "optional/rankwatch_spans",
+)
 
 
 def looks(path: Path) -> Iterator[str]:
@@ -69,7 +75,7 @@ NAMED = "a file that a person names to a command, for reading or as its output"
 DEMO = "the demo's own directory"
 ALLOWED = {
     "instrumentation/rankwatch/blackbox/place.py": "the directory of all black boxes itself, and /proc",
-    "instrumentation/rankwatch/checkpoint_files/manifest.py": "the checkpoint that this process saves",
+    "optional/rankwatch_checkpoints/manifest.py": "the checkpoint that this process saves",
     "instrumentation/rankwatch/conventions/metrics.py": PACKAGE,
     "instrumentation/rankwatch/conventions/opentelemetry.py": PACKAGE,
     "instrumentation/rankwatch/hooks.py": KERNEL,
@@ -80,7 +86,7 @@ ALLOWED = {
     "agent/rankwatch_agent/incidents/limited_process.py": KERNEL,
     "agent/rankwatch_agent/incidents/evidence.py": OWN,
     "agent/rankwatch_agent/incidents/trackers.py": SETTING,
-    "agent/rankwatch_agent/runtime/otlp_spans.py": SETTING,
+    "optional/rankwatch_spans/sending.py": SETTING,
     "agent/rankwatch_agent/runtime/pages.py": SETTING,
     "agent/rankwatch_agent/runtime/reread.py": SETTING,
     "agent/rankwatch_agent/runtime/state_file.py": OWN,
@@ -94,7 +100,7 @@ ALLOWED = {
     "agent/rankwatch_agent/sources/process_table.py": KERNEL,
     "agent/rankwatch_agent/sources/rdma_counters.py": KERNEL,
     "agent/rankwatch_agent/sources/xid.py": PACKAGE,
-    "agent/rankwatch_agent/training/verifications.py": KERNEL,
+    "optional/rankwatch_checkpoints/verifying.py": KERNEL,
     "agent/rankwatch_agent/training/cost.py": PACKAGE,
     "agent/rankwatch_agent/training/price_table.py": SETTING,
     "agent/rankwatch_agent/training/life/ends.py": KERNEL,
@@ -120,7 +126,7 @@ LOOKED_AT = {
     "instrumentation/rankwatch/automatic/launching.py": PACKAGE,
     "instrumentation/rankwatch/automatic/patches/distributed_checkpoints.py": SAVED,
     "instrumentation/rankwatch/automatic/patches/saving.py": SAVED,
-    "instrumentation/rankwatch/checkpoint_files/verify.py": SAVED,
+    "optional/rankwatch_checkpoints/verify.py": SAVED,
     "agent/rankwatch_agent/incidents/dumps.py": SETTING,
     "agent/rankwatch_agent/sources/pods.py": "the socket of the kubelet",
     "agent/rankwatch_agent/sources/slurm.py": SETTING,

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,10 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition, constant_labels
 from rankwatch_agent.runtime.pages import build_probes, build_routes, build_token, warning_if_open
 from rankwatch_agent.runtime.server import MetricsServer, build_tls, join_address
-from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.runtime.supervisor import Snapshot, Supervisor
-from rankwatch_agent.training.spans.records import Traces
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-
-    from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings
     from rankwatch_agent.runtime.otlp_metrics import OtlpExport
-    from rankwatch_agent.runtime.otlp_spans import SpanSender
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +36,7 @@ class Agent:
     """Runs for the length of its `with` block.
 
     history: receives the source of the metrics, for evidence of incidents.
-    traces: the spans to send; None where they go nowhere.
+    services: what runs beside the collectors, and ends after them.
 
     Raises UserError for an address, a certificate or a token that cannot be used.
     """
@@ -52,13 +47,13 @@ class Agent:
         collectors: Sequence[Collector],
         *,
         history: MetricsHistory | None = None,
-        traces: Traces | None = None,
+        services: Sequence[AbstractContextManager[object]] = (),
     ) -> None:
         self._config = config
         self._supervisor = Supervisor(collectors, version=__version__)
         self._otlp = _build_otlp(config, self._supervisor.snapshot)
-        self._traces = traces
-        self._sender = None if traces is None else _build_sender(config, traces.queue)
+        self._services = ExitStack()
+        self._beside = services
         snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
         if history is not None:
@@ -97,8 +92,8 @@ class Agent:
         self._supervisor.start()
         if self._otlp is not None:
             self._otlp.start()
-        if self._sender is not None:
-            self._sender.start()
+        for service in self._beside:
+            self._services.enter_context(service)
         self._log_address()
         return self
 
@@ -112,9 +107,7 @@ class Agent:
         if self._otlp is not None:
             self._otlp.stop(OTLP_STOP_SECONDS)
         self._supervisor.stop(STOP_SECONDS)
-        if self._traces is not None and self._sender is not None:
-            self._traces.finish()
-            self._sender.stop(OTLP_STOP_SECONDS)
+        self._services.close()
 
     def _log_address(self) -> None:
         config = self._config
@@ -150,33 +143,10 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
     """Return the export over OTLP, if an endpoint is set. Otherwise its modules are not imported."""
     if not config.otlp_endpoint:
         return None
+    from rankwatch_agent.runtime.otlp_endpoint import settings_of
     from rankwatch_agent.runtime.otlp_metrics import OtlpExport
 
-    return OtlpExport(snapshot, *_otlp(config, config.otlp_endpoint))
-
-
-def _build_sender(config: AgentConfig, queue: SpanQueue) -> SpanSender:
-    from rankwatch_agent.runtime.otlp_spans import OtlpSpans, SpanFile, SpanSender, SpanSink
-
-    settings, resource = _otlp(config, config.traces_endpoint)
-    sinks: list[SpanSink] = []
-    if config.traces_endpoint:
-        sinks.append(OtlpSpans(settings))
-    if config.traces_file is not None:
-        sinks.append(SpanFile(config.traces_file, config.traces_file_bytes))
-    return SpanSender(queue, sinks, resource)
-
-
-def _otlp(config: AgentConfig, endpoint: str) -> tuple[OtlpSettings, Resource]:
-    from rankwatch_agent.runtime.otlp_endpoint import OtlpSettings, build_resource
-
-    settings = OtlpSettings(
-        endpoint=endpoint,
-        interval_seconds=config.otlp_interval_seconds,
-        timeout_seconds=config.otlp_timeout_seconds,
-        headers_file=config.otlp_headers_file,
-    )
-    return settings, build_resource(node=config.node, cluster=config.cluster, version=__version__)
+    return OtlpExport(snapshot, *settings_of(config, config.otlp_endpoint))
 
 
 def give_back_what_is_free() -> None:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from rankwatch_agent.runtime import plugins
 from rankwatch_agent.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ _BROKEN_PIPE_STATUS = 141
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Command(NamedTuple):
-    """A subcommand, with its `main(arguments)` in the module of its name under `rankwatch_cli.commands`."""
-
-    help: str
-    """One line."""
-    extra: str
-    """The extra that it is made for; empty for none."""
-
-
 _LISTED = """
 agent      agent     watch the training runs and the hardware of this node, serve /metrics
 run        -         start a training, any command, and record it without a change of its code
@@ -43,7 +35,6 @@ profile    diagnosis have the slowest next steps of a rank recorded by torch.pro
 ls         -         list the runs of this node: state, step, age, verdict
 summary    -         print what a run did, in a few lines
 blackbox   -         print what a black box holds, of a live rank or a dead one
-checkpoint -         verify a checkpoint on disk, or find the newest one that can be used
 logs       -         print the newest lines that the ranks of a run have logged and printed
 diagnose   diagnosis name the rank and the cause of a slowdown, a hang or a bad loss
 compare    diagnosis say what became worse from one run to another, for CI
@@ -56,13 +47,13 @@ reference  -         print the reference of metrics, indicators, settings or rul
 generate   alerts    write rules, Alertmanager, dashboards and runbooks of your settings into a folder
 demo       -         slow a rank of a real run down and print the alert that names it
 """
-COMMANDS: Mapping[str, Command] = MappingProxyType(
+COMMANDS: Mapping[str, plugins.Command] = MappingProxyType(
     {
-        name: Command(text, extra.strip("-"))
+        name: plugins.Command(f"rankwatch_cli.commands.{name}", text, extra.strip("-"))
         for name, extra, text in (line.split(maxsplit=2) for line in _LISTED.strip().splitlines())
     }
 )
-"""Every subcommand, by the name it is called by. Its `main(arguments)` returns the exit status."""
+"""The subcommands of the core, by the names they are called by."""
 _HELD: Mapping[str, tuple[signal.Signals, ...]] = {"agent": (signal.SIGUSR1, signal.SIGUSR2)}
 """Signals that are blocked before the module of a command is imported, and stay pending until it handles
 them: they may come before the agent is up."""
@@ -96,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rankwatch.errors import SettingError
     from rankwatch_cli.output import note, show
 
-    parser = _parser()
+    commands = commands_for(arguments)
+    parser = _parser(commands)
     # Only the first word is parsed here. The rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
     if chosen.version:
@@ -106,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE_STATUS
     try:
-        status: int = import_module(f"rankwatch_cli.commands.{chosen.command}").main(arguments[1:])
+        load = import_module if chosen.command in COMMANDS else plugins.load
+        status: int = load(commands[chosen.command].module).main(arguments[1:])
         if sys.stdout is not None:
             sys.stdout.flush()  # an error of writing shows here, not when the interpreter ends
         return status
@@ -123,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"rankwatch {chosen.command}: could not write the output: {error.strerror}")
         return USAGE_STATUS
     except ModuleNotFoundError as error:
-        return _missing_module(chosen.command, error)
+        return _missing_module(chosen.command, commands[chosen.command].extra, error)
     except KeyboardInterrupt:
         return 130
 
@@ -134,10 +127,18 @@ def _hold_signals(arguments: Sequence[str]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HELD[arguments[0]])
 
 
-def _parser() -> SentenceParser:
+def commands_for(arguments: Sequence[str]) -> Mapping[str, plugins.Command]:
+    """Return the subcommands by name. Those that were added are looked up only for a name that is not the
+    core's."""
+    if arguments and arguments[0] in COMMANDS:
+        return COMMANDS
+    return {**COMMANDS, **plugins.added_commands(plugins.COMMANDS), **COMMANDS}
+
+
+def _parser(commands: Mapping[str, plugins.Command]) -> SentenceParser:
     from rankwatch.settings import SentenceParser
 
-    listing = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    listing = "\n".join(f"  {name:<12} {command.help}" for name, command in commands.items())
     parser = SentenceParser(
         prog="rankwatch",
         usage="rankwatch [--help] [--version] COMMAND ...",
@@ -145,7 +146,7 @@ def _parser() -> SentenceParser:
         epilog=f"commands:\n{listing}\n\n`rankwatch COMMAND --help` has the details.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
+    parser.add_argument("command", nargs="?", choices=tuple(commands), metavar="COMMAND", help="see below")
     return parser
 
 
@@ -156,13 +157,12 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-def _missing_module(command: str, error: ModuleNotFoundError) -> int:
+def _missing_module(command: str, own: str, error: ModuleNotFoundError) -> int:
     """Say which extra brings the missing module. Any other module is a bug: raise again."""
     module = (error.name or "").partition(".")[0]
     extras = EXTRAS.get(module)
     if extras is None:
         raise error
-    own = COMMANDS[command].extra
     extra = own if own in extras else extras[0]
     from rankwatch_cli.output import note
 

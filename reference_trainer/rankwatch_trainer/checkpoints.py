@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from rankwatch import DisabledRun, Run
-from rankwatch.checkpoint_files import CheckpointError as ManifestError
-from rankwatch.checkpoint_files import Manifest, digest_of
-from rankwatch.checkpoint_files.manifest import NAME, as_bytes, parse
+from rankwatch_checkpoints import CheckpointError as ManifestError
+from rankwatch_checkpoints import Manifest, digest_of
+from rankwatch_checkpoints.manifest import NAME, as_bytes, parse
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.errors import CheckpointError, UsageError
 from rankwatch_trainer.state import TrainingState

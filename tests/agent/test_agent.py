@@ -15,13 +15,9 @@ import trustme
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.otlp_spans import MAX_BATCH
-from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
-from rankwatch_agent.training.spans.records import Exemplars, Notes, Traces
 from support.agent.process import DEADLINE_SECONDS, FakeCollector, fetch, load, until
 from support.servers.otlp import numbers, otlp_receiver
 from support.servers.receiver import Mode
-from support.servers.spans import span_receiver
 
 LOAD = ("system.cpu.logical.count", frozenset[tuple[str, str]]())
 
@@ -111,29 +107,6 @@ def test_hung_otlp_endpoint() -> None:
             assert 'rankwatch_otlp_batches_total{node="n1",outcome="dropped"} 0.0\n' in metrics()
         assert not receiver.released.is_set()
         assert len(receiver.exports) == 1
-
-
-@pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIBBLE])
-def test_slow_receiver_of_traces(mode: Mode) -> None:
-    """Scrapes, those who make spans, and the end do not wait for it. What does not fit is dropped."""
-    traces = Traces(Notes(), SpanQueue(MAX_BATCH), Exemplars())
-    spans = [TraceSpan(7, number, 0, "step", 10, 20, {}) for number in range(1, MAX_BATCH + 1)]
-    with span_receiver(mode) as receiver:
-        config = AgentConfig(
-            listen="127.0.0.1:0", node="n1", traces_endpoint=receiver.url, otlp_timeout_seconds=3600
-        )
-        with Agent(config, [FakeCollector(act=lambda: load(2.5))], traces=traces) as agent:
-            traces.queue.add(spans)
-            until(lambda: receiver.requests == 1, "the receiver has a batch")
-            for _ in range(3):
-                traces.queue.add(spans)
-
-            def metrics() -> str:
-                return fetch(agent.address, "/metrics").body.decode()
-
-            until(lambda: 'rankwatch_host_cpus{node="n1"} 2.5\n' in metrics(), "the collector has run")
-        assert not receiver.released.is_set()
-        assert (len(traces.queue), traces.queue.dropped) == (MAX_BATCH, 2 * MAX_BATCH)
 
 
 @pytest.mark.process

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import COLLECTORS, AgentConfig
-from support.agent.process import fetch, until, values
+from support.agent.process import values
 from support.training.ranks import rank
 
 
@@ -31,45 +29,6 @@ def test_every_collector_has_its_schedule() -> None:
     assert names == [each for name in COLLECTORS for each in several.get(name, [name])]
     looks_each_second = {"collectives"}  # and asks each rank once in its interval
     assert {each.interval_seconds for each in built if each.name not in looks_each_second} == {7.0}
-
-
-TOY = """
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, Series
-from rankwatch_agent.runtime.config import source
-
-
-@source(interval_seconds=21.0, deadline_seconds=3.0)
-def toy(config, shared, schedule):
-    yield ToyCollector(schedule)
-
-
-class ToyCollector:
-    name = "toy"
-
-    def __init__(self, schedule):
-        self.interval_seconds, self.deadline_seconds = schedule
-
-    def collect(self):
-        return Collection([Series(metric("rankwatch_host_cpus"), (), 0.5)])
-"""
-
-
-def test_new_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source is one file and one line in COLLECTORS: then it is on the page, with its schedule."""
-    (tmp_path / "toy_source.py").write_text(TOY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COLLECTORS, "toy", "toy_source")
-    config = AgentConfig(collectors=("toy",), listen="127.0.0.1:0", state_directory="")
-    with Agent(config, build_collectors(config, build_shared(config))) as agent:
-
-        def page() -> str:
-            return fetch(agent.address, "/metrics").body.decode()
-
-        until(lambda: "rankwatch_host_cpus{" in page(), "the toy's series")
-        found = page()
-    assert re.search(r"^rankwatch_host_cpus\{.*} 0.5$", found, re.MULTILINE)
-    assert re.search(r'^rankwatch_collector_interval_seconds\{collector="toy".*} 21.0$', found, re.MULTILINE)
 
 
 def test_disabled_collectors() -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from rankwatch.checkpoint_files import ManifestWriter, Outcome, merge, verify
+from rankwatch_checkpoints import ManifestWriter, Outcome, merge, verify
 from support.checkpoints import flip, save_distributed, state, truncate
 
 from .result import BenchError, Result, Row

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_cli.main import COMMANDS, main
+from rankwatch_cli.main import commands_for, main
 from support.agent.process import agent_process, clean_environment, fetch, rankwatch
 
 
@@ -134,7 +134,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--retention-seconds" in capsys.readouterr().out
     assert main([]) == 2
     listed = capsys.readouterr().out
-    assert all(f"  {name} " in listed for name in COMMANDS)
+    assert all(f"  {name} " in listed for name in commands_for(()))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

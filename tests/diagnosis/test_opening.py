@@ -12,7 +12,7 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.detection import diagnose
 from rankwatch_diagnosis.opening import open_bytes
 from rankwatch_diagnosis.operations.reading import read_operations
-from rankwatch_diagnosis.profiler_traces.reading import read_trace
+from rankwatch_profiler_traces.reading import read_trace
 
 
 def test_pipe_without_writer(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.profiler_traces.reading import read_traces
 from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_profiler_traces.reading import read_traces
 from support.jobs.sharing_gpus import ranks_sharing_gpus, require_nccl
 from support.paths import SUPPORT
 

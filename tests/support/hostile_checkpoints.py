@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from rankwatch.checkpoint_files.manifest import NAME, FileDigest, Manifest, as_bytes
+from rankwatch_checkpoints.manifest import NAME, FileDigest, Manifest, as_bytes
 
 HUGE_BYTES = 15 << 40
 """Just below the largest file of ext4."""

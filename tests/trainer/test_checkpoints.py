@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rankwatch
-from rankwatch.checkpoint_files.manifest import NAME
+from rankwatch_checkpoints.manifest import NAME
 from rankwatch_trainer.checkpoints import CheckpointStore
 from rankwatch_trainer.errors import CheckpointError
 from support.jobs.trainer import flip_a_byte, plain_store

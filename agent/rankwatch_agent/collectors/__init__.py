@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig, source_of
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
-from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.shared import Shared as SharedBySources
 from rankwatch_agent.sources.xid import XidCounter, load_table
 from rankwatch_agent.training.conditions import RunConditions, living_ranks
-from rankwatch_agent.training.spans.records import Exemplars, Notes, Traces
+from rankwatch_agent.training.notes import Exemplars, Notes
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
-MAX_SPANS = 10_000
-"""Spans that wait for their receiver, about 10 MB."""
 FIRST_READING_SECONDS = 3.0
 """How long collectors wait for the first list of GPUs. With an awake driver it takes about half a second."""
 
@@ -32,8 +30,11 @@ class Shared(SharedBySources):
     tracked_runs: TrackedRuns
     incidents: IncidentRegistry
     history: MetricsHistory
-    traces: Traces | None = None
-    """None where traces go nowhere."""
+    notes: Notes | None
+    """What `ranks` notes for traces; None where they go nowhere."""
+    exemplars: Exemplars
+    services: list[AbstractContextManager[object]] = field(default_factory=list)
+    """What runs beside the collectors that use it, for as long as the agent, and ends after them."""
 
 
 def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:
@@ -59,12 +60,11 @@ def build_shared(config: AgentConfig) -> Shared:
         tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
-        traces=_build_traces(config),
+        notes=Notes() if _wants_traces(config) else None,
+        exemplars=Exemplars(),
     )
 
 
-def _build_traces(config: AgentConfig) -> Traces | None:
+def _wants_traces(config: AgentConfig) -> bool:
     wanted = config.traces_endpoint or config.traces_file is not None
-    if not wanted or "traces" not in config.enabled_collectors():
-        return None
-    return Traces(Notes(), SpanQueue(MAX_SPANS), Exemplars())
+    return bool(wanted) and "traces" in config.enabled_collectors()

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.collectors import Shared
-from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig, source
-from rankwatch_agent.training.spans.records import Exemplars, OpenIncident
 
 
 # The ring of a black box must be read before it is overwritten: this one runs often.
@@ -30,8 +27,8 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         max_names=config.max_names,
         conditions=shared.run_conditions,
         tracked=shared.tracked_runs,
-        notes=shared.traces.notes if shared.traces else None,
-        exemplars=shared.traces.exemplars if shared.traces else Exemplars(),
+        notes=shared.notes,
+        exemplars=shared.exemplars,
         events=shared.events,
         cycles=shared.cycles,
         state_directory=config.state_path(),
@@ -56,60 +53,6 @@ def collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
         max_names=config.max_names,
         conditions=shared.run_conditions,
     )
-
-
-# Makes spans of what `ranks` has read; nothing where neither endpoint nor file is set.
-@source(interval_seconds=1.0, deadline_seconds=10.0)
-def traces(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
-    if shared.traces is None:
-        return
-    from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
-
-    collector = TracesCollector(
-        notes=shared.traces.notes,
-        queue=shared.traces.queue,
-        exemplars=shared.traces.exemplars,
-        settings=TraceSettings(
-            cluster=config.cluster,
-            node=config.node,
-            one_in=config.traces_one_in,
-            heartbeat_seconds=config.traces_heartbeat_seconds,
-            directory=config.state_path(),
-        ),
-        open_incidents=lambda: _open_incidents(shared.incidents),
-        schedule=schedule,
-    )
-    shared.traces.finish = collector.close
-    yield collector
-
-
-def _open_incidents(registry: IncidentRegistry) -> dict[str, OpenIncident]:
-    return {
-        run: OpenIncident(each.number, run, each.kind.value, each.since, each.kind is IncidentKind.LOST_RANK)
-        for run, each in registry.open.items()
-    }
-
-
-# Looks for saves that have ended; a process of its own reads them.
-@source(interval_seconds=5.0, deadline_seconds=10.0)
-def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
-    if not config.checkpoint_bytes_per_second:
-        return
-    from rankwatch_agent.training.checkpoint_verification import (
-        CheckpointsCollector,
-        VerificationSettings,
-    )
-
-    settings = VerificationSettings(
-        bytes_per_second=config.checkpoint_bytes_per_second,
-        path_map=tuple(
-            (source, target)
-            for source, _, target in (each.partition("=") for each in config.checkpoint_path_map)
-        ),
-        rootfs=config.rootfs,
-        directory=config.state_path(),
-    )
-    yield CheckpointsCollector(conditions=shared.run_conditions, settings=settings, schedule=schedule)
 
 
 # Adds up money between two runs; prices change by the day.

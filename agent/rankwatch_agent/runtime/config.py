@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from rankwatch.conventions import environment
 from rankwatch.settings import Effective, Setting, build, expect, read_environment, read_file, read_flags
+from rankwatch_agent.runtime import plugins
 from rankwatch_agent.runtime.collector import Collector, Schedule
 
 ENVIRONMENT_PREFIX = "RANKWATCH_AGENT_"
@@ -25,13 +26,12 @@ CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 # Kubernetes sets such variables in every pod where a Service is called rankwatch-agent.
 _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
 
-COLLECTORS = {
+_OURS = {
     "ranks": ".collectors.training",
     "collectives": ".collectors.training",
     "nccl_ras": ".sources.nccl_ras.collector",
     "incidents": ".collectors.training",
     "evidence": ".collectors.training",
-    "traces": ".collectors.training",
     "trackers": ".collectors.training",
     "cost": ".collectors.training",
     "host": ".sources.host",
@@ -42,7 +42,6 @@ COLLECTORS = {
     "ethtool": ".sources.ethtool",
     "disk": ".sources.disk",
     "processes": ".sources.process_table",
-    "checkpoints": ".collectors.training",
     "preemption": ".sources.preemption",
     "nvrx": ".sources.nvrx",
     "mounts": ".sources.mounts",
@@ -55,7 +54,8 @@ COLLECTORS = {
     "pods": ".sources.pods",
     "slurm": ".sources.slurm",
 }
-"""Every collector by name, and the module of the agent that declares it: a `source` of the same name."""
+COLLECTORS: Mapping[str, str] = _OURS | plugins.added(plugins.SOURCES) | _OURS
+"""Every collector by name, ours first, and the module that declares it: a `source` of the same name."""
 
 DCGM_FIELDS = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
@@ -343,8 +343,11 @@ def source(*, interval_seconds: float, deadline_seconds: float) -> Callable[[_Bu
 
 
 def source_of(collector: str) -> Source:
-    """Import the module of a collector and return what it declares."""
-    found: Source = getattr(import_module(COLLECTORS[collector], "rankwatch_agent"), collector)
+    """Import the module of a collector and return what it declares. Raises UserError for one that was added
+    and cannot be loaded."""
+    name = COLLECTORS[collector]
+    module = import_module(name, "rankwatch_agent") if name.startswith(".") else plugins.load(name)
+    found: Source = getattr(module, collector)
     return found
 
 

@@ -29,6 +29,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankwatch import __version__
+from rankwatch_agent.runtime.config import AgentConfig
 
 EXPORTER_LOGGER = logging.getLogger(OTLPMetricExporter.__module__)
 """The logger of the SDK's exporter."""
@@ -76,6 +77,17 @@ class Endpoint:
     def close(self) -> None:
         """End a waiting retry and the idle connection. A connection that hangs ends with its timeout."""
         self._exporter.shutdown()
+
+
+def settings_of(config: AgentConfig, endpoint: str) -> tuple[OtlpSettings, Resource]:
+    """Return what the settings of the agent say for an endpoint, and the resource that names the agent."""
+    settings = OtlpSettings(
+        endpoint=endpoint,
+        interval_seconds=config.otlp_interval_seconds,
+        timeout_seconds=config.otlp_timeout_seconds,
+        headers_file=config.otlp_headers_file,
+    )
+    return settings, build_resource(node=config.node, cluster=config.cluster, version=__version__)
 
 
 def build_resource(*, node: str, cluster: str, version: str) -> Resource:

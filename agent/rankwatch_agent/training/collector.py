@@ -25,6 +25,7 @@ from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.series import LifeCounters, life_series
+from rankwatch_agent.training.notes import STEP, Durations, Exemplars, Notes, RankNotes
 from rankwatch_agent.training.recent import (
     RankPlace,
     RecentMeans,
@@ -35,7 +36,6 @@ from rankwatch_agent.training.recent import (
 from rankwatch_agent.training.run_series import half_losses, half_writes, run_series, sum_series
 from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks
 from rankwatch_agent.training.series import RankSeries
-from rankwatch_agent.training.spans.records import STEP, Durations, Exemplars, Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 

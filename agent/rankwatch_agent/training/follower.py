@@ -30,7 +30,7 @@ from rankwatch_agent.training.failures import (
     told_by_error_file,
     torchrun_paths,
 )
-from rankwatch_agent.training.spans.records import Process
+from rankwatch_agent.training.notes import Process
 from rankwatch_agent.training.timeouts import is_too_long
 from rankwatch_agent.training.totals import RankTotals
 

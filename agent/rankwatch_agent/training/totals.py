@@ -20,8 +20,8 @@ from rankwatch_agent.training.fingerprints import RankFingerprints
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger
 from rankwatch_agent.training.learning import JUDGED, RankLearning
+from rankwatch_agent.training.notes import RankNotes
 from rankwatch_agent.training.recent import RecentSteps
-from rankwatch_agent.training.spans.records import RankNotes
 from rankwatch_agent.training.split import Collective, Interval
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts

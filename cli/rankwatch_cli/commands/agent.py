@@ -50,7 +50,7 @@ def _run(config: AgentConfig) -> int:
     shared = build_shared(config)
     collectors = build_collectors(config, shared)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
-    with Agent(config, collectors, history=shared.history, traces=shared.traces), closing(shared.driver):
+    with Agent(config, collectors, history=shared.history, services=shared.services), closing(shared.driver):
         # What has been loaded lives as long as the agent. Without this, each full garbage collection looks at
         # all of it again, and records that wait to become traces make these frequent.
         gc.collect()

@@ -12,13 +12,10 @@ from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.options import FOLDER, add_run, add_steps, parse_window
 from rankwatch_cli.output import note, open_output
-from rankwatch_cli.runs import boxes_of, named_run
+from rankwatch_cli.runs import named_run
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
-from rankwatch_diagnosis.profiler_traces.reading import holds_traces, read_traces
 from rankwatch_diagnosis.run.operation_table import table_of_run
-
-_BOXES = "black boxes"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,28 +23,25 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     window, form = parse_window(given.steps), form_of(given.output, "--output")
     directory = named_run(given.run, announce=True)
-    from_traces = not boxes_of(directory) and holds_traces(directory)
-    table = read_traces(directory).table if from_traces else table_of_run(directory)
-    source = "traces" if from_traces else _BOXES
+    table = table_of_run(directory)
     if len(table) == 0:
         raise UserError(f"{directory} holds no complete step yet")
     steps = window.of(int(table.step.min()), int(table.step.max()))
     chosen = table.take((table.step >= steps.start) & (table.step < steps.stop))
     if len(chosen) == 0:
-        raise UserError(f"no step of {given.steps} is in the {source}, which hold steps {_span(table)}")
+        raise UserError(f"no step of {given.steps} is in the black boxes, which hold steps {_span(table)}")
     write(chosen, given.output, form)
-    note(_summary(table, chosen, steps, given.steps, source))
+    note(_summary(table, chosen, steps, given.steps))
     return 0
 
 
 def _parser() -> SentenceParser:
     parser = SentenceParser(
         prog="rankwatch table",
-        description="Write the operations of a run as a table, straight from its black boxes or its\n"
-        "profiler's traces: a row for each operation of each rank and step, as\n"
-        "`rankwatch diagnose straggler` reads it.",
+        description="Write the operations of a run as a table, straight from its black boxes: a\n"
+        "row for each operation of each rank and step, as `rankwatch diagnose straggler` reads it.",
     )
-    add_run(parser, f"or {FOLDER}, or with the traces of PyTorch's profiler")
+    add_run(parser, f"or {FOLDER}")
     add_steps(parser)
     parser.add_argument(
         "-o",
@@ -79,17 +73,15 @@ def write(table: OperationTable, output: Path | None, form: str) -> None:
         write_table(table, file, form)
 
 
-def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str, source: str) -> str:
+def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str) -> str:
     """Return what was written, and what of the window is not there."""
     ranks = len(np.unique(chosen.rank))
     of_ranks = f"{len(chosen):,} operations of {ranks:,} rank{'' if ranks == 1 else 's'}"
     text = f"steps {_span(chosen)}: {of_ranks}"
     if steps.start < table.step.min() or steps.stop > table.step.max() + 1:
         text += (
-            f"; the {source} hold steps {_span(table)}: the others of {asked} are overwritten, have not "
+            f"; the black boxes hold steps {_span(table)}: the others of {asked} are overwritten, have not "
             "ended, or are the first of their process"
-            if source == _BOXES
-            else f"; the {source} of all ranks hold steps {_span(table)}"
         )
     return text
 

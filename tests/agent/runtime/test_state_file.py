@@ -17,8 +17,8 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.cost import Spending
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.series import LifeCounters
-from rankwatch_agent.training.spans.state import TraceState
 from rankwatch_agent.training.verifications import VerificationRecords
+from rankwatch_spans.state import TraceState
 
 KEEPERS = {
     "attempts.json": lambda directory: LifeCounters(directory, 1.0),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rankwatch.checkpoint_files import ManifestWriter, merge
+from rankwatch_checkpoints import ManifestWriter, merge
 
 
 def checkpoint(folder: Path, step: int) -> Path:

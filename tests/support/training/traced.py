@@ -16,12 +16,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.otlp_endpoint import build_resource
-from rankwatch_agent.runtime.otlp_spans import as_sdk_span
-from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
-from rankwatch_agent.training.spans.records import Exemplars, Notes, OpenIncident
+from rankwatch_agent.training.notes import Exemplars, Notes, OpenIncident
 from rankwatch_agent.training.steps import SETTLE_SECONDS
+from rankwatch_spans.collector import TracesCollector, TraceSettings
+from rankwatch_spans.queue import SpanQueue, TraceSpan
+from rankwatch_spans.sending import as_sdk_span
 
 _RESOURCE = build_resource(node="n", cluster="c", version="0")
 _SCOPE = InstrumentationScope("test")

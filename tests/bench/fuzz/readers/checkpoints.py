@@ -9,8 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from rankwatch.checkpoint_files import Outcome, newest, verify
-from rankwatch.checkpoint_files.manifest import CheckpointError, parse
+from rankwatch_checkpoints import Outcome, newest, verify
+from rankwatch_checkpoints.manifest import CheckpointError, parse
 
 from ..reader import Document, Reader, document, parsing, single
 
@@ -21,7 +21,7 @@ def write(base: Path) -> None:
     """One of each kind. Needs torch."""
     import torch
 
-    from rankwatch.checkpoint_files import ManifestWriter, merge
+    from rankwatch_checkpoints import ManifestWriter, merge
     from support.checkpoints import save_distributed, state, write_safetensors
 
     save_distributed(base / "distributed" / "step-7", elements=_ELEMENTS)

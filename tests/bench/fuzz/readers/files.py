@@ -26,8 +26,8 @@ from rankwatch_diagnosis.hang.worker import _Worker
 from rankwatch_diagnosis.loss.detection import diagnose as diagnose_loss
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.writing import write_table
-from rankwatch_diagnosis.profiler_traces.reading import read_traces
 from rankwatch_diagnosis.review.incidents import incidents_of
+from rankwatch_profiler_traces.reading import read_traces
 from rankwatch_trainer.faults import FaultFile
 from support.diagnosis.kineto import GpuJob, TraceForm, write_traces
 from support.diagnosis.operations import SmallJob

@@ -1,0 +1,238 @@
+"""The process that reads one checkpoint: what it may do, what it is told, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.untrusted.children import Limits, Owner, confined
+from rankwatch_checkpoints.verifying import LONGEST_SECONDS, MOST_AT_ONCE, VerifyingProcess, memory_bytes
+from support.agent.process import until
+from support.processes.mounts import run_beside_dead_server, run_with_read_only_root
+from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
+from support.training.checkpoint import checkpoint
+
+__all__ = ["node_directory"]
+
+pytestmark = pytest.mark.process
+
+RATE = 1e9
+LIMITS = Limits(seconds=60.0, cpu_seconds=60, memory_bytes=1 << 30, output_bytes=1 << 20)
+US = Owner(os.getuid(), os.getgid())
+
+
+def verified(path: Path, owner: Owner) -> dict[str, Any]:
+    """What a process finds."""
+    process = VerifyingProcess(path, owner=owner)
+    process.set_rate(RATE)
+    process._process.wait(60)
+    return result(process)
+
+
+def result(process: VerifyingProcess) -> dict[str, Any]:
+    found = process.result()
+    assert found is not None
+    return found
+
+
+def test_no_checkpoint() -> None:
+    assert verified(Path("/nowhere/step-7"), US)["gone"].endswith("it is not there")
+
+
+def test_checkpoints_of_others_are_not_read(node_directory: Path) -> None:
+    """Whoever writes a note can name any path, and learns nothing of what is there, by no link either."""
+    private = node_directory / "private"
+    path = checkpoint(private, 7)
+    for each in (private, path, *path.iterdir()):
+        os.chown(each, BOB, BOB)
+    private.chmod(0o700)
+    run_as(
+        ALICE,
+        node_directory,
+        f"(directory / 'run').mkdir(); (directory / 'run/iter_0000007').symlink_to('{path}')\n"
+        "(directory / 'run/latest_checkpointed_iteration.txt').write_text('7')\n",
+    )
+    run = node_directory / "run"
+    found = verified(path, Owner(BOB, BOB))
+    assert found.get("result", found)["outcome"] == "good"
+    for place in (path, run, run / "iter_0000007"):
+        found = verified(place, Owner(ALICE, ALICE))
+        assert list(found) == ["error"]
+        assert "ermission denied" in found["error"]
+
+
+def test_owner_without_their_rights(node_directory: Path) -> None:
+    """An agent that cannot take the rights of users reads what everybody may read, if it is the user's."""
+    path = checkpoint(node_directory, 7)
+    for each in (path, *path.iterdir()):
+        os.chown(each, BOB, BOB)
+    node_directory.chmod(0o755)
+    command = confined("rankwatch_checkpoints.__main__", "{}", limits=LIMITS)
+    outcomes = {}
+    for owner in (ALICE, BOB):
+        done = subprocess.run(
+            [
+                *("setpriv", f"--reuid={CAROL}", f"--regid={CAROL}", "--clear-groups"),
+                *(each.format(owner) if each == "{}" else each for each in command),
+            ],
+            input=f"{path}\0001e9\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outcomes[owner] = json.loads(done.stdout)
+    assert outcomes[BOB]["result"]["outcome"] == "good"
+    assert f"it belongs to user {BOB}" in outcomes[ALICE]["error"]
+
+
+def test_process_steps_back(tmp_path: Path) -> None:
+    """It has the lowest priority, reads slowly, and ends when it is killed."""
+    path = checkpoint(tmp_path, 7)
+    process = VerifyingProcess(path, owner=US)
+    process.set_rate(1.0)
+    pid = process._process.pid
+    until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19, "it steps back")
+    assert process.result() is None
+    process.kill()
+    process._process.wait(60)
+
+
+WITHOUT_TEMPORARY_FILES = """
+import os, pathlib, sys, tempfile
+from rankwatch.untrusted.children import Owner
+from rankwatch_checkpoints.verifying import VerifyingProcess
+try:
+    tempfile.gettempdir()
+    raise SystemExit("there is a place for temporary files")
+except FileNotFoundError:
+    pass
+process = VerifyingProcess(pathlib.Path(sys.argv[1]), owner=Owner(os.getuid(), os.getgid()))
+process.set_rate(1e9)
+process._process.wait(60)
+print(process.result()["result"]["outcome"])
+"""
+
+
+def test_root_that_is_read_only(tmp_path: Path) -> None:
+    """As in the chart: it takes no directory for temporary files."""
+    done = run_with_read_only_root(WITHOUT_TEMPORARY_FILES, str(checkpoint(tmp_path, 7)))
+    assert done.stdout == "good\n", done.stderr
+
+
+def test_path_is_no_argument(tmp_path: Path) -> None:
+    """Every user of the node can see the arguments of every process."""
+    process = VerifyingProcess(checkpoint(tmp_path, 7), owner=US)
+    pid = process._process.pid
+    until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19, "it steps back")
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    process.kill()
+    assert b"checkpoint_files" in arguments
+    assert b"step-7" not in arguments
+
+
+def test_path_with_any_bytes(tmp_path: Path) -> None:
+    """A line break or what is no UTF-8 is part of a name like any other."""
+    path = checkpoint(tmp_path, 7).rename(tmp_path / os.fsdecode(b"step\n7 \xff"))
+    assert verified(path, US)["result"]["outcome"] == "good"
+
+
+STOPPED = """
+import json, os, signal, sys
+os.kill(os.getpid(), signal.SIGSTOP)
+print(json.dumps({"result": sys.stdin.buffer.read().partition(bytes(1))[2].split()[-1].decode()}))
+"""
+
+
+def test_process_that_is_stopped(tmp_path: Path) -> None:
+    """Nobody waits for a process that its user has stopped; it gets the newest rate once it goes on."""
+    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", STOPPED))
+    os.waitid(os.P_PID, process._process.pid, os.WSTOPPED)
+    rates = [1e6 + number for number in range(20_000)]
+    for rate in rates:
+        process.set_rate(rate)
+    assert process._rate < rates[-1]
+    os.kill(process._process.pid, signal.SIGCONT)
+
+    def is_set() -> bool:
+        process.set_rate(rates[-1])
+        return process._rate == rates[-1]
+
+    until(is_set, "there is room for it")
+    process._input.close()
+    process._process.wait(60)
+    assert process.result() == {"result": repr(rates[-1])}
+
+
+def test_process_that_stays_stopped(tmp_path: Path) -> None:
+    """It would hold its place for hours: it is given up."""
+    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", STOPPED))
+    os.waitid(os.P_PID, process._process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert "its user has stopped it" in result(process)["error"]
+    process._process.wait(60)
+
+
+def test_process_that_never_ends(tmp_path: Path) -> None:
+    now = [0.0]
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    process = VerifyingProcess(tmp_path, owner=US, command=command, monotonic=lambda: now[0])
+    assert process.result() is None
+    now[0] = LONGEST_SECONDS + 1
+    assert "did not end" in result(process)["error"]
+    process._process.wait(60)
+
+
+SERVED_BY_ITS_USER = """
+import struct, threading
+from rankwatch.untrusted.children import Owner
+from rankwatch_checkpoints.verifying import VerifyingProcess
+asked = threading.Event()
+
+def serve():
+    first, = struct.unpack_from("<Q", os.read(server, 1 << 17), 8)  # FUSE_INIT, the only one with an answer
+    os.write(server, struct.pack("<IiQ2I56x", 80, 0, first, 7, 31))
+    while True:
+        os.read(server, 1 << 17)
+        asked.set()
+
+threading.Thread(target=serve, daemon=True).start()
+process = VerifyingProcess(dead / "step-7", owner=Owner(os.getuid(), os.getgid()))
+process.set_rate(1e9)
+asked.wait()
+process.kill()
+print(process.has_ended)
+"""
+
+
+def test_process_that_cannot_be_killed(tmp_path: Path) -> None:
+    """A question that a file server has taken and does not answer holds the process in the kernel. Nobody
+    waits for it, and it does not count as ended."""
+    assert run_beside_dead_server(tmp_path, SERVED_BY_ITS_USER) == "False\n"
+
+
+@pytest.mark.parametrize("code", ["", "print('no json')", "raise SystemExit(3)", "print('[]')"])
+def test_process_that_fails(tmp_path: Path, code: str) -> None:
+    process = VerifyingProcess(tmp_path, owner=US, command=(sys.executable, "-c", code))
+    process._process.wait(60)
+    assert list(result(process)) == ["error"]
+
+
+def test_memory_of_the_cgroup(tmp_path: Path) -> None:
+    """All processes together take at most half of what the agent and they may take."""
+    (tmp_path / "proc" / str(os.getpid())).mkdir(parents=True)
+    (tmp_path / "proc" / str(os.getpid()) / "cgroup").write_text("0::/system.slice/agent.service\n")
+    cgroup = tmp_path / "sys" / "system.slice" / "agent.service"
+    cgroup.mkdir(parents=True)
+    unlimited = memory_bytes(tmp_path / "proc", tmp_path / "sys")
+    found = []
+    for most in ("max", "536870912", "68719476736"):
+        (cgroup / "memory.max").write_text(f"{most}\n")
+        found.append(memory_bytes(tmp_path / "proc", tmp_path / "sys"))
+    assert found == [unlimited, 64 << 20, unlimited]
+    assert MOST_AT_ONCE * found[1] <= 512 << 19
