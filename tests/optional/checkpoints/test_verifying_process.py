@@ -133,7 +133,7 @@ def test_path_is_no_argument(tmp_path: Path) -> None:
     until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19, "it steps back")
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
     process.kill()
-    assert b"checkpoint_files" in arguments
+    assert b"rankwatch_checkpoints" in arguments
     assert b"step-7" not in arguments
 
 
