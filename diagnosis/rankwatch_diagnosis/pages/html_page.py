@@ -17,27 +17,23 @@ from rankwatch import __version__
 from rankwatch.untrusted.text import printable
 
 
-def part_of(package: str, name: str) -> str:
-    """Return a file that lies in a package."""
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
-
-
-def style_of(package: str = "", name: str = "") -> str:
-    """Return the style of all pages, and after it that of one page, if it has its own."""
-    return _own("page.css") + (part_of(package, name) if name else "")
-
-
-def page(name: str, filters: Mapping[str, Callable[..., object]] | None = None, **values: object) -> str:
+def page(
+    name: str,
+    filters: Mapping[str, Callable[..., object]] | None = None,
+    *,
+    script: str = "",
+    **values: object,
+) -> str:
     """Render the page of that name, which extends `page.html`, with its own style.
 
-    values: `source`, and what the page itself shows.
+    script: name of the file of its script. values: what the page shows.
     """
-    style = _own("page.css") + _own(f"{name}.css")
-    shown = {"policy": policy(style), "style": Markup(style), "version": __version__, **values}
-    return template(_own(f"{name}.html"), filters or {}).render(shown)
+    style, code = _own("page.css") + _own(f"{name}.css"), _own(script)
+    shown = {"policy": _policy(style, code), "style": Markup(style), "script": Markup(code), **values}
+    return _template(_own(f"{name}.html"), filters or {}).render({"version": __version__, **shown})
 
 
-def template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.Template:
+def _template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.Template:
     """Return a template that escapes all values and may extend `page.html`; a name not given is an error."""
     environment = jinja2.Environment(
         autoescape=True,
@@ -50,10 +46,12 @@ def template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.
 
 
 def _own(name: str) -> str:
-    return part_of("rankwatch_diagnosis.pages", name)
+    """Return a file of this folder; empty without a name, or where a page has no style of its own."""
+    file = resources.files("rankwatch_diagnosis.pages").joinpath(name)
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def policy(style: str, script: str = "") -> Markup:
+def _policy(style: str, script: str) -> Markup:
     """Return the content security policy of a page with this style and script."""
     allowed = f"default-src 'none'; style-src '{_hash(style)}'"
     return Markup(allowed + (f"; script-src '{_hash(script)}'" if script else ""))

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from rankwatch import __version__
 from rankwatch.untrusted.text import printable
-from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
+from rankwatch_diagnosis.pages import html_page
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.engine import Examination
 from rankwatch_diagnosis.straggler.pictures import WorstStep, event_words, heat_map, worst_step
@@ -30,7 +29,6 @@ from rankwatch_diagnosis.straggler.report import (
 )
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 
-_PACKAGE = "rankwatch_diagnosis.straggler"
 _MOST_RANKS = 24
 _MOST_CAUSES = 24
 _MOST_SHARES = 6
@@ -53,19 +51,16 @@ def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
     if case is not None and by_rank is not None:
         worst = worst_step(case, by_rank)
         pictures = {"map": heat_map(case, by_rank, verdict), "path": worst.picture}
-    style, script = style_of(), part_of(_PACKAGE, "page.js")
     filters: dict[str, Callable[..., object]] = {
         "duration": _duration,
         "signed": _signed,
         "percent": _percent,
-        "printable": printable,
     }
-    return template(part_of(_PACKAGE, "page.html"), filters).render(
-        policy=policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
+    return html_page.page(
+        "straggler",
+        filters,
+        script="straggler.js",
         data=_embedded(pictures),
-        version=__version__,
         subject=printable(subject),
         headline=_headline(verdict),
         cost=cost_sentence(verdict),
