@@ -98,7 +98,7 @@ unchanged: generate ## check that generated files are what the code generates
 bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json
 	$(BIN)/python -m tests.bench
 
-bench-detection: setup ## diagnose 800 simulated jobs, clean and as in production; SEED_BASE=2 takes others
+bench-detection: setup ## diagnose simulated jobs and re-timed real ones; SEED_BASE=2 takes others
 	$(BIN)/python -m tests.bench.detection --seed-base $(SEED_BASE)
 	$(BIN)/python -m tests.bench.detection.curves --seed-base $(SEED_BASE)
 	$(BIN)/python -m tests.bench.real_jobs

@@ -23,7 +23,6 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "node": ".node",
         "traces": ".traces",
         "checkpoint-verify": ".checkpoint_verify",
-        "goodput": ".goodput",
         "fingerprint": ".fingerprint",
         "zero-code": ".zero_code",
         "zero-code-cost": ".zero_code_cost",

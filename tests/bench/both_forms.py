@@ -26,7 +26,7 @@ from support.alerts.rule_test import Sample
 from support.diagnosis.both_forms import SCRAPE_SECONDS, lasting, samples_of_alerts
 
 from .detection.production import production_job
-from .detection.trial import in_processes
+from .processes import in_processes
 from .result import Result, Row, as_markdown
 
 SECONDS, STEPS = 2700.0, 60

@@ -1,7 +1,6 @@
 """Exporters under watch: their CPU, their memory and how long their scrapes take.
 
-`watch` looks at one exporter each second for a short time, `watch_window` at several side by side
-for a long one. The peer of the agent is node_exporter, as Debian ships it.
+The peer of the agent is node_exporter, as Debian ships it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from .process_usage import Footprint, Scrape, cpu_seconds, footprint, resident_bytes, scrape
+from .process_usage import Footprint, Scrape, footprint, mib, ms, scrape
 from .processes import background, free_ports, wait_until
-from .result import BenchError
+from .result import BenchError, Row, limited, quantile
 
 NODE_EXPORTER = "prometheus-node-exporter"
 """Debian's package, and its program."""
-WATCH_INTERVAL_SECONDS = 1.0
-"""Fifteen times as often as the README advises."""
 WINDOW_INTERVAL_SECONDS = 15.0
 """What the README tells Prometheus to use; its own default is a minute."""
 LATENCY_SCRAPES = 100
@@ -36,41 +33,17 @@ class Exporter(NamedTuple):
     address: str
 
 
-class Effort(NamedTuple):
-    """How long `watch` takes."""
-
-    warmup_seconds: float
-    scrapes: int
-    interval_seconds: float = WATCH_INTERVAL_SECONDS
-    """From one scrape to the next."""
-
-
-class Usage(NamedTuple):
-    """What an exporter used while it was watched."""
-
-    seconds: float
-    """Length of the window."""
-    cpu_seconds: float
-    resident_bytes: int
-    peak_bytes: int
-    scrape_seconds: list[float]
-    first: Scrape
-    last: Scrape
-
-    def cores(self) -> float:
-        """CPU time per second: 0.01 is one percent of one core."""
-        return self.cpu_seconds / self.seconds
-
-
 @dataclass
 class Window:
-    """One exporter over a long window: what it held, and whether that grew."""
+    """One exporter over a window: what it held, and whether that grew."""
 
+    first: Scrape
+    last: Scrape
+    """The first and the last scrape of the window."""
     footprints: list[Footprint] = field(default_factory=list)
-    """One after each scrape, the first at the beginning of the window."""
+    """One after each scrape."""
     scrape_seconds: list[float] = field(default_factory=list)
     """Of the scrapes made after the window, in quick succession."""
-    last: Scrape | None = None
     seconds: float = 0.0
     """Length of the window."""
 
@@ -84,52 +57,75 @@ class Window:
         third = max(1, len(values) // 3)
         return median(values[-third:]) - median(values[:third])
 
+    def as_json(self) -> dict[str, object]:
+        """All samples."""
+        return {
+            "window_seconds": self.seconds,
+            "footprints": [each._asdict() for each in self.footprints],
+            "scrape_seconds": self.scrape_seconds,
+        }
 
-def watch(exporter: Exporter, effort: Effort) -> Usage:
-    """Scrape an exporter for as long as `effort` says; raises BenchError if it does not answer.
 
-    The last scrape of the warm-up is no sample: it makes the exporter create its series.
-    """
-    time.sleep(effort.warmup_seconds)
-    last = first = scrape(exporter.address)
-    began, used = time.monotonic(), cpu_seconds(exporter.pid)
-    taken = []
-    for number in range(1, effort.scrapes + 1):
-        time.sleep(max(0.0, began + number * effort.interval_seconds - time.monotonic()))
-        last = scrape(exporter.address)
-        taken.append(last.seconds)
-    cpu, seconds = cpu_seconds(exporter.pid) - used, time.monotonic() - began
-    return Usage(seconds, cpu, *resident_bytes(exporter.pid), taken, first, last)
+class Limits(NamedTuple):
+    """What an exporter may take."""
+
+    cores: float
+    resident_bytes: float
+    scrape_seconds: float
+    """Of the 99th percentile."""
+
+
+def usage_rows(window: Window, limits: Limits) -> list[Row]:
+    """CPU, memory and scrapes of an exporter with its children."""
+    resident, proportional = (
+        max(getattr(each, what) for each in window.footprints)
+        for what in ("resident_bytes", "proportional_bytes")
+    )
+    processes, scrapes = window.footprints[-1].processes, window.scrape_seconds
+    spread = f"p50 {ms(quantile(scrapes, 0.5))}, longest {ms(max(scrapes))}"
+    shared = f"{mib(proportional)} with shared pages counted once; {processes} process(es)"
+    size = f"{window.last.compressed_bytes:,} bytes, compressed"
+    return [
+        limited("CPU, of one core", window.cores(), limits.cores, "{:.2%}".format),
+        limited("resident memory, at most", resident, limits.resident_bytes, mib, shared),
+        limited("scrape, p99", quantile(scrapes, 0.99), limits.scrape_seconds, ms, spread),
+        Row("answer to a scrape", f"{window.last.samples():,} samples", size),
+    ]
+
+
+def peer_rows(window: Window, limits: Limits) -> list[Row]:
+    """The same of node_exporter, which has no target."""
+    return [Row(f"node_exporter: {row.what}", *row[1:3]) for row in usage_rows(window, limits)]
 
 
 def watch_window(
-    exporters: Mapping[str, Exporter], *, warmup_seconds: float, window_seconds: float
+    exporters: Mapping[str, Exporter],
+    *,
+    warmup_seconds: float,
+    window_seconds: float,
+    interval_seconds: float = WINDOW_INTERVAL_SECONDS,
 ) -> dict[str, Window]:
-    """Scrape all of them every 15 s through the window, then time scrapes; raises BenchError."""
-    _warm_up(exporters, time.monotonic() + warmup_seconds)
-    windows = {name: Window() for name in exporters}
-    began = time.monotonic()
-    _add_footprints(exporters, windows)
-    for number in range(1, round(window_seconds / WINDOW_INTERVAL_SECONDS) + 1):
-        time.sleep(max(0.0, began + number * WINDOW_INTERVAL_SECONDS - time.monotonic()))
+    """Scrape all of them at this interval through the window, then time scrapes; raises BenchError."""
+    end = time.monotonic() + warmup_seconds
+    while time.monotonic() < end:
         for exporter in exporters.values():
             scrape(exporter.address)
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    windows = {name: Window(first := scrape(each.address), first) for name, each in exporters.items()}
+    began = time.monotonic()
+    _add_footprints(exporters, windows)
+    for number in range(1, round(window_seconds / interval_seconds) + 1):
+        time.sleep(max(0.0, began + number * interval_seconds - time.monotonic()))
+        for name, exporter in exporters.items():
+            windows[name].last = scrape(exporter.address)
         _add_footprints(exporters, windows)
     for window in windows.values():
         window.seconds = time.monotonic() - began
     for name, exporter in exporters.items():
         for _ in range(LATENCY_SCRAPES):
             time.sleep(LATENCY_PAUSE_SECONDS)
-            windows[name].last = made = scrape(exporter.address)
-            windows[name].scrape_seconds.append(made.seconds)
+            windows[name].scrape_seconds.append(scrape(exporter.address).seconds)
     return windows
-
-
-def _warm_up(exporters: Mapping[str, Exporter], end: float) -> None:
-    while time.monotonic() < end:
-        for exporter in exporters.values():
-            scrape(exporter.address)
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 
 def _add_footprints(exporters: Mapping[str, Exporter], windows: Mapping[str, Window]) -> None:
@@ -158,3 +154,10 @@ def _answers(address: str) -> bool:
     except BenchError:
         return False
     return True
+
+
+def peer_note(*, known: bool) -> str:
+    """What a reader must know of the peer."""
+    if known:
+        return "node_exporter, with its default collectors and no GPU or RDMA port, was watched alike."
+    return f"No peer: {NODE_EXPORTER} is not installed (apt install {NODE_EXPORTER})."

@@ -16,6 +16,8 @@ import torch
 from rankwatch_agent.training.loss import ALLOWED_RISE
 from support.diagnosis.loss_curves import Curve, Truth
 
+from .loss_detection import quantiles
+
 MOST_STEPS = 800
 """From the turn on. Who needs more is not counted as one who finds it."""
 
@@ -62,12 +64,6 @@ def limits(given: Iterable[tuple[str, Curve]], healthy_steps: int) -> str:
     lines = [
         ("kind", "who knows all", f"who knows all, and that a rise of {ALLOWED_RISE:.0%} is healthy"),
         ("---",) * 3,
-        *((kind, *map(_quantiles, both)) for kind, both in found.items()),
+        *((kind, *map(quantiles, both)) for kind, both in found.items()),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _quantiles(delays: list[int]) -> str:
-    """Median, 95 %, most."""
-    ordered, last = sorted(delays), len(delays) - 1
-    return ", ".join(str(ordered[round(part * last)]) for part in (0.5, 0.95, 1.0))

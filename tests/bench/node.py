@@ -21,12 +21,15 @@ from support.sources.node_tree import build_node
 
 from .exporters import (
     LATENCY_SCRAPES,
-    NODE_EXPORTER,
     WINDOW_INTERVAL_SECONDS,
     Exporter,
+    Limits,
     Window,
     node_exporter,
     node_exporter_installed,
+    peer_note,
+    peer_rows,
+    usage_rows,
     watch_window,
 )
 from .process_usage import MIB, Scrape, mib, ms, scrape
@@ -39,10 +42,7 @@ STEPS_PER_SECOND = 2.0
 """A step of half a second: quick for a model that needs eight GPUs."""
 
 
-CORES = 0.02
-RESIDENT_BYTES = 96 * MIB
-SCRAPE_SECONDS = 0.040
-"""Of the 99th percentile."""
+LIMITS = Limits(cores=0.02, resident_bytes=96 * MIB, scrape_seconds=0.040)
 GROWTH_BYTES = 1 * MIB
 """Largest difference between the first and the last third of a window: a heap always moves a little."""
 
@@ -91,22 +91,29 @@ def measure_window(*, window_seconds: float, warmup_seconds: float) -> Result:
             windows = watch_window(exporters, warmup_seconds=warmup_seconds, window_seconds=window_seconds)
             hang = watch_hang(agent, driver)
     _check_seen(windows["agent"])
-    peer_rows = _rows(windows["peer"]) if "peer" in windows else []
+    peer, seconds = windows.get("peer"), windows["agent"].seconds
     return Result(
         title=f"Node: {GPUS} GPUs, {GPUS} RDMA ports, {GPUS} ranks at {STEPS_PER_SECOND:g} steps/s",
         rows=(
-            *_rows(windows["agent"]),
+            *usage_rows(windows["agent"], LIMITS),
+            *_growth_rows(windows["agent"]),
             *_hang_rows(hang),
-            *(Row(f"node_exporter: {r.what}", r.measured, r.spread) for r in peer_rows),
+            *(peer_rows(peer, LIMITS) if peer else ()),
         ),
-        notes=_notes(windows["agent"], peer_known=bool(peer_rows)),
-        samples={name: _samples(window) for name, window in windows.items()},
+        notes=(
+            f"{seconds:.0f} s after a warm-up; one scrape each {WINDOW_INTERVAL_SECONDS:g} s "
+            f"(OpenMetrics, gzip); then {LATENCY_SCRAPES} scrapes for the latency. "
+            "All collectors; agent and worker added.",
+            "The driver is a fake library under the real pynvml: the time of a real one comes on top.",
+            "Growth is the median of the last third of the window less that of the first.",
+            peer_note(known=peer is not None),
+        ),
+        samples={name: window.as_json() for name, window in windows.items()},
     )
 
 
 def _check_seen(window: Window) -> None:
     """Raises BenchError if the agent missed the load: nothing would be measured."""
-    assert window.last is not None
     for name, least in (
         ("rankwatch_gpu_up", GPUS),
         ("rankwatch_rdma_port_up", GPUS),
@@ -172,32 +179,13 @@ def _other_families(seen: Scrape) -> set[str]:
     return {name for name in names if name and not name.startswith(_DRIVER_PREFIXES)}
 
 
-def _rows(window: Window) -> list[Row]:
-    assert window.last is not None
-    resident = max(each.resident_bytes for each in window.footprints)
-    proportional = max(each.proportional_bytes for each in window.footprints)
-    processes, scrapes = window.footprints[-1].processes, window.scrape_seconds
-    spread = f"p50 {ms(quantile(scrapes, 0.5))}, longest {ms(max(scrapes))}"
-    shared = f"{mib(proportional)} with shared pages counted once; {processes} process(es)"
-    return [
-        limited("CPU, of one core", window.cores(), CORES, "{:.2%}".format),
-        limited("resident memory, at most", resident, RESIDENT_BYTES, mib, shared),
-        limited("scrape, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, ms, spread),
-        limited("growth of memory", window.growth("proportional_bytes"), GROWTH_BYTES, mib),
-        limited("growth of threads", window.growth("threads"), 0, "{:g}".format, _extent(window, "threads")),
-        limited(
-            "growth of file descriptors",
-            window.growth("file_descriptors"),
-            0,
-            "{:g}".format,
-            _extent(window, "file_descriptors"),
-        ),
-        Row(
-            "answer to a scrape",
-            f"{window.last.samples():,} samples",
-            f"{window.last.compressed_bytes:,} bytes",
-        ),
-    ]
+def _growth_rows(window: Window) -> list[Row]:
+    rows = [limited("growth of memory", window.growth("proportional_bytes"), GROWTH_BYTES, mib)]
+    for what in ("threads", "file_descriptors"):
+        values = [getattr(each, what) for each in window.footprints]
+        extent, name = f"{min(values)} to {max(values)}", what.replace("_", " ")
+        rows.append(limited(f"growth of {name}", window.growth(what), 0, "{:g}".format, extent))
+    return rows
 
 
 def _hang_rows(hang: Hang) -> list[Row]:
@@ -206,37 +194,8 @@ def _hang_rows(hang: Hang) -> list[Row]:
     lost = len(hang.families_lost)
     return [
         limited("a hung driver call is reported, intervals", hang.intervals, HANG_INTERVALS, "{:.1f}".format),
-        limited("scrape meanwhile, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, ms, spread),
+        limited("scrape meanwhile, p99", quantile(scrapes, 0.99), LIMITS.scrape_seconds, ms, spread),
         limited(
             "other families lost meanwhile", lost, 0, "{:g}".format, ", ".join(sorted(hang.families_lost))
         ),
     ]
-
-
-def _extent(window: Window, what: str) -> str:
-    values = [getattr(each, what) for each in window.footprints]
-    return f"{min(values)} to {max(values)}"
-
-
-def _samples(window: Window) -> dict[str, object]:
-    return {
-        "window_seconds": window.seconds,
-        "footprints": [each._asdict() for each in window.footprints],
-        "scrape_seconds": window.scrape_seconds,
-    }
-
-
-def _notes(window: Window, *, peer_known: bool) -> tuple[str, ...]:
-    peer = (
-        "node_exporter, with its default collectors and no GPU or RDMA port, ran through the same window."
-        if peer_known
-        else f"No peer: {NODE_EXPORTER} is not installed (apt install {NODE_EXPORTER})."
-    )
-    return (
-        f"{window.seconds:.0f} s after a warm-up; one scrape each {WINDOW_INTERVAL_SECONDS:g} s "
-        f"(OpenMetrics, gzip); then {LATENCY_SCRAPES} scrapes for the latency. "
-        "All collectors; agent and worker added.",
-        "The driver is a fake library under the real pynvml: the time of a real one comes on top.",
-        "Growth is the median of the last third of the window less that of the first.",
-        peer,
-    )

@@ -10,8 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from .result import BenchError
 
@@ -19,6 +21,7 @@ _END_SECONDS = 40.0
 """Longest wait after SIGTERM: torchrun itself gives its ranks 30 s."""
 _START_SECONDS = 60.0
 _LOG_TAIL = 2000
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -111,3 +114,13 @@ def exit_on_signals() -> None:
 
 def _exit(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def in_processes(
+    function: Callable[..., _Result], arguments: Sequence[tuple[object, ...]], processes: int
+) -> list[_Result]:
+    """The results, in order; the same whatever the number of processes."""
+    if processes == 1:
+        return [function(*each) for each in arguments]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(function, *zip(*arguments, strict=True)))

@@ -1,6 +1,6 @@
 """`python -m tests.bench.detection.curves`: how often a slow rank is found, by its size and by the chips.
 
-Jobs as in production with one rank that computes slowly in all steps. Prints a table, and draws the curves.
+Jobs as in production with one rank that computes slowly in all steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +17,10 @@ from bench.simulation.job import REAL_RECORDER
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause
 
-from ..chart import Frame, document, shares
+from ..processes import in_processes
 from ..result import Result, Row, as_markdown
 from .judging import Judged, judge_job
 from .production import CHIP_SIGMAS, SHAPES, healthy
-from .trial import in_processes
 
 SIZES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)
 """By how much the rank is slower."""
@@ -30,8 +28,6 @@ LARGE = 0.08
 LEAST_RECALL = 0.9
 """Of faults of at least LARGE."""
 _LEAST_REPLICAS = 4
-_WIDTH, _HEIGHT = 760, 320
-_FRAME = Frame(56, 44, 520, 212)
 
 
 class Tried(NamedTuple):
@@ -43,14 +39,13 @@ class Tried(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Judge the grid of jobs, print a table and write the picture. Exit status 0 whatever the result is."""
+    """Judge the grid of jobs and print a table. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.detection.curves", description="Recall by size of fault and chips."
     )
     parser.add_argument("--jobs", type=int, default=25, metavar="N", help="of each size (default 25)")
     parser.add_argument("--seed-base", type=int, default=1, metavar="S", help="other jobs (default 1)")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="default 2")
-    parser.add_argument("--output", type=Path, default=Path("bench-results/recall.svg"), metavar="FILE")
     given = parser.parse_args(arguments)
     grid = [
         (sigma, size, number, given.seed_base)
@@ -60,8 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     ]
     tried = in_processes(attempt, grid, given.processes)
     print(as_markdown(_result(tried)), flush=True)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(picture(tried))
     return 0
 
 
@@ -94,14 +87,6 @@ def by_chips(tried: Sequence[Tried]) -> Mapping[float, list[float]]:
         ]
         for sigma in CHIP_SIGMAS
     }
-
-
-def picture(tried: Sequence[Tried]) -> str:
-    """The curves as SVG."""
-    lines = {f"chips differ by {sigma:.1%}": values for sigma, values in by_chips(tried).items()}
-    places = [f"{size:.0%}" for size in SIZES]
-    title = "slow ranks that are found, in jobs as in production"
-    return document(_WIDTH, _HEIGHT, shares(_FRAME, title, places, lines, "by how much the rank is slower"))
 
 
 def _result(tried: Sequence[Tried]) -> Result:

@@ -1,13 +1,16 @@
-"""The verdict on a job as in production, held against its truth: cause, names, costs."""
+"""The verdict on a job as in production, held against its truth: cause, names, costs; and whom rules of other
+tools name, without a cause."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.simulation.job import (
     Job,
@@ -19,6 +22,7 @@ from bench.simulation.job import (
 )
 from bench.simulation.workload import Fault
 from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -71,6 +75,8 @@ class Judged:
     all_found: bool
     """All ranks at fault are in the list of causes, whatever they cost."""
     seconds: float
+    named_by_rules: Mapping[str, tuple[int, ...]]
+    """By each of RULES, on the whole table."""
 
 
 def judge(number: int, seed_base: int) -> Judged:
@@ -111,6 +117,7 @@ def judge_job(job: Job, number: int, label: str) -> Judged:
         faulty_ranks_found=len(costly & listed_ranks(verdict)),
         all_found={rank for each in done.truth.causes for rank in each.ranks} <= listed_ranks(verdict),
         seconds=seconds,
+        named_by_rules=named_by_rules(done.table),
     )
 
 
@@ -191,3 +198,50 @@ def _innocents(job: Job, truth: Truth, verdict: Verdict) -> Iterator[Innocent]:
 def share(judged: Sequence[Judged], what: str) -> float:
     """Share of the jobs for which this field is true; 1 if there are none."""
     return sum(bool(getattr(each, what)) for each in judged) / len(judged) if judged else 1.0
+
+
+class _Seconds(NamedTuple):
+    """Mean seconds in a step, by rank."""
+
+    whole: NDArray[np.float64]
+    compute: NDArray[np.float64]
+    waiting: NDArray[np.float64]
+
+
+def named_by_rules(table: OperationTable) -> Mapping[str, tuple[int, ...]]:
+    """The ranks that each rule names."""
+    ranks, place = np.unique(table.rank, return_inverse=True)
+
+    def of_each(*kinds: Kind) -> NDArray[np.float64]:
+        rows = np.isin(table.kind, kinds) if kinds else slice(None)
+        total = np.bincount(place[rows], table.duration_seconds[rows], len(ranks))
+        mean: NDArray[np.float64] = total / len(np.unique(table.step))
+        return mean
+
+    seconds = _Seconds(of_each(), of_each(Kind.COMPUTE), of_each(Kind.COMMUNICATION))
+    return {name: tuple(int(rank) for rank in ranks[rule(seconds)]) for name, rule in RULES.items()}
+
+
+_SCORE = 0.75
+"""Threshold of NVIDIA's resiliency extension, in its code."""
+_DEVIATIONS, _MAD_TO_SIGMA = 3.0, 1.4826
+"""The second: standard deviation of a normal distribution from its median absolute deviation."""
+
+
+def _median_and_deviations(seconds: _Seconds) -> NDArray[np.intp]:
+    middle = np.median(seconds.compute)
+    deviation = _MAD_TO_SIGMA * np.median(np.abs(seconds.compute - middle))
+    return np.flatnonzero(seconds.compute > middle + _DEVIATIONS * deviation)
+
+
+RULES: Mapping[str, Callable[[_Seconds], NDArray[np.intp]]] = MappingProxyType(
+    {
+        "slowest step": lambda seconds: np.array([np.argmax(seconds.whole)]),
+        "ratio to the fastest below 0.75": lambda seconds: np.flatnonzero(
+            seconds.compute.min() / seconds.compute < _SCORE
+        ),
+        "median + 3 MAD": _median_and_deviations,
+        "shortest wait of the job": lambda seconds: np.array([np.argmin(seconds.waiting)]),
+    }
+)
+"""Rules of other tools."""

@@ -1,220 +1,158 @@
-"""The table of the detection bench, and the scores in it: ranks named rightly, wrongly and not at all."""
+"""The table of the jobs as in production."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any
 
 from ..result import Result, Row, limited, quantile, spread
-from .mixture import HOST_WORK, LEAST_COST, SLOW_3, SLOW_5, SLOW_MORE
-from .trial import RULES, Trial
+from .judging import LEAST_PEERS, RULES, Judged, share
+from .production import CHIP_SIGMAS, CYCLE
 
-SLOW = "compute"
-"""The phase of a rank that computes slowly. Other causes have other phases or none."""
-
-Namer = Callable[[Trial], Iterable[int]]
-"""Returns the ranks that a method names as slow."""
+ACCEPTABLE = 0.95
+FOUND = 0.95
+COST_ERROR = 0.05
 
 
-class Named(NamedTuple):
-    """Ranks over several jobs."""
-
-    right: int
-    wrong: int
-    missed: int
-
-    @property
-    def precision(self) -> float:
-        """Share of the named ranks that were slow; 1 if none was named."""
-        return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
-
-    @property
-    def recall(self) -> float:
-        """Share of the slow ranks that were named; 1 if none was slow."""
-        return self.right / (self.right + self.missed) if self.right + self.missed else 1.0
-
-
-def named(trials: Iterable[Trial], namer: Namer) -> Named:
-    """Slow ranks named by a method."""
-    right = wrong = missed = 0
-    for trial in trials:
-        found = set(namer(trial))
-        slow = set(trial.truth["ranks"]) if trial.truth["phase"] == SLOW else set()
-        right, wrong, missed = (
-            right + len(found & slow),
-            wrong + len(found - slow),
-            missed + len(slow - found),
-        )
-    return Named(right, wrong, missed)
-
-
-def by_engine(trial: Trial) -> Sequence[int]:
-    """Slow ranks that the engine names, in the head of the verdict or behind it."""
-    ranks: Sequence[int] = trial.verdict["slow_ranks"]
-    return ranks
-
-
-def by_baseline(name: str) -> Namer:
-    """Slow ranks that a baseline names."""
-    return lambda trial: trial.baselines[name]
-
-
-def falsely_named(trial: Trial) -> bool:
-    """True if the engine names a rank that is not at fault, under any cause."""
-    return not set(trial.verdict["ranks"]) <= set(trial.truth["ranks"])
-
-
-def right_cause(trial: Trial) -> bool:
-    """True if the engine names the cause, and for a stage also the right one."""
-    verdict, truth = trial.verdict, trial.truth
-    if (verdict["cause"], verdict["phase"]) != (truth["cause"], truth["phase"]):
-        return False
-    return truth["cause"] != "slow_stage" or list(verdict["stages"]) == list(truth["stages"])
-
-
-def slowdown_error(trial: Trial) -> float | None:
-    """Relative error of the what-if slowdown; None if the cause was not found."""
-    if not right_cause(trial) or trial.truth["cause"] == "none":
-        return None
-    return abs(float(trial.verdict["slowdown"]) / float(trial.truth["slowdown"]) - 1.0)
-
-
-def first_step_error(trial: Trial) -> float:
-    """Steps between the reported first step and the true one; infinite if none is reported."""
-    named_step = trial.verdict["first_step"]
-    return float("inf") if named_step is None else float(abs(named_step - trial.truth["first_step"]))
-
-
-def share(trials: Sequence[Trial], holds: Callable[[Trial], bool]) -> float:
-    """Share of trials for which `holds` is true; 1 if there are none."""
-    return sum(map(holds, trials)) / len(trials) if trials else 1.0
-
-
-PRECISION = 0.99
-RECALL = 0.95
-PRECISION_3 = 0.95
-DELAY_STEPS = 8
-NOBODY_NAMED = 0.995
-RIGHT_CAUSE = 0.90
-SLOWDOWN_ERROR = 0.03
-FIRST_STEP_ERROR = 2
-
-_SLOW_RANKS = (SLOW_3, SLOW_5, SLOW_MORE)
-WITHOUT_SLOW_RANK = ("none", "unequal_batches", "slow_stage", "network", "jitter")
-"""Classes without a rank that computes slowly."""
-
-
-def result(trials: Sequence[Trial], seed_base: int) -> Result:
-    """Rows for the engine, then for the baselines."""
-    rows = [*_engine_rows(trials), *_baseline_rows(trials)]
+def production_result(judged: Sequence[Judged], seed_base: int) -> Result:
+    """Rows over all jobs, then for the rules of others, by class of job and by spread of chips."""
+    rows = (*_overall(judged), *_by_rules(judged), *_by_class(judged), *_by_chips(judged))
     return Result(
-        title=f"Detection: {len(trials)} simulated jobs, seed base {seed_base}",
-        rows=tuple(rows),
-        notes=_notes(trials),
-        samples={"trials": [asdict(trial) for trial in trials]},
+        title=f"Detection as in production: {len(judged)} simulated jobs, seed base {seed_base}",
+        rows=rows,
+        notes=(
+            "A cause is acceptable if it is there and costs something, and only what is at fault is named."
+            " Abstaining is, too, where all faults together cost less than 1 %, where they are no larger than"
+            " what healthy chips or plans differ by, or where the table lacks what would decide.",
+            "An innocent is a rank or stage without a fault; of a chip that is slow by nature the table shows"
+            " by how much.",
+            "The cost error is that of the slowdown of the verdict, as a share of the true excess over a run"
+            " with what is at fault at the level of its peers.",
+        ),
+        samples={"jobs": [asdict(each) for each in judged]},
     )
 
 
-def _engine_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    yield from _slow_rank_rows(trials)
-    healthy_compute = [trial for trial in trials if trial.label in WITHOUT_SLOW_RANK]
-    named_in = sum(map(falsely_named, healthy_compute))
-    nobody = 1.0 - named_in / max(1, len(healthy_compute))
-    yield _at_least(
-        "no wrong rank named, without a slow rank",
-        nobody,
-        NOBODY_NAMED,
-        f"{named_in} of {len(healthy_compute)}",
+def _overall(judged: Sequence[Judged]) -> Iterator[Row]:
+    right = share(judged, "acceptable")
+    yield Row(
+        "acceptable cause",
+        f"{right:.1%}",
+        f"{sum(each.acceptable for each in judged)} of {len(judged)}",
+        f">= {ACCEPTABLE:.0%}",
+        right >= ACCEPTABLE,
     )
-    yield _at_least("right cause, without a slow rank", share(healthy_compute, right_cause), RIGHT_CAUSE)
-    for label in (*WITHOUT_SLOW_RANK, HOST_WORK):
-        of_class = [trial for trial in trials if trial.label == label]
-        wrong = sum(map(falsely_named, of_class))
-        yield Row(
-            f"right cause: {label}",
-            f"{share(of_class, right_cause):.1%}",
-            f"{len(of_class)} jobs, a wrong rank named in {wrong}",
-        )
-    yield from _slowdown_rows(trials)
-    rows = sum(trial.rows for trial in trials)
-    taken = sum(trial.seconds for trial in trials)
-    yield Row("engine, per million rows", f"{1e6 * taken / max(1, rows):.2f} s")
+    innocents = [each for one in judged for each in one.innocents]
+    yield limited("innocents named", len(innocents), 0, "{:.0f}".format, _in_words(judged))
+    yield _found(judged)
+    yield _found([each for each in judged if each.replicas >= LEAST_PEERS], ", with 3 replicas or more")
+    yield from _cost(judged)
+    rows = sum(each.rows for each in judged)
+    yield Row(
+        "engine, per million rows", f"{1e6 * sum(each.seconds for each in judged) / max(1, rows):.2f} s"
+    )
 
 
-def _slow_rank_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    strong = [trial for trial in trials if trial.label in (SLOW_5, SLOW_MORE)]
-    found = named(strong, by_engine)
-    of = f"{found.right} right, {found.wrong} wrong, {found.missed} missed in {len(strong)} jobs"
-    yield _at_least("slow rank >= 5 %: precision", found.precision, PRECISION, of)
-    yield _at_least("slow rank >= 5 %: recall", found.recall, RECALL)
-    yield _delay_row(strong)
-    found_cause = [trial for trial in strong if right_cause(trial)]
-    begun = share(found_cause, lambda trial: first_step_error(trial) <= FIRST_STEP_ERROR)
-    yield Row("slow rank >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(found_cause)} jobs")
-    weak = [trial for trial in trials if trial.label == SLOW_3]
-    found = named(weak, by_engine)
-    yield _at_least("slow rank 3 %: precision", found.precision, PRECISION_3, f"{len(weak)} jobs")
-    yield Row("slow rank 3 %: recall", f"{found.recall:.1%}")
-    overall = named(trials, by_engine)
-    yield Row("all jobs: precision of named ranks", f"{overall.precision:.1%}", f"{overall.wrong} wrong")
+def _in_words(judged: Sequence[Judged]) -> str:
+    """In which jobs, and the slowest of their chips."""
+    named = [each for one in judged for each in one.innocents]
+    if not named:
+        return ""
+    jobs = ", ".join(str(each.number) for each in judged if each.innocents)
+    slowest = max(each.chip_ratio for each in named)
+    return f"in jobs {jobs}; the slowest chip of them {slowest - 1.0:+.1%}"
 
 
-def _delay_row(trials: Sequence[Trial]) -> Row:
-    """The median delay. A rank that was never named has an infinite delay."""
-    never = float("inf")
-    delays = [
-        float(never if each is None else each) for trial in trials for each in trial.delay_steps.values()
-    ]
-    if not delays:
-        return Row("slow rank >= 5 %: delay", "unknown")
-    late = f"90 % within {quantile(delays, 0.9):g}"
-    return limited("slow rank >= 5 %: median delay", spread(delays).median, DELAY_STEPS, _steps, late)
+def _found(judged: Sequence[Judged], of: str = "") -> Row:
+    faulty, found = sum(each.faulty_ranks for each in judged), sum(each.faulty_ranks_found for each in judged)
+    part = found / faulty if faulty else 1.0
+    target = "" if of else f">= {FOUND:.0%}"
+    what = f"faulty ranks that cost 1 %, in causes{of}"
+    return Row(what, f"{part:.1%}", f"{found} of {faulty}", target, None if of else part >= FOUND)
 
 
-def _slowdown_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    for label, kept in (("slow ranks", True), ("other causes", False)):
-        errors = [
-            error
-            for trial in trials
-            if (trial.label in _SLOW_RANKS) is kept and (error := slowdown_error(trial)) is not None
-        ]
-        if not errors:
-            continue
-        within = sum(error <= SLOWDOWN_ERROR for error in errors) / len(errors)
-        spread_text = f"median {spread(errors).median:.2%}, within 3 %: {within:.1%} of {len(errors)}"
-        what = f"what-if slowdown, largest error: {label}"
-        yield limited(what, max(errors), SLOWDOWN_ERROR, "{:.2%}".format, spread_text)
+def _cost(judged: Sequence[Judged]) -> Iterator[Row]:
+    errors = [each.cost_error for each in judged if each.cost_error is not None]
+    if errors:
+        within = sum(each <= COST_ERROR for each in errors) / len(errors)
+        text = f"median {spread(errors).median:.1%}, within 5 %: {within:.1%} of {len(errors)}"
+        yield limited("cost error, 95 % of jobs", quantile(errors, 0.95), COST_ERROR, "{:.1%}".format, text)
 
 
-def _baseline_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    strong = [trial for trial in trials if trial.label in (SLOW_5, SLOW_MORE)]
-    healthy_compute = [trial for trial in trials if trial.label in WITHOUT_SLOW_RANK]
+def _by_rules(judged: Sequence[Judged]) -> Iterator[Row]:
+    guilty = [{rank for each in one.truth["causes"] for rank in each["ranks"]} for one in judged]
     for name in RULES:
-        namer = by_baseline(name)
-        found = named(strong, namer)
-        named_in = share(healthy_compute, lambda trial, namer=namer: bool(namer(trial)))
+        named = [set(one.named_by_rules[name]) for one in judged]
+        struck = [
+            pair
+            for pair, one in zip(zip(named, guilty, strict=True), judged, strict=True)
+            if one.faulty_ranks
+        ]
+        healthy = [ranks for ranks, faulty in zip(named, guilty, strict=True) if not faulty]
+        right, said, true = (
+            sum(map(len, ranks))
+            for ranks in ([a & b for a, b in struck], [a for a, _ in struck], [b for _, b in struck])
+        )
         yield Row(
-            f"baseline, slow rank >= 5 %: {name}",
-            f"precision {found.precision:.1%}, recall {found.recall:.1%}",
-            f"names a rank in {named_in:.1%} of jobs without a slow rank",
+            f"rule of others: {name}",
+            f"precision {right / max(1, said):.0%}, recall {right / max(1, true):.0%}",
+            f"names a rank in {sum(map(bool, healthy))} of {len(healthy)} jobs without a rank at fault",
         )
 
 
-def _at_least(what: str, value: float, target: float, spread_text: str = "") -> Row:
-    return Row(what, f"{value:.1%}", spread_text, f">= {target:.1%}", value >= target)
+def _by_class(judged: Sequence[Judged]) -> Iterator[Row]:
+    for label in dict.fromkeys(CYCLE):
+        yield from _part(f"class: {label}", [each for each in judged if each.label == label])
 
 
-def _steps(value: float) -> str:
-    return f"{value:g} steps"
+def _by_chips(judged: Sequence[Judged]) -> Iterator[Row]:
+    for sigma in CHIP_SIGMAS:
+        yield from _part(
+            f"chips differ by {sigma:.1%}", [each for each in judged if each.chip_sigma == sigma]
+        )
 
 
-def _notes(trials: Sequence[Trial]) -> tuple[str, ...]:
-    sizes = sorted(trial.ranks for trial in trials)
-    large = sum(size >= 1024 for size in sizes)
-    return (
-        f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
-        f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, if they can.",
-        "A wrong rank is one that is not at fault; ranks with a slow link or a slow host are at fault.",
-        "A slow rank that was never named has an infinite delay.",
+def _part(what: str, part: Sequence[Judged]) -> Iterator[Row]:
+    if not part:
+        return
+    faulty, found, innocents = (
+        sum(count)
+        for count in (
+            [each.faulty_ranks for each in part],
+            [each.faulty_ranks_found for each in part],
+            [len(each.innocents) for each in part],
+        )
     )
+    errors = [each.cost_error for each in part if each.cost_error is not None]
+    texts = [
+        f"{len(part)} jobs",
+        *([f"{found} of {faulty} ranks"] if faulty else []),
+        *([f"{innocents} innocents"] if innocents else []),
+        *([f"cost error {spread(errors).median:.1%}"] if errors else []),
+        f"abstained in {sum(each.abstained for each in part)}",
+    ]
+    yield Row(what, f"{share(part, 'acceptable'):.1%}", ", ".join(texts))
+
+
+def one_line(each: Judged) -> str:
+    """What is true of a job, what was said of it, and what of that is wrong."""
+    truth = " + ".join(map(_cause, each.truth["causes"])) or "healthy"
+    said = " ".join([each.cause, *map(str, each.named), f"{each.slowdown:.3f}"])
+    wrong = [
+        *(["WRONG"] if not each.acceptable else []),
+        *(f"INNOCENT {one.name}" for one in each.innocents),
+        *(["MISSED RANK"] if each.faulty_ranks_found < each.faulty_ranks else []),
+        *([f"COST {each.cost_error:.0%}"] if (each.cost_error or 0.0) > COST_ERROR else []),
+    ]
+    return (
+        f"{each.number:>4} {each.label}, {each.replicas} replicas, chips {each.chip_sigma:.1%}:"
+        f" {truth}; said {said}  {', '.join(wrong)}"
+    )
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    who = [*map(str, cause["ranks"]), *(f"stage {stage}" for stage in cause["stages"])]
+    phase = f" ({cause['phase']})" if cause["phase"] else ""
+    part = f" in {cause['share_of_steps']:.0%} of steps" if cause["share_of_steps"] < 1.0 else ""
+    return " ".join([f"{cause['cause']}{phase}", *who, f"{cause['slowdown']:.3f}{part}"])

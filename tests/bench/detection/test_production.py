@@ -1,4 +1,4 @@
-"""The jobs as in production, and how a verdict on them is judged."""
+"""The jobs as in production, how a verdict on them is judged, and what other rules say of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.detection.judging import Innocent, Judged, acceptable, judge, judge_job
-from bench.detection.production import CYCLE, LINK, NONE, RANK, production_job
-from bench.detection.production_report import one_line, production_result
+from bench.detection.curves import SIZES, attempt, by_chips
+from bench.detection.judging import Innocent, Judged, acceptable, judge, judge_job, named_by_rules
+from bench.detection.production import CHIP_SIGMAS, CYCLE, LINK, NONE, RANK, production_job
+from bench.detection.report import one_line, production_result
 from bench.result import as_markdown
 from bench.simulation.job import Job, Level, at_level, simulate
 from bench.simulation.program import JobShape
@@ -118,6 +119,34 @@ def test_report() -> None:
     assert "0 of 1" in rows["faulty ranks that cost 1 %, in causes"]
     assert "MISSED" in rows["cost error, 95 % of jobs"]
     assert "1 innocents" in rows["class: slow rank"]
+    assert "rule of others: slowest step" in rows
+
+
+def test_rules_of_others() -> None:
+    """Three of them find a rank at half its speed, and two always name somebody."""
+    fault = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=2.0)
+    sick = named_by_rules(simulate(Job(shape=JobShape(), fault=fault, steps=5)).table)
+    assert {name for name, ranks in sick.items() if ranks == (3,)} >= {*sick} - {"slowest step"}
+    well = named_by_rules(simulate(Job(shape=JobShape(), steps=20)).table)
+    assert well["ratio to the fastest below 0.75"] == ()
+    assert len(well["slowest step"]) == len(well["shortest wait of the job"]) == 1
+
+
+def test_curves() -> None:
+    """Jobs of one number have the same shape and rank at fault, whatever chips and size of the fault are."""
+    large, small = attempt(0.004, 0.4, 0, 1), attempt(0.03, 0.02, 0, 1)
+    for what in ("ranks", "replicas"):
+        assert getattr(large.judged, what) == getattr(small.judged, what)
+    assert large.judged.truth["ranks"] == small.judged.truth["ranks"]
+    assert large.judged.truth["slowdown"] > small.judged.truth["slowdown"]
+    assert large.judged.all_found
+    missed = large._replace(judged=replace(large.judged, all_found=False))
+    grid = [
+        (large if size >= 0.05 else missed)._replace(chip_sigma=sigma, size=size)
+        for sigma in CHIP_SIGMAS
+        for size in SIZES
+    ]
+    assert by_chips(grid)[0.01] == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.process
@@ -126,7 +155,7 @@ def test_command(tmp_path: Path) -> None:
     written = tmp_path / "job.csv"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.bench.detection", "--level", "real", "--only", "1", "--list"),
+            *(sys.executable, "-m", "tests.bench.detection", "--only", "1", "--list"),
             *("--write", str(written), "--processes", "1", "--output", str(tmp_path)),
         ],
         cwd=ROOT,
@@ -138,6 +167,6 @@ def test_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "acceptable cause" in done.stdout
     assert written.read_text().startswith("step,rank,operation,kind")
-    judged = json.loads((tmp_path / "detection_real.json").read_text())["samples"]["jobs"]
+    judged = json.loads((tmp_path / "detection.json").read_text())["samples"]["jobs"]
     assert [each["number"] for each in judged] == [1]
     assert set(judged[0]) == set(Judged.__dataclass_fields__)
