@@ -1,26 +1,31 @@
-"""Every entry of inhibitions.yaml against every alert: nothing silences what matters more, or itself."""
+"""Every entry of inhibitions.yaml against every alert: nothing silences what matters more, or itself.
+
+`test_fleet_life.py` holds that a real Alertmanager holds back what `inhibited` says.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alert_rules, alertmanager_config
-from rankwatch_alerts.alertmanager import MATCHER, PRODUCT, Inhibition, inhibit_rules, inhibitions
+from rankwatch_alerts import RuleConfig, alert_rules
+from rankwatch_alerts.alertmanager import MATCHER, PRODUCT, inhibit_rules, inhibitions
+from rankwatch_alerts.alertmanager import Inhibition as Entry
 from rankwatch_alerts.rules import REASONS
+from support.alerts.fleet.firing import Labels
+from support.alerts.fleet.paging import Inhibition, inhibited, read_inhibitions
 from support.alerts.reasons import ALERTS
 from support.alerts.rule_test import CASES, cases_in
 from support.alerts.scenarios import fired, key_of
-from support.servers.prometheus import alertmanager, get_json, poll, post_json
 
 _RANKING = {"critical": 2, "warning": 1, "info": 0}
 _VALUES = {"collector": ("gpu", "host"), "xid": ("48", "74", "79")}
 """Of labels of which an entry asks for values; others have one."""
 _FIXED = {"alertname", "product", "cluster", "owner", "severity", *REASONS}
+RULES = read_inhibitions({"inhibit_rules": inhibit_rules()})
 
 
 def _alerts() -> Iterator[dict[str, str]]:
@@ -38,34 +43,22 @@ def _alerts() -> Iterator[dict[str, str]]:
                 yield {**fixed, "severity": severity, **dict(zip(parts, values, strict=True))}
 
 
-def _key(alert: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"{name}={text}" for name, text in sorted(alert.items()))
+def _key(alert: Mapping[str, str]) -> Labels:
+    return tuple(sorted(alert.items()))
 
 
 ALL = tuple({_key(each): each for each in _alerts()}.values())
 
 
-def matches(alert: Mapping[str, str], matchers: Sequence[str]) -> bool:
-    """As Alertmanager does it: expressions are anchored, and an absent label is an empty one."""
-    for label, operator, value in (MATCHER.fullmatch(each).groups() for each in matchers):  # type: ignore[union-attr]
-        text = alert.get(label, "")
-        found = bool(re.fullmatch(value, text)) if "~" in operator else text == value
-        if found == operator.startswith("!"):
-            return False
-    return True
-
-
-def _silenced(rule: Mapping[str, Sequence[str]]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+def _silenced(rule: Inhibition) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
     """Pairs of cause and symptom for which the rule works."""
-    sources = [each for each in ALL if matches(each, rule["source_matchers"])]
-    targets = [each for each in ALL if matches(each, rule["target_matchers"])]
-    for source, target in product(sources, targets):
-        both = matches(source, rule["target_matchers"]) and matches(target, rule["source_matchers"])
-        if not both and all(source.get(each) == target.get(each) for each in rule["equal"]):
+    for source, target in product(filter(rule.is_source, ALL), filter(rule.is_target, ALL)):
+        both = rule.is_target(source) and rule.is_source(target)
+        if not both and rule.key(source) == rule.key(target):
             yield source, target
 
 
-PAIRS = [(rule, source, target) for rule in inhibit_rules() for source, target in _silenced(rule)]
+PAIRS = [(rule, source, target) for rule in RULES for source, target in _silenced(rule)]
 
 
 def test_reasons() -> None:
@@ -76,18 +69,17 @@ def test_reasons() -> None:
 
 
 def test_severity() -> None:
-    """A ticket never silences a page."""
+    """A ticket never silences a page, and alerts of others neither silence nor are silenced."""
     assert len(PAIRS) > 200
     for rule, source, target in PAIRS:
         assert _RANKING[source["severity"]] >= _RANKING[target["severity"]], rule
-    assert {PRODUCT} == {
-        rule[side][0] for rule, _, _ in PAIRS for side in ("source_matchers", "target_matchers")
-    }
+    sides = ("source_matchers", "target_matchers")
+    assert {PRODUCT} == {rule[side][0] for rule in inhibit_rules() for side in sides}
 
 
 def test_no_circle() -> None:
     """Of alerts that silence each other in turn nobody would hear."""
-    silences: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    silences: dict[Labels, set[Labels]] = {}
     for _, source, target in PAIRS:
         silences.setdefault(_key(source), set()).add(_key(target))
     while silences:
@@ -98,170 +90,146 @@ def test_no_circle() -> None:
 
 
 @pytest.mark.parametrize("entry", inhibitions(), ids=lambda entry: entry.why)
-def test_entry(entry: Inhibition) -> None:
+def test_entry(entry: Entry) -> None:
     """Each entry silences something on each side: its names, reasons and labels are those of alerts."""
-    for side in (entry.source, entry.target):
-        for matcher in side:
-            label, operator, value = MATCHER.fullmatch(matcher).groups()  # type: ignore[union-attr]
-            known = {each.get(label, "") for each in ALL} - {""}
-            if label in ("alertname", *REASONS):
-                assert set(value.split("|")) <= known or value == ".+", matcher
-            elif operator != "=" or value:
-                assert any(bool(re.fullmatch(value, each)) for each in known), matcher
-    assert any(True for rule in entry.rules() for _ in _silenced(rule))
+    for matcher in (*entry.source, *entry.target):
+        label, operator, value = MATCHER.fullmatch(matcher).groups()  # type: ignore[union-attr]
+        known = {each.get(label, "") for each in ALL} - {""}
+        if label in ("alertname", *REASONS):
+            assert set(value.split("|")) <= known or value == ".+", matcher
+        elif operator != "=" or value:
+            assert any(re.fullmatch(value, each) for each in known), matcher
+    assert any(True for rule in read_inhibitions({"inhibit_rules": entry.rules()}) for _ in _silenced(rule))
 
 
 def test_parts() -> None:
     """Where both have a part, it is the same one, and they meet in a run or on a node: the fault of
     another GPU explains nothing."""
     for rule, source, target in PAIRS:
-        shared, equal = source.keys() & target.keys(), set(rule["equal"])
+        shared, equal = source.keys() & target.keys(), set(rule.equal)
         assert shared & {"gpu", "device", "port", "path"} <= equal, rule
         assert not shared & {"run", "node"} or shared & {"run", "node"} & equal, rule
 
 
-def _holds_back(source: Mapping[str, str], target: Mapping[str, str]) -> bool:
-    return any(
-        matches(source, rule["source_matchers"])
-        and matches(target, rule["target_matchers"])
-        and all(source.get(each) == target.get(each) for each in rule["equal"])
-        for rule in inhibit_rules()
-    )
+def _alert(text: str) -> Labels:
+    """`RunFailed/waited warning run=r`: a page unless it says so, of the cluster c unless it names one."""
+    name, *words = text.split()
+    alert, _, reason = name.partition("/")
+    labels = {
+        "product": "rankwatch",
+        "cluster": "c",
+        "severity": "critical",
+        "alertname": f"Rankwatch{alert}",
+    }
+    labels["cause" if alert == "RunSlow" else "reason"] = reason
+    labels |= dict(word.split("=") for word in words if "=" in word)
+    if "warning" in words:
+        labels["severity"] = "warning"
+    return tuple(sorted((label, value) for label, value in labels.items() if value))
 
 
-def _alert(name: str, reason: str, severity: str, **labels: str) -> dict[str, str]:
-    fixed = {"alertname": f"Rankwatch{name}", "reason": reason, "severity": severity}
-    return {"product": "rankwatch", "cluster": "c", **fixed, **labels}
-
-
-_XID = _alert("GpuFault", "xid", "critical", node="n", gpu="2", xid="74")
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (_alert("GpuFault", "nvlink_down", "warning", node="n", gpu="2"), _XID),
-        (_alert("GpuFault", "nvlink_down", "critical", node="n", gpu="1"), _XID),
-        (_alert("GpuFault", "lost", "critical", node="n", gpu="1"), _XID),
-        (
-            _alert("NodeLost", "network", "warning", run="r"),
-            _alert("TelemetryAbsent", "agent_down", "warning", node="n"),
-        ),
-        (
-            _alert("GpuFault", "ecc_uncorrected", "critical", node="n", gpu="1"),
-            _alert("RunFailed", "failed", "warning", run="r", node="n", rank="0"),
-        ),
-        (
-            _alert("NodeLost", "node", "warning", run="r", node="n"),
-            _alert("RunStalled", "rank_unknown", "critical", run="r"),
-        ),
-        (
-            _alert("NodeLost", "node", "critical", run="r", node="n"),
-            _alert("RunStalled", "rank_unknown", "critical", run="s"),
-        ),
-        (
-            _alert("TelemetryAbsent", "agents_missing", "critical", cluster="d"),
-            _alert("NodeLost", "network", "critical", run="r"),
-        ),
-        (
-            _alert("NodeLost", "node", "critical", run="r", node="n"),
-            {**_alert("RunStalled", "rank_unknown", "warning", run="r"), "product": ""},
-        ),
-    ],
+HEARD_ALONE = (
+    ("GpuFault/nvlink_down warning node=n gpu=2", "GpuFault/xid node=n gpu=2 xid=74"),
+    ("GpuFault/nvlink_down node=n gpu=1", "GpuFault/xid node=n gpu=2 xid=74"),
+    ("GpuFault/lost node=n gpu=1", "GpuFault/xid node=n gpu=2 xid=74"),
+    ("NodeLost/network warning run=r", "TelemetryAbsent/agent_down warning node=n"),
+    ("GpuFault/ecc_uncorrected node=n gpu=1", "RunFailed/failed warning run=r node=n rank=0"),
+    ("NodeLost/node warning run=r node=n", "RunStalled/rank_unknown run=r"),
+    ("NodeLost/node run=r node=n", "RunStalled/rank_unknown run=s"),
+    ("TelemetryAbsent/agents_missing cluster=d", "NodeLost/network run=r"),
+    ("NodeLost/node run=r node=n", "RunStalled/rank_unknown warning run=r product="),
 )
-def test_what_is_heard(source: Mapping[str, str], target: Mapping[str, str]) -> None:
-    """A page beside a ticket, and alerts on another part, of another run or cluster, or of others."""
-    assert not _holds_back(source, target)
+"""A page beside a ticket, and alerts on another part, of another run or cluster, or of others."""
+TOGETHER: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
+    **{" | ".join(both): (both, ()) for both in HEARD_ALONE},
+    "a lost node: what its run and its agents raise, and nothing of other runs and nodes": (
+        (
+            "NodeLost/node run=r node=n1",
+            "NodeLost/node run=r node=n2",
+            "LossDiverging/non_finite run=r",
+            "TelemetryAbsent/agent_down node=n3",
+            "RunStalled/rank_known run=s rank=0 node=n1",
+        ),
+        (
+            "RunStalled/rank_known run=r rank=7 node=n1",
+            "RunStalled/rank_unknown run=r",
+            "RunStalled/mismatch_unknown run=r",
+            "RunFailed/waited warning run=r",
+            "CheckpointAtRisk/stale warning run=r",
+            "TelemetryAbsent/run_vanished run=r",
+            "TelemetryAbsent/agent_down node=n1",
+            "TelemetryIncomplete/collector node=n2 collector=ranks",
+        ),
+    ),
+    "most nodes lost: the alert has no node, so all agents that are down": (
+        ("NodeLost/network run=r", "TelemetryIncomplete/collector node=n3 collector=host"),
+        (
+            "RunStalled/rank_unknown run=r",
+            "TelemetryAbsent/agent_down warning node=n3",
+            "TelemetryAbsent/agent_down warning job=rankwatch",
+        ),
+    ),
+    "a small run that loses its network: its own stall, and no agent of others": (
+        ("NodeLost/network warning run=r", "TelemetryAbsent/agent_down warning node=n3"),
+        ("RunStalled/rank_unknown warning run=r",),
+    ),
+    "a node that is not seen: its agent; the run is judged as before": (
+        (
+            "TelemetryAbsent/node_unseen run=r node=n1",
+            "TelemetryAbsent/agent_down node=n2",
+            "RunSlow/slow_rank run=r rank=3 node=n2",
+        ),
+        ("TelemetryAbsent/agent_down node=n1",),
+    ),
+    "a stall, a lost GPU and a dark cluster at once": (
+        (
+            "RunStalled/mismatch_known run=a rank=0 node=n",
+            "CheckpointAtRisk/failed warning run=a",
+            "RunSlow/slow_rank warning run=b rank=3 node=n",
+            "RunSlow/slow_rank run=c rank=1 node=n",
+            "RunSlow/slow_rank warning run=c rank=2 node=n",
+            "TelemetryIncomplete/collector warning node=n collector=host",
+            "RunFailed/ranks_lost warning run=d",
+            "RunStalled/rank_unknown run=d",
+            "RunStalled/rank_known run=e rank=5 node=m",
+            "GpuFault/lost node=h gpu=G1",
+            "GpuFault/xid node=h gpu=G2 xid=79",
+            "GpuFault/driver_unresponsive node=k",
+            "LinkDown/rdma warning node=h device=mlx5_3 port=1",
+            "LinkDown/flapping warning node=h device=mlx5_3 port=2",
+            "TelemetryAbsent/agents_missing cluster=dark",
+            "TelemetryAbsent/agent_down warning node=w",
+        ),
+        (
+            "RunSlow/slow_rank warning run=a rank=3 node=n",
+            "LossDiverging/trend run=a",
+            "GpusWasted/mfu warning run=a",
+            "RunSlow/slow_rank warning run=c rank=1 node=n",
+            "RunStalled/rank_unknown run=e",
+            "RunStalled/rank_known run=h rank=5 node=h",
+            "RunFailed/failed warning run=i rank=5 node=h",
+            "GpuFault/xid node=h gpu=G1 xid=79",
+            "GpuFault/missing warning node=h",
+            "TelemetryIncomplete/collector warning node=k collector=gpu",
+            "LinkDown/flapping warning node=h device=mlx5_3 port=1",
+            "NodeLost/network run=w cluster=dark",
+            "TelemetryAbsent/agent_down warning node=w cluster=dark",
+        ),
+    ),
+}
+"""Alerts that are heard, and those that they hold back."""
+
+
+@pytest.mark.parametrize(("heard", "held_back"), TOGETHER.values(), ids=TOGETHER)
+def test_what_is_heard(heard: Iterable[str], held_back: Iterable[str]) -> None:
+    """Of alerts that fire together, a cause holds back what it explains, and nothing else."""
+    assert inhibited(map(_alert, (*heard, *held_back)), RULES) == set(map(_alert, held_back))
 
 
 def test_silent_agents() -> None:
     """Where no agent of the cluster is heard, one page says so."""
-    missing = _alert("TelemetryAbsent", "agents_missing", "critical")
-    for target in ALL:
-        if target.get("reason") in ("run_vanished", "agent_down", "collector_state", "node_unseen"):
-            assert _holds_back(missing, target), target
-    assert _holds_back(missing, _alert("NodeLost", "network", "critical", run="r"))
-
-
-LOST, ABSENT, STALLED = "NodeLost", "TelemetryAbsent", "RunStalled"
-
-
-def _labelled(name: str, held_back: str = "", **labels: str) -> tuple[dict[str, str], bool]:
-    """Labels of an alert, and whether it must be held back."""
-    fixed = {"alertname": f"Rankwatch{name}", "product": "rankwatch", "cluster": "c", "severity": "critical"}
-    return {**fixed, **labels}, bool(held_back)
-
-
-def _inhibited(tmp_path: Path, *alerts: tuple[dict[str, str], bool]) -> None:
-    """Alertmanager holds back those alerts that it must, and no other."""
-    expected = {frozenset(labels.items()) for labels, held_back in alerts if held_back}
-    with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
-        post_json(f"{url}/api/v2/alerts", [{"labels": labels} for labels, _ in alerts])
-
-        def held_back() -> bool:
-            answer = get_json(f"{url}/api/v2/alerts")
-            found = {frozenset(each["labels"].items()) for each in answer if each["status"]["inhibitedBy"]}
-            processed = all(each["status"]["state"] != "unprocessed" for each in answer)
-            return len(answer) == len(alerts) and processed and found == expected
-
-        poll(held_back, 60, f"inhibition of {len(expected)} alerts")
-
-
-@pytest.mark.process
-def test_lost_node(tmp_path: Path) -> None:
-    """It holds back what its run raises and what its agent raises, and nothing of other runs and nodes."""
-    yes = "by the lost node"
-    _inhibited(
-        tmp_path,
-        _labelled(LOST, reason="node", run="r", node="n1"),
-        _labelled(LOST, reason="node", run="r", node="n2"),
-        _labelled(STALLED, yes, reason="rank_known", run="r", rank="7", node="n1"),
-        _labelled(STALLED, yes, reason="rank_unknown", run="r"),
-        _labelled(STALLED, yes, reason="mismatch_unknown", run="r"),
-        _labelled("RunFailed", yes, reason="waited", run="r", severity="warning"),
-        _labelled("CheckpointAtRisk", yes, reason="stale", run="r", severity="warning"),
-        _labelled(ABSENT, yes, reason="run_vanished", run="r"),
-        _labelled(ABSENT, yes, reason="agent_down", node="n1"),
-        _labelled("TelemetryIncomplete", yes, reason="collector", collector="ranks", node="n2"),
-        _labelled("LossDiverging", reason="non_finite", run="r"),
-        _labelled(ABSENT, reason="agent_down", node="n3"),
-        _labelled(STALLED, reason="rank_known", run="s", rank="0", node="n1"),
-    )
-
-
-@pytest.mark.process
-def test_most_nodes_lost(tmp_path: Path) -> None:
-    """The alert has no node, so it holds back the alerts on all agents that are down."""
-    yes = "by the lost nodes"
-    _inhibited(
-        tmp_path,
-        _labelled(LOST, reason="network", run="r"),
-        _labelled(STALLED, yes, reason="rank_unknown", run="r"),
-        _labelled(ABSENT, yes, reason="agent_down", node="n3", severity="warning"),
-        _labelled(ABSENT, yes, reason="agent_down", job="rankwatch", severity="warning"),
-        _labelled("TelemetryIncomplete", reason="collector", collector="host", node="n3"),
-    )
-
-
-@pytest.mark.process
-def test_small_run_loses_its_network(tmp_path: Path) -> None:
-    """Its ticket explains its own stall, and no agent of others."""
-    _inhibited(
-        tmp_path,
-        _labelled(LOST, reason="network", run="r", severity="warning"),
-        _labelled(STALLED, "by the lost nodes", reason="rank_unknown", run="r", severity="warning"),
-        _labelled(ABSENT, reason="agent_down", node="n3", severity="warning"),
-    )
-
-
-@pytest.mark.process
-def test_unseen_node(tmp_path: Path) -> None:
-    """One ticket for one agent; the run is judged as before."""
-    yes = "by the node that is not seen"
-    _inhibited(
-        tmp_path,
-        _labelled(ABSENT, reason="node_unseen", run="r", node="n1"),
-        _labelled(ABSENT, yes, reason="agent_down", node="n1"),
-        _labelled(ABSENT, reason="agent_down", node="n2"),
-        _labelled("RunSlow", cause="slow_rank", run="r", rank="3", node="n2"),
-    )
+    missing = _alert("TelemetryAbsent/agents_missing")
+    reasons = ("run_vanished", "agent_down", "collector_state", "node_unseen")
+    explained = [_key(each) for each in ALL if each.get("reason") in reasons]
+    for target in (*explained, _alert("NodeLost/network run=r")):
+        assert target in inhibited((missing, target), RULES), target
