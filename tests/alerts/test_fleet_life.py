@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankwatch.conventions.metrics import METRICS
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alertmanager_config
 from support.alerts.fleet.day import REQUIRED, Day, Fault, FaultKind, Place
 from support.alerts.fleet.firing import Labels, delayed, shipped
@@ -45,26 +46,13 @@ _SERIES = re.compile(r"(\w+)\{(.*)\}")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-class _Everything:
-    """All names."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 1
-
-
 def _labels(**labels: str) -> Labels:
     return tuple(sorted(labels.items()))
 
 
 def _modelled() -> Mapping[str, set[frozenset[str]]]:
     """Label names of all series of a few runs, by metric."""
-    pages = Pages(day=day(0, hours=1, large_nodes=2), interval=60, wanted=_Everything())
+    pages = Pages(day=day(0, hours=1, large_nodes=2), interval=60, wanted={each.name for each in METRICS})
     write_runs(pages)
     write_machines(pages)
     return _label_names(each["series"] for each in pages.series)
@@ -140,39 +128,33 @@ def test_same_seed() -> None:
     assert day(3, hours=6) != day(4, hours=6)
 
 
-def _target(failed: range = range(0), away: range = range(0), starts: tuple[int, ...] = ()) -> Target:
-    scrapes = np.ones(20, dtype=np.bool_)
-    marked = np.ones(20, dtype=np.bool_)
-    scrapes[list(failed)] = scrapes[list(away)] = False
-    marked[list(away)] = False
-    return Target(scrapes, marked, starts)
-
-
-def _written(values: list[float], first: int, target: Target) -> str:
-    whole = np.full(20, ABSENT)
-    whole[first : first + len(values)] = reset(np.array(values), first, target)
-    return notation(received(whole, 0, target), target)
-
-
-def test_failed_scrape() -> None:
-    """A failed scrape marks the end of a series; the series goes on after it."""
-    assert _written([float(each) for each in range(20)], 0, _target(range(5, 7))) == "0+1x4 stale _x1 7+1x12"
-
-
-def test_server_away() -> None:
-    """While Prometheus is away nobody marks anything."""
-    assert _written([2.0] * 20, 0, _target(away=range(5, 7))) == "2x4 _x2 2x12"
-
-
-def test_end_of_series() -> None:
-    """A series that the agent no longer exports is marked at the next scrape."""
-    assert _written([1.0, 2.0, 4.0], 3, _target()) == "_x3 1+1x1 4 stale _x13"
-
-
-def test_restarted_agent() -> None:
-    """Its counters begin anew."""
-    values = [10.0 * each for each in range(20)]
-    assert _written(values, 0, _target(range(5, 6), starts=(6,))) == "0+10x4 stale 10+10x13"
+@pytest.mark.parametrize(
+    ("values", "first", "failed", "away", "starts", "expected"),
+    [
+        (range(20), 0, range(5, 7), (), (), "0+1x4 stale _x1 7+1x12"),
+        ([2] * 20, 0, (), range(5, 7), (), "2x4 _x2 2x12"),
+        ([1, 2, 4], 3, (), (), (), "_x3 1+1x1 4 stale _x13"),
+        (range(0, 200, 10), 0, (5,), (), (6,), "0+10x4 stale 10+10x13"),
+    ],
+    ids=["failed-scrape", "server-away", "end-of-series", "restarted-agent"],
+)
+def test_series(
+    values: Iterable[int],
+    first: int,
+    failed: Iterable[int],
+    away: Iterable[int],
+    starts: tuple[int, ...],
+    expected: str,
+) -> None:
+    """A failed scrape marks the end of a series, which goes on after it; so does the scrape after its last
+    sample. Nobody marks anything while Prometheus is away. Counters begin anew with their agent."""
+    scraped, marked, whole = np.ones(20, np.bool_), np.ones(20, np.bool_), np.full(20, ABSENT)
+    scraped[[*failed, *away]] = False
+    marked[[*away]] = False
+    target = Target(scraped, marked, starts)
+    given = reset(np.array(values, np.float64), first, target)
+    whole[first : first + len(given)] = given
+    assert notation(received(whole, 0, target), target) == expected
 
 
 def test_delayed_rules() -> None:
@@ -205,43 +187,29 @@ EFFECT = _labels(alertname="Effect", severity="critical", run="r")
 TICKET = _labels(alertname="Small", severity="warning", run="r")
 
 
-def _told(*firing_at: tuple[float, set[Labels]]) -> list[tuple[float, str, tuple[Labels, ...]]]:
-    pager = Pager(_CONFIG)
-    found = [each for moment, alerts in firing_at for each in pager.at(moment, alerts)]
-    return [(each.moment, each.receiver, each.alerts) for each in found]
+OF_ANOTHER_RUN = _labels(alertname="Effect", severity="critical", run="s")
 
 
-def _during(first: float, last: float, *alerts: Labels) -> list[tuple[float, set[Labels]]]:
-    return [(moment, set(alerts)) for moment in np.arange(first, last, 15.0)]
-
-
-def test_one_page_until_resolved() -> None:
-    """An incident pages once, after the wait of its group; it pages again if it comes back after its end."""
-    told = _told(*_during(0, 600, CAUSE), *_during(600, 1200), *_during(1200, 1500, CAUSE))
-    assert told == [(30.0, "page", (CAUSE,)), (1230.0, "page", (CAUSE,))]
-
-
-def test_short_alert() -> None:
-    """What ends before the wait of its group is over reaches nobody."""
-    assert _told(*_during(0, 30, CAUSE), *_during(30, 300)) == []
-
-
-def test_inhibited_until_cause_ends() -> None:
-    """An alert that another one holds back pages when that one has ended, if it still fires."""
-    other = _labels(alertname="Effect", severity="critical", run="s")
-    told = _told(*_during(0, 300, CAUSE, EFFECT, other))
-    assert {alerts for _, _, alerts in told} == {(CAUSE,), (other,)}
-    later = _told(*_during(0, 15, CAUSE, EFFECT), *_during(15, 300, EFFECT))
-    assert later == [(30.0, "page", (EFFECT,))]
-
-
-def test_receivers() -> None:
-    """Tickets and pages of a run are groups of their own."""
-    told = _told(*_during(0, 60, CAUSE, TICKET))
-    assert sorted((receiver, alerts) for _, receiver, alerts in told) == [
-        ("page", (CAUSE,)),
-        ("ticket", (TICKET,)),
-    ]
+@pytest.mark.parametrize(
+    ("alerts", "told"),
+    [
+        ([(600, {CAUSE}), (600, set()), (300, {CAUSE})], [(30, "page", CAUSE), (1230, "page", CAUSE)]),
+        ([(30, {CAUSE}), (270, set())], []),
+        ([(300, {CAUSE, EFFECT, OF_ANOTHER_RUN})], [(30, "page", CAUSE), (30, "page", OF_ANOTHER_RUN)]),
+        ([(15, {CAUSE, EFFECT}), (285, {EFFECT})], [(30, "page", EFFECT)]),
+        ([(60, {CAUSE, TICKET})], [(30, "page", CAUSE), (30, "ticket", TICKET)]),
+    ],
+    ids=["until-resolved", "shorter-than-the-wait", "inhibited", "until-cause-ends", "receivers"],
+)
+def test_pager(alerts: list[tuple[float, set[Labels]]], told: list[tuple[float, str, Labels]]) -> None:
+    """An incident pages once, after the wait of its group, and again if it comes back after its end. What
+    another alert holds back pages when that one has ended, if it still fires."""
+    pager, moment, found = Pager(_CONFIG), 0.0, []
+    for seconds, firing in alerts:
+        for now in np.arange(moment, moment + seconds, 15.0):
+            found += [(each.moment, each.receiver, *each.alerts) for each in pager.at(now, firing)]
+        moment += seconds
+    assert sorted(found) == told
 
 
 _BOTH_SIDES = {
@@ -314,37 +282,25 @@ def test_as_real_alertmanager(
         poll(same, 60, "agreement with Alertmanager")
 
 
-def _verdict(*pages: tuple[float, Labels]) -> Verdict:
-    life = Day(
-        seed=0,
-        seconds=7200,
-        runs=[],
-        nodes={},
-        faults=[Fault(FaultKind.STRAGGLER, 1000, 3000, "r", "n1", "3")],
-        server_gap=None,
-        cut_off=None,
-    )
-    return judge(life, [Notification(moment, "page", (), (labels,)) for moment, labels in pages])
-
-
-def test_fault_found() -> None:
-    """A page in time that names the rank answers the fault."""
-    verdict = _verdict((1300, _labels(alertname="A", run="r", rank="3")))
-    assert (verdict.missed, verdict.misnamed, verdict.needless) == ([], [], [])
-
-
-@pytest.mark.parametrize("labels", [{"run": "r", "rank": "4"}, {"run": "r", "node": "n2"}, {"run": "r"}])
-def test_fault_misnamed(labels: dict[str, str]) -> None:
-    """A page that names another rank or node, or none, does not count as right."""
-    assert len(_verdict((1300, _labels(alertname="A", **labels))).misnamed) == 1
-
-
-def test_fault_missed() -> None:
-    """A page that comes too late, or is about another run, leaves the fault unanswered."""
-    assert len(_verdict().missed) == 1
-    assert len(_verdict((2900, _labels(alertname="A", run="r", rank="3"))).missed) == 1
-    verdict = _verdict((1300, _labels(alertname="A", run="s", rank="3")))
-    assert len(verdict.missed) == len(verdict.needless) == 1
+@pytest.mark.parametrize(
+    ("moment", "labels", "expected"),
+    [
+        (1300, {"run": "r", "rank": "3"}, (0, 0, 0)),
+        (1300, {"run": "r", "rank": "4"}, (0, 1, 0)),
+        (1300, {"run": "r", "node": "n2"}, (0, 1, 0)),
+        (1300, {"run": "r"}, (0, 1, 0)),
+        (2900, {"run": "r", "rank": "3"}, (1, 0, 0)),
+        (1300, {"run": "s", "rank": "3"}, (1, 0, 1)),
+    ],
+    ids=["right", "another-rank", "another-node", "nobody-named", "too-late", "another-run"],
+)
+def test_verdict(moment: float, labels: dict[str, str], expected: tuple[int, ...]) -> None:
+    """A page in time that names rank or node answers a fault; what is about another run was needless."""
+    fault = Fault(FaultKind.STRAGGLER, 1000, 3000, "r", "n1", "3")
+    life = Day(seed=0, seconds=7200, runs=[], nodes={}, faults=[fault], server_gap=None, cut_off=None)
+    verdict = judge(life, [Notification(moment, "page", (), (_labels(alertname="A", **labels),))])
+    assert tuple(map(len, (verdict.missed, verdict.misnamed, verdict.needless))) == expected
+    assert len(judge(life, []).missed) == 1
 
 
 def _needless(verdict: Verdict) -> list[tuple[str, tuple[Labels, ...]]]:

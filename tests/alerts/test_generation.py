@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import rankwatch_alerts
 from rankwatch.settings import toml_value
 from rankwatch_alerts import (
     RuleConfig,
@@ -42,19 +41,11 @@ def test_committed_files(tmp_path: Path) -> None:
 def test_promtool_check(tmp_path: Path, time_scale: float) -> None:
     """At every time scale promtool finds no fault and no duplicate in rules or configuration."""
     config = RuleConfig().scaled(time_scale)
-    rules = rankwatch_alerts.write_rules(config, tmp_path)
+    rules = write_rules(config, tmp_path)
     path = tmp_path / "prometheus.yml"
     path.write_text(to_yaml(prometheus_config(config, rule_files=rules, agent_targets=["127.0.0.1:9477"])))
     accepted("promtool", "check", "config", path)
     accepted("promtool", "check", "rules", "--lint=all", "--lint-fatal", *rules)
-
-
-def test_public_names() -> None:
-    """`__all__` is the interface other parts may rely on."""
-    assert set(rankwatch_alerts.__all__) <= set(dir(rankwatch_alerts))
-    assert {"RuleConfig", "write_rules", "alertmanager_config", "prometheus_config"} <= set(
-        rankwatch_alerts.__all__
-    )
 
 
 PAGE = "\n".join(rules_reference({each.name: f"Meaning of {each.name}." for each in fields(RuleConfig)}))

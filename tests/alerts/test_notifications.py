@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +68,34 @@ def test_texts(tmp_path: Path) -> None:
     (attachment,) = slack["attachments"]
     assert slack["channel"] == "#gpu-on-call"
     assert attachment["title"] == attachment["fallback"] == TITLE
-    assert attachment["title_link"] == DASHBOARD
-    assert attachment["color"] == "danger"
+    assert (attachment["title_link"], attachment["color"]) == (DASHBOARD, "danger")
     assert attachment["text"] == (
         f"*RankwatchRunSlow*\n*Who:* {WHO}\n*Cause:* {CAUSE}\n*Cost:* {COST}\n"
         f"<{RUNBOOK}|Runbook> | <{DASHBOARD}|Dashboard> | since 2026-11-23 09:30:00 UTC\n"
         "Rank 5 needs 1.62 times as long as its peers &amp; waits for &lt;nobody&gt;."
     )
-    _check_pagerduty(posted["/pagerduty"])
-    assert mail["Subject"] == TITLE
-    assert mail["To"] == "gpu@example.com"
-    text, html = (_body(mail, kind) for kind in ("text/plain", "text/html"))
-    assert text == TEXT
+    assert (mail["Subject"], mail["To"], _body(mail, "text/plain")) == (TITLE, "gpu@example.com", TEXT)
+    html = _body(mail, "text/html")
     assert f"<td>{WHO}</td>" in html
     assert f'<a href="{RUNBOOK}">' in html and f'<a href="{DASHBOARD}">' in html
     assert "peers &amp; waits for &lt;nobody&gt;." in html
+    event = posted["/pagerduty"]
+    details = {name: value for name, value in event["payload"]["custom_details"].items() if value}
+    assert not any(map(_yaml_makes_other, details.values()))
+    assert {name: value.removeprefix("\t") for name, value in details.items()} == {
+        "who": WHO,
+        "cause": CAUSE,
+        "cost": COST,
+        "since": "2026-11-23 09:30:00 UTC",
+        "runbook": RUNBOOK,
+        "dashboard": DASHBOARD,
+        "alerts": TEXT,
+    }
+    payload = {"summary": TITLE, "severity": "critical", "class": "RankwatchRunSlow", "component": "gpu-17"}
+    assert event["payload"].items() >= {**payload, "group": "llama"}.items()
+    links = [{"href": RUNBOOK, "text": "Runbook"}, {"href": DASHBOARD, "text": "Dashboard"}]
+    assert event["links"] == links
+    assert (event["client_url"], event["routing_key"]) == (DASHBOARD, "secret-key")
 
 
 EVIL = "<!channel> & <https://evil.test|rank 5>"
@@ -111,44 +126,47 @@ def test_hostile_texts(annotated: bool, tmp_path: Path) -> None:
     assert f"run {EVIL}" in posted["/pagerduty"]["payload"]["summary"]
 
 
+@contextmanager
+def _notifying(
+    directory: Path, config: Callable[[str, str], RuleConfig]
+) -> Iterator[tuple[Callable[[list[Any]], None], dict[str, Any], list[Any]]]:
+    """An Alertmanager of which `config` says where it delivers, given a URL and a mail server; yields what
+    raises alerts there, what it has posted, by path, and its mails."""
+    with (
+        web_server() as (url, posted),
+        mail_server() as (mail_address, mails),
+        alertmanager(alertmanager_config(config(url, mail_address)), directory) as base,
+    ):
+        yield lambda alerts: post_json(f"{base}/api/v2/alerts", alerts), posted, mails
+
+
+def _everywhere(directory: Path, url: str, mail_address: str) -> RuleConfig:
+    slack, key = directory / "slack", directory / "key"
+    slack.write_text(f"{url}/slack")
+    key.write_text("secret-key")
+    return replace(
+        RuleConfig.for_demo(),
+        slack_api_url_file=str(slack),
+        slack_channels={"page": "#on-call", "page-platform": "#gpu-on-call"},
+        pagerduty_routing_key_files={"page": str(key)},
+        pagerduty_url=f"{url}/pagerduty",
+        email_to={"page-platform": "gpu@example.com"},
+        smtp_smarthost=mail_address,
+        smtp_tls=False,
+    )
+
+
 def _delivered(directory: Path, alert: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """What a real Alertmanager posts by path, and mails, of an alert."""
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        mail_address, mails = stack.enter_context(mail_server())
-        config = _delivering_to(directory, url, mail_address)
-        base = stack.enter_context(alertmanager(alertmanager_config(config), directory))
-        post_json(f"{base}/api/v2/alerts", [alert])
+    with _notifying(directory, partial(_everywhere, directory)) as (fire, posted, mails):
+        fire([alert])
         poll(lambda: {"/slack", "/pagerduty"} <= set(posted) and mails, 60, "three notifications")
     return posted, mails
 
 
-def _check_pagerduty(event: dict[str, Any]) -> None:
-    assert event["routing_key"] == "secret-key"
-    payload = event["payload"]
-    assert payload["summary"] == TITLE
-    assert payload["severity"] == "critical"
-    assert (payload["class"], payload["component"], payload["group"]) == (
-        "RankwatchRunSlow",
-        "gpu-17",
-        "llama",
-    )
-    shown = {name: value for name, value in payload["custom_details"].items() if value}
-    assert {name: value.removeprefix("\t") for name, value in shown.items()} == {
-        "who": WHO,
-        "cause": CAUSE,
-        "cost": COST,
-        "since": "2026-11-23 09:30:00 UTC",
-        "runbook": RUNBOOK,
-        "dashboard": DASHBOARD,
-        "alerts": TEXT,
-    }
-    assert event["links"] == [
-        {"href": RUNBOOK, "text": "Runbook"},
-        {"href": DASHBOARD, "text": "Dashboard"},
-    ]
-    assert event["client_url"] == DASHBOARD
-    assert not any(map(_yaml_makes_other, shown.values()))
+def _body(mail: Any, kind: str) -> str:
+    (part,) = (each for each in mail.walk() if each.get_content_type() == kind)
+    return "\n".join(str(part.get_content()).strip().splitlines())
 
 
 def _yaml_makes_other(text: str) -> bool:
@@ -167,17 +185,14 @@ def test_texts_of_a_group(tmp_path: Path) -> None:
     plain = {"summary": "A run costs too much.", "description": "Too much."}
     start = {"annotations": plain, "startsAt": "2026-11-23T09:30:00Z"}
     other = {**labels, "alertname": "RankwatchRunLate", "reason": "behind_plan"}
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        mail_address, _ = stack.enter_context(mail_server())
-        config = replace(
-            _delivering_to(tmp_path, url, mail_address),
-            slack_channels={"ticket": "#tickets"},
-            pagerduty_routing_key_files={},
-            email_to={},
-        )
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", [{"labels": each, **start} for each in (labels, other)])
+
+    def config(url: str, mail_address: str) -> RuleConfig:
+        whole = _everywhere(tmp_path, url, mail_address)
+        tickets = {"ticket": "#tickets"}
+        return replace(whole, slack_channels=tickets, pagerduty_routing_key_files={}, email_to={})
+
+    with _notifying(tmp_path, config) as (fire, posted, _):
+        fire([{"labels": each, **start} for each in (labels, other)])
         # An old alert does not wait for its group, so the first message may tell of one of the two.
         poll(lambda: "RunLate" in str(posted) and "OverBudget" in str(posted), 60, "both tickets")
     (attachment,) = posted["/slack"]["attachments"]
@@ -206,15 +221,16 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
             ("RankwatchReplicasDisagree", "critical"),
         )
     )
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
+
+    def config(url: str, _: str) -> RuleConfig:
         kinds = {kind: f"{url}/{kind}" for kind in ("page", "ticket")}
-        config = replace(RuleConfig.for_demo(), webhook_urls=kinds, **hours)
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", [ticket])
+        return replace(RuleConfig.for_demo(), webhook_urls=kinds, **hours)
+
+    with _notifying(tmp_path, config) as (fire, posted, _):
+        fire([ticket])
         for page in pages:
             posted.pop("/page", None)
-            post_json(f"{base}/api/v2/alerts", [page])
+            fire([page])
             poll(lambda: "/page" in posted, 60, "the page")
         if open_now:
             poll(lambda: "/ticket" in posted, 60, "the ticket")
@@ -226,11 +242,13 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
 def test_dead_man(tmp_path: Path) -> None:
     """The service is called again and again while the alert fires, and hears nothing of its end."""
     watchdog = {"alertname": "RankwatchWatchdog", "product": "rankwatch", "severity": "info"}
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        config = replace(RuleConfig.for_demo(), dead_man_url=f"{url}/alive")
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", [{"labels": watchdog}])
+    config = RuleConfig.for_demo()
+    with _notifying(tmp_path, lambda url, _: replace(config, dead_man_url=f"{url}/alive")) as (
+        fire,
+        posted,
+        _,
+    ):
+        fire([{"labels": watchdog}])
         for _ in range(3):
             poll(lambda: "/alive" in posted, 60, "a call")
             assert posted.pop("/alive")["status"] == "firing"
@@ -250,18 +268,18 @@ def test_contact(tmp_path: Path) -> None:
         {**STRAGGLER, "labels": {**STRAGGLER["labels"], "run": f"run-{number}", "contact": contact}}  # type: ignore[dict-item]
         for number, contact in enumerate(CONTACTS)
     ]
-    with ExitStack() as stack:
-        url, posted = stack.enter_context(web_server())
-        mail_address, mails = stack.enter_context(mail_server())
-        config = replace(
+
+    def config(url: str, mail_address: str) -> RuleConfig:
+        return replace(
             RuleConfig.for_demo(),
             webhook_urls={"page": f"{url}/page"},
             contact_email_domains=("example.com", "ml.example.org"),
             smtp_smarthost=mail_address,
             smtp_tls=False,
         )
-        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
-        post_json(f"{base}/api/v2/alerts", alerts)
+
+    with _notifying(tmp_path, config) as (fire, posted, mails):
+        fire(alerts)
         poll(lambda: len(posted.get("all /page", ())) >= len(CONTACTS), 60, "pages of all runs")
         poll(lambda: {each["To"] for each in mails} >= set(CONTACTS[:2]), 60, "two mails")
     assert {
@@ -342,24 +360,3 @@ def test_owner_of_ones_own(tmp_path: Path) -> None:
         "rankwatch-page-platform": "http://all.test/",
         "rankwatch-page-training": "http://all.test/",
     }
-
-
-def _delivering_to(directory: Path, url: str, mail_address: str) -> RuleConfig:
-    slack, key = directory / "slack", directory / "key"
-    slack.write_text(f"{url}/slack")
-    key.write_text("secret-key")
-    return replace(
-        RuleConfig.for_demo(),
-        slack_api_url_file=str(slack),
-        slack_channels={"page": "#on-call", "page-platform": "#gpu-on-call"},
-        pagerduty_routing_key_files={"page": str(key)},
-        pagerduty_url=f"{url}/pagerduty",
-        email_to={"page-platform": "gpu@example.com"},
-        smtp_smarthost=mail_address,
-        smtp_tls=False,
-    )
-
-
-def _body(mail: Any, kind: str) -> str:
-    (part,) = (each for each in mail.walk() if each.get_content_type() == kind)
-    return "\n".join(str(part.get_content()).strip().splitlines())

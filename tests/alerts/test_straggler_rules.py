@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 
@@ -132,8 +133,9 @@ def _in_stages(*stages: Sequence[SteadyRank]) -> list[SteadyRank]:
     ]
 
 
-def _slower(ratio: float) -> SteadyRank:
-    return replace(HEALTHY, local_seconds=0.5 * ratio)
+def _slower(ratio: float, minutes: int = 0) -> SteadyRank:
+    """minutes: of a run that is that old the last eight; 0 for all the time."""
+    return replace(HEALTHY, local_seconds=0.5 * ratio, since_scrape=max(0, minutes * 2 - 16))
 
 
 def test_cost_behind_a_pipeline(tmp_path: Path) -> None:
@@ -165,26 +167,51 @@ def test_cost_of_some_steps(tmp_path: Path) -> None:
     assert _named(found) == {15: pytest.approx(1 / (1 - (0.12 - 0.2 * last)))}
 
 
-def test_two_slow_ranks(tmp_path: Path) -> None:
-    """Slow ranks of different stages and replicas are both named; the run waits for the slower one."""
-    slow = _in_stages([_slower(1.3), *[HEALTHY] * 7], [HEALTHY, _slower(1.5), *[HEALTHY] * 6])
-    found, lost = recorded_by(slow, (STRAGGLER, LOST), tmp_path)
+_PEERS = [HEALTHY] * 7
+_SPREAD = _chips(16, 0.005)
+"""Chips that differ by 0.5 %."""
+NAMED: Mapping[str, tuple[Sequence[SteadyRank], Mapping[str, Any], set[int]]] = {
+    # Slow ranks of different stages and replicas are both named.
+    "two slow ranks": (
+        _in_stages([_slower(1.3), *_PEERS], [HEALTHY, _slower(1.5), *_PEERS[1:]]), {}, {0, 9},
+    ),
+    # Two of one replica, one in each stage, may share long microbatches, so nobody is named.
+    "slow replica": (_in_stages([_slower(1.3), *_PEERS], [_slower(1.5), *_PEERS]), {}, set()),
+    # A third one, of another replica, is named all the same.
+    "slow rank beside slow replica": (
+        _in_stages([_slower(1.3), *_PEERS], [_slower(1.5), HEALTHY, _slower(1.6), *_PEERS[2:]]), {}, {10},
+    ),
+    # A young run does not know yet whether its ranks always differ by 8 %; an old one does.
+    "8 % in a young run": ([*_SPREAD, _slower(1.08, minutes=YOUNG)], {"minutes": YOUNG}, set()),
+    "8 % in an old run": ([*_SPREAD, _slower(1.08, minutes=OLD)], {"minutes": OLD}, {16}),
+    # What was learnt outlasts ten minutes without a sample, as of a Prometheus that was down.
+    "8 % after a gap": (
+        [*_SPREAD, _slower(1.08, minutes=OLD)],
+        {"minutes": OLD, "missing": range(OLD * 2 - 36, OLD * 2 - 16)},
+        {16},
+    ),
+    # Of 64 chips that differ by 3 % the slowest is 8 % above the median.
+    "large spread, young": (_chips(64, 0.03), {"minutes": YOUNG}, set()),
+    "large spread, old": (_chips(64, 0.03), {"minutes": OLD}, set()),
+    # A third of the ranks that are 30 % slower all the time are not learnt as spread.
+    "fault is no spread": ([*_SPREAD, *[_slower(1.3)] * 8], {"minutes": OLD}, set(range(16, 24))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "given", "named"), NAMED.values(), ids=NAMED)
+def test_who_is_named(
+    ranks: Sequence[SteadyRank], given: Mapping[str, Any], named: set[int], tmp_path: Path
+) -> None:
+    """Ranks that are slower than their peers by more than the run has shown that its ranks differ."""
+    (found,) = recorded_by(ranks, (STRAGGLER,), tmp_path, **given)
+    assert set(_named(found)) == named
+
+
+def test_cost_of_two_slow_ranks(tmp_path: Path) -> None:
+    """The run waits for the slower one."""
+    found, lost = recorded_by(NAMED["two slow ranks"][0], (STRAGGLER, LOST), tmp_path)
     assert _named(found) == {0: pytest.approx(1 / (1 - 0.15)), 9: pytest.approx(1 / (1 - 0.25))}
     assert lost == {(("cause", "slow_rank"),): pytest.approx(0.25)}
-
-
-def test_slow_replica(tmp_path: Path) -> None:
-    """Two slow ranks of one replica, one in each stage, may share long microbatches, so nobody is named."""
-    slow = _in_stages([_slower(1.3), *[HEALTHY] * 7], [_slower(1.5), *[HEALTHY] * 7])
-    (found,) = recorded_by(slow, (STRAGGLER,), tmp_path)
-    assert found == {}
-
-
-def test_slow_rank_beside_slow_replica(tmp_path: Path) -> None:
-    """A third one, of another replica, is named all the same."""
-    first, second = [_slower(1.3), *[HEALTHY] * 7], [_slower(1.5), HEALTHY, _slower(1.6), *[HEALTHY] * 5]
-    (found,) = recorded_by(_in_stages(first, second), (STRAGGLER,), tmp_path)
-    assert set(_named(found)) == {10}
 
 
 def test_slow_rank_beside_jitter(tmp_path: Path) -> None:
@@ -204,40 +231,6 @@ def test_causes_by_cost(tmp_path: Path) -> None:
         (("cause", "slow_rank"),): pytest.approx(0.25),
         (("cause", "data_loading"),): pytest.approx(0.15),
     }
-
-
-def test_small_spread(tmp_path: Path) -> None:
-    """Once a run has shown that its chips differ by 0.5 %, a rank that becomes 8 % slower is named at once.
-
-    A young run names it not: nobody knows yet whether its ranks always differ so much.
-    """
-    for minutes, named in ((YOUNG, set()), (OLD, {16})):
-        fault = replace(_slower(1.08), since_scrape=minutes * 2 - 16)
-        (found,) = recorded_by([*_chips(16, 0.005), fault], (STRAGGLER,), tmp_path, minutes=minutes)
-        assert set(_named(found)) == named
-
-
-def test_spread_after_a_gap(tmp_path: Path) -> None:
-    """What was learnt outlasts ten minutes without a sample, as of a Prometheus that was down."""
-    after = OLD * 2 - 16
-    fault = replace(_slower(1.08), since_scrape=after)
-    (found,) = recorded_by(
-        [*_chips(16, 0.005), fault], (STRAGGLER,), tmp_path, minutes=OLD, missing=range(after - 20, after)
-    )
-    assert set(_named(found)) == {16}
-
-
-def test_large_spread(tmp_path: Path) -> None:
-    """Chips that differ by 3 %: the slowest of 64 is 8 % above the median, and nobody is named."""
-    for minutes in (YOUNG, OLD):
-        (found,) = recorded_by(_chips(64, 0.03), (STRAGGLER,), tmp_path, minutes=minutes)
-        assert found == {}
-
-
-def test_fault_is_no_spread(tmp_path: Path) -> None:
-    """A third of the ranks that are 30 % slower all the time are not learnt as spread, and all are named."""
-    (found,) = recorded_by([*_chips(16, 0.005), *[_slower(1.3)] * 8], (STRAGGLER,), tmp_path, minutes=OLD)
-    assert set(_named(found)) == set(range(16, 24))
 
 
 def test_learnt_spread_has_a_limit(tmp_path: Path) -> None:

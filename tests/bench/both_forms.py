@@ -8,7 +8,6 @@ Both are held against the truth. Exit status 0 whatever the result is.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -204,7 +203,6 @@ def result(jobs: Sequence[Compared]) -> Result:
             f"Found: of the ranks and stages at fault that cost at least {LEAST_COST:.0%}. Cost error: of"
             " those found in jobs with one fault, all differences over the true excess, each added up.",
         ),
-        samples={"jobs": [_as_json(each) for each in jobs]},
     )
 
 
@@ -217,28 +215,16 @@ def _parts(jobs: Sequence[Compared]) -> Iterator[tuple[str, list[Compared]]]:
         yield title, [each for each in real if each.chip_sigma == sigma]
 
 
-def _as_json(job: Compared) -> dict[str, object]:
-    costs = {"truth": job.truth, **job.found}
-    written = {
-        form: {f"{who.kind} {who.number}": cost for who, cost in each.items()} for form, each in costs.items()
-    }
-    return {**job._asdict(), **written, "found": None}
-
-
 def main(arguments: Sequence[str]) -> int:
     """Compare so many jobs and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.both_forms", description=__doc__)
     parser.add_argument("--jobs", type=int, default=50, help="to choose from, at each level (default 50)")
     parser.add_argument("--seed-base", type=int, default=1, metavar="S", help="other jobs (default 1)")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="default 2")
-    parser.add_argument("--output", type=Path, help="where to write every job as JSON")
     given = parser.parse_args(arguments)
     chosen = [(level, number, given.seed_base) for level in Level for number in range(given.jobs)]
     jobs = [each for each in in_processes(compare, chosen, given.processes) if each is not None]
-    found = result(jobs)
-    print(as_markdown(found), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps(found.samples, indent=2) + "\n")
+    print(as_markdown(result(jobs)), flush=True)
     return 0
 
 

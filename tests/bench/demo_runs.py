@@ -9,44 +9,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from .processes import exit_on_signals, tail, temporary_directory
 
 HEALTHY_SECONDS = 180
 
 
-class DemoRun(NamedTuple):
-    """One demo from start to end."""
+def run_demo(*flags: str) -> tuple[bool, str]:
+    """Run one demo. Returns whether the injected rank was named and no other, or in a healthy run none, and
+    the result in a line; behind a wrong one follows the demo's own output.
 
-    outcome: dict[str, Any] | None
-    """The JSON of `--result`; None if the demo ended before it was written."""
-    wall_seconds: float
-    log: str
-    """End of its output."""
-
-    @property
-    def right(self) -> bool:
-        """True if the injected rank was named and no other; in a healthy run, if none was."""
-        return self.outcome is not None and bool(self.outcome["right"])
-
-    def line(self) -> str:
-        """The result in one line. If it is wrong, the demo's own output follows."""
-        verdict = "right" if self.right else "WRONG"
-        if self.outcome is None:
-            return f"{verdict}  no outcome  wall {self.wall_seconds:.0f} s\n{self.log}"
-        found = self.outcome
-        detected = found["detection_seconds"]
-        line = (
-            f"{verdict}  injected {_rank(found['injected_rank'])}  named {_rank(found['named_rank'])}  "
-            f"detected after {'-' if detected is None else f'{detected:.0f} s'}  "
-            f"false alarms {len(found['false_alarms'])}  wall {self.wall_seconds:.0f} s"
-        )
-        return line if self.right else f"{line}\n{self.log}"
-
-
-def run_demo(*flags: str) -> DemoRun:
-    """Run one demo. It cleans up after itself, also after Ctrl-C, which it receives too."""
+    It cleans up after itself, also after Ctrl-C, which it receives too.
+    """
     with temporary_directory() as name:
         result, log = Path(name) / "result.json", Path(name) / "demo.log"
         command = [sys.executable, "-m", "rankwatch_cli", "demo", "--result", str(result), *flags]
@@ -58,28 +32,37 @@ def run_demo(*flags: str) -> DemoRun:
                 process.terminate()
                 process.wait()
                 raise
-        outcome = json.loads(result.read_text()) if result.exists() else None
-        return DemoRun(outcome, time.monotonic() - began, tail(log))
+        wall = f"wall {time.monotonic() - began:.0f} s"
+        if not result.exists():
+            return False, f"WRONG  no outcome  {wall}\n{tail(log)}"
+        found = json.loads(result.read_text())
+        after = found["detection_seconds"]
+        injected, named = (
+            "none" if found[rank] is None else f"rank {found[rank]}"
+            for rank in ("injected_rank", "named_rank")
+        )
+        line = (
+            f"injected {injected}  named {named}  detected after {'-' if after is None else f'{after:.0f} s'}"
+        )
+        line += f"  false alarms {len(found['false_alarms'])}  {wall}"
+        return bool(found["right"]), f"right  {line}" if found["right"] else f"WRONG  {line}\n{tail(log)}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 1 if any result was wrong, else 0."""
     given = _parser().parse_args(arguments)
     exit_on_signals()
-    runs = []
-    for number in range(1, given.runs + 1):
-        runs.append(run_demo("--ranks", str(given.ranks)))
-        print(f"run {number:>2}  {runs[-1].line()}", flush=True)
+    ranks = ("--ranks", str(given.ranks))
+    runs: list[Sequence[str]] = [ranks] * given.runs
     if given.healthy:
-        runs.append(run_demo("--ranks", str(given.ranks), "--healthy", str(HEALTHY_SECONDS)))
-        print(f"healthy {runs[-1].line()}", flush=True)
-    right = sum(each.right for each in runs)
+        runs.append((*ranks, "--healthy", str(HEALTHY_SECONDS)))
+    right = 0
+    for number, flags in enumerate(runs, 1):
+        is_right, line = run_demo(*flags)
+        right += is_right
+        print(f"run {number:>2}  {line}", flush=True)
     print(f"right {right} of {len(runs)}")
     return 0 if right == len(runs) else 1
-
-
-def _rank(rank: int | None) -> str:
-    return "none" if rank is None else f"rank {rank}"
 
 
 def _parser() -> argparse.ArgumentParser:

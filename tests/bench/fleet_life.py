@@ -10,7 +10,6 @@ it what of the agents is modelled.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -41,17 +40,15 @@ class Life(NamedTuple):
     """That the evaluation took."""
 
 
-def result(lives: Sequence[Life]) -> Result:
+def result(life: Life) -> Result:
     """The table: each fault, and all pages that no one had to answer."""
-    rows = [row for each in lives for row in _rows(each)]
     return Result(
         title="Pages in the life of a fleet",
-        rows=tuple(rows),
+        rows=tuple(_rows(life)),
         notes=(
             "A page is a group of alerts that reaches a receiver of pages; it counts once until resolved.",
             "Runs, faults and values are simulated; rules, inhibitions and routes are those that ship.",
         ),
-        samples={"days": [_sample(each) for each in lives]},
     )
 
 
@@ -95,19 +92,6 @@ def _names(page: Notification) -> str:
     return "+".join(sorted({f"{each['alertname']} {each.get('reason', '')}".strip() for each in found}))
 
 
-def _sample(life: Life) -> dict[str, object]:
-    verdict = life.verdict
-    return {
-        "seed": life.seed,
-        "needless": [(context, page.moment, page.alerts) for context, page in verdict.needless],
-        "faults": [
-            (str(each.fault.kind), each.fault.start, [(page.moment, page.alerts) for page in each.pages])
-            for each in verdict.answers
-        ],
-        "tickets": dict(verdict.ticket_names),
-    }
-
-
 def main(arguments: Sequence[str]) -> int:
     """Evaluate a day for each seed, and print a table. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fleet_life", description=__doc__)
@@ -123,20 +107,16 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help=f"samples arrive {LATE_SECONDS} s late and without staleness markers",
     )
-    parser.add_argument("--output", type=Path, help="where to write all pages as JSON")
     given = parser.parse_args(arguments)
     exit_on_signals()
-    lives = []
     for seed in given.seeds:
         days, verdicts, began = shifts(seed), list[Verdict](), time.monotonic()
         for each in days:
             with temporary_directory() as name:
                 late = LATE_SECONDS if given.late else 0
                 verdicts.append(live(each, given.interval, Path(name), late))
-        lives.append(Life(seed, days, together(verdicts), time.monotonic() - began))
-        print(as_markdown(result(lives[-1:])), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps(result(lives).samples, indent=2) + "\n")
+        life = Life(seed, days, together(verdicts), time.monotonic() - began)
+        print(as_markdown(result(life)), flush=True)
     return 0
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from timeit import Timer
 from typing import NamedTuple, TextIO
 
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
@@ -32,9 +30,7 @@ from .processes import temporary_directory
 from .result import BenchError, Result, Row, limited, spread
 
 PHASE = "rankwatch phase"
-STEP = "rankwatch step"
 OBSERVE = "prometheus_client Histogram.observe"
-RECORD = "OpenTelemetry Histogram.record"
 SPAN = "OpenTelemetry span"
 LONG_GPU_STEP = "rankwatch step of 8 phases on a GPU, each timed"
 SHORT_GPU_STEP = "rankwatch step of 8 phases on a GPU, each 32nd timed"
@@ -112,23 +108,14 @@ def compared_calls(
     first run keeps."""
     declared = PrometheusHistogram("phase_seconds", "Phases.", ["phase"], registry=CollectorRegistry())
     observed = declared.labels("forward")  # looked up once: the cheapest use of the peer
-    meter = MeterProvider(metric_readers=[InMemoryMetricReader()]).get_meter("bench")
-    recorded = meter.create_histogram("phase.duration", unit="s")
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")
     printed = "print('step', 1200, 'loss', 2.5312, file=stream)"
     logged = "logger.info('step %d loss %.4f', 1200, 2.5312)"
     return {
         PHASE: _timer("with run.phase('forward'): pass", run=run),
-        STEP: _timer("with run.step(): pass", run=run),
         LONG_GPU_STEP: _timer(_GPU_STEP, run=_timed(long_steps, 1e3), names=_PHASES_OF_GPU_STEP),
         SHORT_GPU_STEP: _timer(_GPU_STEP, run=_timed(short_steps, 1.0), names=_PHASES_OF_GPU_STEP),
         OBSERVE: _timer("histogram.observe(seconds)", histogram=observed, seconds=_SECONDS),
-        RECORD: _timer(
-            "histogram.record(seconds, attributes)",
-            histogram=recorded,
-            seconds=_SECONDS,
-            attributes={"phase": "forward"},
-        ),
         SPAN: _timer("with tracer.start_as_current_span('forward'): pass", tracer=tracer),
         PRINT: _timer(printed, stream=bare),
         KEPT_PRINT: _timer(printed, stream=kept),
@@ -223,7 +210,7 @@ def _result(samples: Mapping[str, Sequence[float]]) -> Result:
             f"{len(phase)} rounds, all calls in each; judged by the median of their ratios.",
             "On a GPU: the part of Python; what CUDA takes for the 2 to 10 events of a step is left out.",
             "Lines are written to /dev/null. Python writes the 4 values of a print in 8 pieces.",
-            "A phase reads the clock twice, at its begin and end; observe and record receive a value.",
+            "A phase reads the clock twice, at its begin and end; observe receives a value.",
         ),
         samples={"nanoseconds_per_call": samples},
     )

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from rankwatch.members import members_text
 from rankwatch_agent.runtime.config import AgentConfig
+from support.servers.loopback import Handler, serving_http
 from support.training.replayed_job import RUN
 
 from .process_usage import scrape
@@ -225,29 +225,19 @@ def _agent_line(line: str) -> str:
     return f"{name}{{{{{own + ',' if own else ''}{ours}}}}} {moving}\n"
 
 
-def _handler(runs: Sequence[Pages], nodes: int) -> type[BaseHTTPRequestHandler]:
+def _handler(runs: Sequence[Pages], nodes: int) -> type[Handler]:
     """nodes: of each run."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Agents(Handler):
+        def answer(self) -> None:
+            if self.command == "POST":
+                runs[0].stall(time.time())
+                self.reply()
+                return
             run, node = divmod(int(self.path.rpartition("-")[2]), nodes)
-            self._answer(runs[run].of(node, time.time()))
+            self.reply(runs[run].of(node, time.time()))
 
-        def do_POST(self) -> None:
-            runs[0].stall(time.time())
-            self._answer(b"")
-
-        def _answer(self, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    return Agents
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -267,13 +257,11 @@ def main(arguments: Sequence[str]) -> int:
         Pages(job, template, agent, began, run=name, first_node=number * job.nodes)
         for number, name in enumerate(names)
     ]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(runs, job.nodes))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    partial = given.address_file.with_suffix(".partial")
-    partial.write_text(f"127.0.0.1:{server.server_address[1]}")
-    partial.rename(given.address_file)
-    threading.Event().wait()
+    with serving_http(_handler(runs, job.nodes)) as address:
+        partial = given.address_file.with_suffix(".partial")
+        partial.write_text(address)
+        partial.rename(given.address_file)
+        threading.Event().wait()
     return 0
 
 

@@ -8,8 +8,8 @@ import shutil
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,49 +101,6 @@ class Server:
             raise BenchError(f"could not query Prometheus: {error}") from error
 
 
-class Divided(Server):
-    """Shards and a fleet server as one: figures are sums, and the names of groups begin with the server's."""
-
-    def __init__(self, servers: Mapping[str, Server]) -> None:
-        self._servers = servers
-
-    def evaluations(self) -> list[Evaluation]:
-        """The last evaluation of each group of each server."""
-        return [
-            each._replace(group=f"{name} {each.group}")
-            for name, server in self._servers.items()
-            for each in server.evaluations()
-        ]
-
-    def firing(self) -> dict[str, set[str]]:
-        """Ranks by name of the alerts that fire on any server."""
-        found: dict[str, set[str]] = {}
-        for server in self._servers.values():
-            for alert, ranks in server.firing().items():
-                found.setdefault(alert, set()).update(ranks)
-        return found
-
-    def value(self, expression: str) -> float:
-        """Sum over the servers."""
-        return sum(each.value(expression) for each in self._servers.values())
-
-    def series(self) -> int:
-        """Series in the memory of all."""
-        return sum(each.series() for each in self._servers.values())
-
-    def missed(self) -> int:
-        """Evaluations that any of them skipped."""
-        return sum(each.missed() for each in self._servers.values())
-
-    def peak_bytes(self) -> int:
-        """Memory of the largest one."""
-        return max(each.peak_bytes() for each in self._servers.values())
-
-    def cpu_seconds(self) -> float:
-        """CPU time of all."""
-        return sum(each.cpu_seconds() for each in self._servers.values())
-
-
 def _evaluation(group: dict[str, Any]) -> Evaluation:
     seconds: dict[str, float] = {}
     for rule in group["rules"]:
@@ -165,40 +122,31 @@ def pages(directory: Path, ranks: int, runs: int = 1) -> Iterator[str]:
 
 
 @contextmanager
-def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Iterator[Server]:
-    """Prometheus with all generated rules, scraping one path for each node; raises BenchError."""
-    path = directory / "prometheus.yml"
-    rules = write_rules(config, directory / "rules")
-    generated = prometheus_config(config, rule_files=rules, agent_targets=())
-    scrapes = [{"job_name": config.agent_job, "static_configs": _targets(address, nodes)}]
-    path.write_text(to_yaml(generated | {"scrape_configs": scrapes, "alerting": {}}))
-    with _started(path, free_ports(1)[0]) as started:
+def server(
+    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int = 1, only: str = ""
+) -> Iterator[Server]:
+    """Prometheus with all generated rules, scraping one path for each node; raises BenchError.
+
+    only: of the servers that share the runs, as `rankwatch generate` configures them, this one alone, as on a
+    machine of its own.
+    """
+    directory.mkdir()
+    port, fleet, *ports = free_ports(2 + shards)
+    if not only:
+        path, rules = directory / "prometheus.yml", write_rules(config, directory / "rules")
+        generated = prometheus_config(config, rule_files=rules, agent_targets=())
+        scrapes = [{"job_name": config.agent_job, "static_configs": _targets(address, nodes)}]
+        path.write_text(to_yaml(generated | {"scrape_configs": scrapes, "alerting": {}}))
+    else:
+        servers = tuple(f"127.0.0.1:{each}" for each in ports)
+        config = replace(config, prometheus_shards=servers, prometheus_fleet=f"127.0.0.1:{fleet}")
+        path = directory / f"{only}.yml"
+        write_sharded(config, directory)
+        (directory / AGENTS_FILE).write_text(json.dumps(_targets(address, nodes)))
+        if not path.exists():
+            raise BenchError(f"there is no server {only}: expected fleet or shard-0 to shard-{shards - 1}")
+    with _started(path, port) as started:
         yield started
-
-
-@contextmanager
-def divided(
-    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int, only: str = ""
-) -> Iterator[Divided]:
-    """Shards and the fleet server as `rankwatch generate` configures them, or one of them alone, as on a
-    machine of its own; raises BenchError."""
-    *ports, fleet = free_ports(shards + 1)
-    config = replace(
-        config,
-        prometheus_shards=tuple(f"127.0.0.1:{port}" for port in ports),
-        prometheus_fleet=f"127.0.0.1:{fleet}",
-    )
-    write_sharded(config, directory)
-    (directory / AGENTS_FILE).write_text(json.dumps(_targets(address, nodes)))
-    names = {f"shard-{number}": port for number, port in enumerate(ports)} | {"fleet": fleet}
-    with ExitStack() as stack:
-        yield Divided(
-            {
-                name: stack.enter_context(_started(directory / f"{name}.yml", port))
-                for name, port in names.items()
-                if only in ("", name)
-            }
-        )
 
 
 @contextmanager

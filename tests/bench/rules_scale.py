@@ -10,13 +10,11 @@ divided by 3, so that each window has as many scrapes as by default.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -28,7 +26,7 @@ from rankwatch_alerts import Alert, RuleConfig
 from .processes import exit_on_signals, temporary_directory
 from .result import Result, Row, as_markdown, limited
 from .rules_pages import NODE_RANKS, Job
-from .rules_prometheus import Evaluation, Server, divided, pages, server
+from .rules_prometheus import Evaluation, Server, pages, server
 
 RANKS = (256, 1_024, 2_048, 4_096)
 QUICK_RANKS, TIME_SCALE = 1_024, 3.0
@@ -55,7 +53,7 @@ class Size(NamedTuple):
     """Of all runs together."""
     runs: int
     shards: int
-    """1 for a single Prometheus; else beside them there is a fleet server."""
+    """Servers that share the runs, beside a fleet server, of which one was measured; 1 for a single one."""
     interval_seconds: float
     """Between two scrapes."""
     slow: Part
@@ -81,7 +79,7 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
     with (
         temporary_directory() as name,
         pages(Path(name), ranks, runs) as address,
-        _prometheus(Path(name), config, address, runs * job.nodes, shards, only) as prometheus,
+        server(Path(name, "server"), config, address, runs * job.nodes, shards, only) as prometheus,
     ):
         watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
         straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
@@ -109,32 +107,22 @@ def measure_size(ranks: int, runs: int = 1, shards: int = 1, only: str = "") -> 
         )
 
 
-def _prometheus(
-    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int, only: str
-) -> AbstractContextManager[Server]:
-    if shards == 1:
-        return server(directory, config, address, nodes)
-    return divided(directory / "prometheus", config, address, nodes, shards, only)
-
-
-def result(sizes: Sequence[Size]) -> Result:
-    """The table: the slowest groups of each size, the size of Prometheus, and the ranks named."""
-    rows = [row for each in sizes for row in _rows(each)]
+def result(size: Size) -> Result:
+    """The table: the slowest groups, the size of Prometheus, and the ranks named."""
     return Result(
         title="Rules by size of the job",
-        rows=tuple(rows),
+        rows=tuple(_rows(size)),
         notes=(
             "A group's time is the median by the clock; the target is its default interval of"
             f" {INTERVAL_SECONDS:g} s over {HEADROOM:g}. The pages are made on the same machine, and"
             " everything else that runs on it counts too.",
         ),
-        samples={"sizes": [each._asdict() for each in sizes]},
     )
 
 
 def _rows(size: Size) -> list[Row]:
     ranks = f"{size.ranks:,} ranks" + (f" of {size.runs} runs" if size.runs > 1 else "")
-    ranks += f" in {size.shards} shards" if size.shards > 1 else ""
+    ranks += f" in one of {size.shards} shards" if size.shards > 1 else ""
     rows = []
     for what, part in (("a slow rank", size.slow), ("a stall", size.stalled)):
         for group, seconds in part.slowest_groups(_GROUPS_SHOWN):
@@ -143,15 +131,14 @@ def _rows(size: Size) -> list[Row]:
                 f"{ranks}, {what}: {group}", middle, INTERVAL_SECONDS / HEADROOM, _seconds,
                 f"{_seconds(min(seconds))} to {_seconds(most)}, {len(seconds)} evaluations",
             ))  # fmt: skip
-        for place, groups in _by_server(part).items():
-            in_interval = part.in_interval(groups, size.interval_seconds, median)
-            best = _seconds(part.in_interval(groups, size.interval_seconds, min))
-            at_once = _seconds(sum(map(part.median, groups)))
-            rows.append(limited(
-                f"{ranks}, {what}: all groups{place} together", in_interval, ALL_GROUPS_SECONDS, _seconds,
-                f"in one interval, by the medians; by the best of each {best}; by the medians {at_once} if "
-                "those of a minute or five are due as well",
-            ))  # fmt: skip
+        best = _seconds(part.in_interval(size.interval_seconds, min))
+        at_once = _seconds(sum(map(part.median, part.groups)))
+        rows.append(limited(
+            f"{ranks}, {what}: all groups together", part.in_interval(size.interval_seconds, median),
+            ALL_GROUPS_SECONDS, _seconds,
+            f"in one interval, by the medians; by the best of each {best}; by the medians {at_once} if "
+            "those of a minute or five are due as well",
+        ))  # fmt: skip
         rows.append(Row(f"{ranks}, {what}: CPU in one interval", _seconds(part.cpu_seconds)))
         rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_SHOWN))
         rows.append(Row(f"{ranks}, {what}: slowest rules", rules))
@@ -183,14 +170,6 @@ def _against_published(ranks: str, size: Size) -> list[Row]:
     ]  # fmt: skip
 
 
-def _by_server(part: Part) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for group in part.groups:
-        place, _, _ = group.rpartition(" ")
-        found.setdefault(place and f" of {place}", []).append(group)
-    return found
-
-
 def _seconds(value: float) -> str:
     return f"{value:.2f} s"
 
@@ -206,21 +185,14 @@ def main(arguments: Sequence[str]) -> int:
         "--ranks", type=int, nargs="+", default=list(RANKS), help="a multiple of 64 from 128 on"
     )
     parser.add_argument("--runs", type=int, default=1, help="runs that have these ranks together")
-    parser.add_argument(
-        "--shards", type=int, default=1, help="servers that share the runs, beside a fleet server"
-    )
-    parser.add_argument(
-        "--only", default="", help="one of these servers alone, as on a machine of its own: shard-0, fleet"
-    )
-    parser.add_argument("--output", type=Path, help="where to write all samples as JSON")
+    parser.add_argument("--shards", type=int, default=1, help="servers that share the runs; needs --only")
+    parser.add_argument("--only", default="", help="which of these to measure: shard-0, fleet")
     given = parser.parse_args(arguments)
+    if (given.shards > 1) != bool(given.only):
+        parser.error("--shards and --only belong together")
     exit_on_signals()
-    sizes = []
     for ranks in given.ranks:
-        sizes.append(measure_size(ranks, given.runs, given.shards, given.only))
-        print(as_markdown(result(sizes[-1:])), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps(result(sizes).samples, indent=2) + "\n")
+        print(as_markdown(result(measure_size(ranks, given.runs, given.shards, given.only))), flush=True)
     return 0
 
 
@@ -248,12 +220,12 @@ class Part(NamedTuple):
         """Median seconds of a group."""
         return median(self.groups[group])
 
-    def in_interval(
-        self, groups: Iterable[str], interval_seconds: float, of: Callable[[list[float]], float]
-    ) -> float:
-        """Seconds of these groups in one interval, where `of` picks one of each group's: a group that is
+    def in_interval(self, interval_seconds: float, of: Callable[[list[float]], float]) -> float:
+        """Seconds of all groups in one interval, where `of` picks one of each group's: a group that is
         evaluated in each fourth interval counts a quarter."""
-        return sum(of(self.groups[each]) * interval_seconds / self.intervals[each] for each in groups)
+        return sum(
+            of(seconds) * interval_seconds / self.intervals[group] for group, seconds in self.groups.items()
+        )
 
     def slowest_groups(self, most: int) -> list[tuple[str, list[float]]]:
         """Groups and their seconds, the slowest first."""

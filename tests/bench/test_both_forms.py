@@ -1,10 +1,10 @@
-"""The comparison of rules and engine: its jobs, its scores, and one job from end to end."""
+"""The comparison of rules and engine: its jobs and its scores."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.both_forms import ENGINE, RULES, STEPS, Compared, Culprit, Score, compare, compared_job, result
+from bench.both_forms import ENGINE, RULES, STEPS, Compared, Culprit, Score, compared_job, result
 from bench.detection.production import PART, production_job
 from bench.result import as_markdown
 from bench.simulation.job import Level
@@ -50,25 +50,4 @@ def _is_part_of_a_run(number: int) -> bool:
         each.label == PART
         and each.job.fault.duration is not None
         and compared_job(Level.REAL, number, 1) is not None
-    )
-
-
-@pytest.mark.process
-def test_one_job() -> None:
-    """A slow rank of a job as in production is named by both forms."""
-    number = next(each for each in range(400) if _is_slow_enough(each))
-    compared = compare(Level.REAL, number, 1)
-    assert compared is not None
-    assert all(set(found) == set(compared.truth) for found in compared.found.values()), compared
-
-
-def _is_slow_enough(number: int) -> bool:
-    each = production_job(number, 1)
-    job = compared_job(Level.REAL, number, 1)
-    shape = each.job.shape
-    return (
-        each.label == "slow rank"
-        and job is not None
-        and shape.pipeline_parallel == 1
-        and each.job.fault.factor > 1.3
     )

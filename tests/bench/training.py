@@ -79,17 +79,7 @@ SHORT = Workload(
     steps=1000,
     warmup_steps=200,
 )
-ALONE = Workload(
-    name="1 rank, 5 ms",
-    target_step_seconds=0.005,
-    ranks=1,
-    layers=1,
-    forward_seconds=0.0010,
-    backward_seconds=0.0020,
-    steps=1200,
-    warmup_steps=200,
-)
-WORKLOADS = ((LONG, 0.005), (SHORT, 0.02), (ALONE, 0.02))
+WORKLOADS = ((LONG, 0.005), (SHORT, 0.02))
 """Workload, and the largest share of the cores' time that rankwatch may add to a step."""
 
 
@@ -194,8 +184,7 @@ def _notes() -> tuple[str, ...]:
         "layers asleep, no checkpoints.",
         "Added CPU time is a share of a step times the cores that the job can use.",
         "An agent runs beside every run; it has black boxes to follow only in those with rankwatch.",
-        f"{cores} cores: where `shortest` takes more than 5 ms, this machine cannot run {SHORT.ranks} ranks "
-        "faster; `1 rank, 5 ms` then shows the cost at 5 ms.",
+        f"{cores} cores: where `shortest` takes more than 5 ms, they cannot run {SHORT.ranks} ranks faster.",
         "A difference within the range of without / without is not distinguishable from noise.",
     )
 

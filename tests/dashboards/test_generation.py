@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import rankwatch_dashboards
 from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig, alert_rules
 from rankwatch_dashboards import all_panels, dashboards, write_dashboards
 from support.paths import ROOT
@@ -72,8 +71,3 @@ def test_tracker_is_one_click_away() -> None:
     (link,) = panel["fieldConfig"]["defaults"]["links"]
     assert (link["url"], link["targetBlank"]) == ("${__field.labels.tracker_url:raw}", True)
     assert 'tracker_url!=""' in panel["targets"][0]["expr"]
-
-
-def test_public_names() -> None:
-    """`__all__` is the interface other parts may rely on."""
-    assert rankwatch_dashboards.__all__ == ["dashboards", "all_panels", "write_dashboards"]

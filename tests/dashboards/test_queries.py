@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
@@ -17,7 +15,7 @@ from rankwatch.conventions.states import GoodputState, SlowPhase
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import filled_in, targets
-from support.servers.loopback import serving
+from support.servers.loopback import Handler, serving_http
 from support.servers.prometheus import poll, prometheus, query
 
 OF_FAULTS = {"Ranks that do not run", "Suspects", "Ranks", "Different runs that failed", "Fires for"}
@@ -164,27 +162,11 @@ def _histogram(name: str, labels: str, count: float) -> list[str]:
     ]
 
 
-class _Agent(BaseHTTPRequestHandler):
+class _Agent(Handler):
     began: ClassVar[float] = 0.0
 
-    def do_GET(self) -> None:
-        body = _exposition(self.began).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-        """Quiet: scrapes are not news."""
-
-
-@contextmanager
-def _agent() -> Iterator[str]:
-    """A server of the exposition on a free port; yields host:port."""
-    _Agent.began = time.time() - 1000
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Agent)) as address:
-        yield address
+    def answer(self) -> None:
+        self.reply(_exposition(self.began).encode())
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +175,9 @@ def prometheus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("prometheus")
     config = replace(RuleConfig().scaled(60), scrape_interval_seconds=1.0)
     rules = write_rules(config, directory)
+    _Agent.began = time.time() - 1000
     with (
-        _agent() as target,
+        serving_http(_Agent) as target,
         prometheus(prometheus_config(config, rule_files=rules, agent_targets=[target]), directory) as url,
     ):
         yield url
@@ -218,14 +201,3 @@ def test_every_query_returns_series(prometheus_url: str) -> None:
             SECONDS_FOR_ALL,
             f"series for {each.panel['title']}: {expression}",
         )
-
-
-@pytest.mark.process
-def test_slow_rank_stands_out(prometheus_url: str) -> None:
-    """The rules on a live Prometheus suspect the rank that works longer, and no other."""
-
-    def suspects() -> list[str]:
-        series = query(prometheus_url, "rank:rankwatch_straggler:slowdown")
-        return [each["metric"]["rank"] for each in series]
-
-    assert poll(suspects, SECONDS_FOR_ALL, "suspected straggler") == [str(SLOW_RANK)]

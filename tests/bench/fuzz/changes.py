@@ -79,13 +79,6 @@ def _operation(data: bytes, chance: Random) -> bytes:
     return data[:start] + data[places[other] : places[other + 1]] + data[end:]
 
 
-_PICKLE: list[Change] = [_operation, _operation, _operation]
-
-
-def _is_gzip(data: bytes) -> bool:
-    return data[:2] == b"\x1f\x8b"
-
-
 def _inside_gzip(data: bytes, chance: Random) -> bytes:
     try:
         content = gzip.decompress(data)
@@ -111,13 +104,6 @@ def _with_bomb(data: bytes, chance: Random) -> bytes:
     return chance.choice((bomb + data, data + bomb))
 
 
-_GZIP: list[Change] = [_inside_gzip, _inside_gzip, _inside_gzip, _inside_gzip, _inside_gzip, _with_bomb]
-
-
-def _is_zip(data: bytes) -> bool:
-    return data[:2] == b"PK"
-
-
 def _zip_field(data: bytes, chance: Random) -> bytes:
     """A field of one of the headers of a zip file: sizes, offsets, names, methods."""
     headers = [
@@ -135,9 +121,7 @@ def _inside_zip(data: bytes, chance: Random) -> bytes:
         with zipfile.ZipFile(io.BytesIO(data)) as old:
             members = [(each, old.read(each)) for each in old.infolist()]
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, EOFError, zlib.error):
-        return flip(
-            data, chance
-        )  # RuntimeError: a member that says it is encrypted, or packed in another way
+        return flip(data, chance)  # RuntimeError: a member says it is encrypted, or packed in another way
     chosen = chance.randrange(len(members))
     written = io.BytesIO()
     with zipfile.ZipFile(
@@ -147,13 +131,6 @@ def _inside_zip(data: bytes, chance: Random) -> bytes:
             name = member.filename if chance.random() < 0.98 else "../" + member.filename[:40]
             new.writestr(name, changed(content, (), chance) if index == chosen else content)
     return written.getvalue()
-
-
-_ZIP: list[Change] = [_zip_field, _zip_field, _inside_zip, _inside_zip]
-
-
-def _is_safetensors(data: bytes) -> bool:
-    return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data)
 
 
 def _safetensors_header(data: bytes, chance: Random) -> bytes:
@@ -166,23 +143,9 @@ def _safetensors_header(data: bytes, chance: Random) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
-_SAFETENSORS: list[Change] = [_safetensors_header, _safetensors_header]
-
-
-def _is_http(data: bytes) -> bool:
-    return data[:5] == b"HTTP/"
-
-
 def _http_body(data: bytes, chance: Random) -> bytes:
     head, end, body = data.partition(b"\r\n\r\n")
     return head + end + changed(body, (), chance)
-
-
-_HTTP: list[Change] = [_http_body] * 12
-
-
-def _is_box(data: bytes) -> bool:
-    return data[:8] == layout.MAGIC and len(data) > layout.RING_OFFSET
 
 
 _OF_HEADER = (
@@ -230,13 +193,15 @@ def _field(data: bytes, kind: struct.Struct, at: int, chance: Random) -> bytes:
         return integer(data, chance)
 
 
-_BOX: list[Change] = [_box_field] * 8
-
 _BY_FORM: tuple[tuple[list[Change], Callable[[bytes], bool]], ...] = (
-    (_HTTP, _is_http),
-    (_BOX, _is_box),
-    (_PICKLE, _is_pickle),
-    (_GZIP, _is_gzip),
-    (_ZIP, _is_zip),
-    (_SAFETENSORS, _is_safetensors),
+    ([_http_body] * 12, lambda data: data[:5] == b"HTTP/"),
+    ([_box_field] * 8, lambda data: data[:8] == layout.MAGIC and len(data) > layout.RING_OFFSET),
+    ([_operation] * 3, _is_pickle),
+    ([*[_inside_gzip] * 5, _with_bomb], lambda data: data[:2] == b"\x1f\x8b"),
+    ([_zip_field, _zip_field, _inside_zip, _inside_zip], lambda data: data[:2] == b"PK"),
+    (
+        [_safetensors_header] * 2,
+        lambda data: data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data),
+    ),
 )
+"""Changes of a form, and what a document of it begins with."""

@@ -6,7 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -15,6 +15,12 @@ Change = Callable[[bytes, Random], bytes]
 BOUNDARIES = (0, 1, -1, 127, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53 + 1, 2**62, 2**63 - 1, 2**63)
 FLOATS = (float("nan"), float("inf"), -1.0, -0.0, 5e-324, 1e10, 1e300, 1.7e308)
 _NUMBER_TEXTS = (
+    *b"NaN -1 0 1e999 -1e999 1e308 5e-324 -0.5 1_000 +7 0x10 131071 16777215 4294967296".split(),
+    *b"9223372036854775807 9223372036854775808 true null [] 1.5".split(),
+    *(b"9" * 400, b"9" * 5000, b"", b"1" + b"0" * 24),
+    *("\u0663\u00b2".encode(), b"\xc2\xb2", b'"\xff"'),
+)
+_TEXTS = (
     *(b"NaN", b"-1", b"0", b"1e999", b"-1e999", b"1e308", b"5e-324", b"-0.5", b"1_000", b"+7", b"0x10"),
     *(
         b"131071",
@@ -35,16 +41,8 @@ _TEXTS = (
 )
 _JSON_TEXTS = (
     *("null", "true", "0", "-1", "1.5", "1e999", "-1e999", "NaN", "Infinity", '""', '"x"', "[]", "{}"),
-    *(
-        "131071",
-        "16777215",
-        "9223372036854775808",
-        "18446744073709551616",
-        "9" * 400,
-        "9" * 5000,
-        '"\\ud800"',
-        '"\\u0000"',
-    ),
+    *("131071", "16777215"),
+    *("9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, '"\\ud800"', '"\\u0000"'),
     *('"\xff"', '"' + "z" * 70_000 + '"', "[" * 9000, '{"a":' * 9000),
     *("[null]", "[[]]", '{"":0}', '"1e999"', '"NaN"', '"-1"', '"\\u001b[31m"', "[" + "0," * 20_000 + "0]"),
 )
@@ -180,12 +178,8 @@ def _of_matches(pattern: re.Pattern[bytes], texts: Sequence[bytes], data: bytes,
     return data[: place.start()] + chance.choice(texts) + data[place.end() :]
 
 
-def _number(data: bytes, chance: Random) -> bytes:
-    return _of_matches(_NUMBER, _NUMBER_TEXTS, data, chance)
-
-
-def _word(data: bytes, chance: Random) -> bytes:
-    return _of_matches(_WORD, _TEXTS, data, chance)
+_number: Change = partial(_of_matches, _NUMBER, _NUMBER_TEXTS)
+_word: Change = partial(_of_matches, _WORD, _TEXTS)
 
 
 def _insert(data: bytes, chance: Random) -> bytes:
@@ -206,9 +200,8 @@ def _lines(data: bytes, chance: Random) -> bytes:
     elif what == 3:
         lines[at] = lines[at].rstrip(b"\n") * times((2, 300), len(lines[at]), chance)
     else:
-        lines[at] = lines[at].replace(
-            *chance.choice(((b",", b";"), (b":", b"="), (b" ", b"\t"), (b"\n", b"")))
-        )
+        old, new = chance.choice(((b",", b";"), (b":", b"="), (b" ", b"\t"), (b"\n", b"")))
+        lines[at] = lines[at].replace(old, new)
     return b"".join(lines)
 
 

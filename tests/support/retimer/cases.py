@@ -154,24 +154,24 @@ class _Draw:
         return int(self._random.integers(self.replicas))
 
 
+def _entry(name: str, *faults: Fault, conditions: tuple[Fault, ...] = ()) -> _Entry:
+    return name, faults, conditions
+
+
 def _single(draw: _Draw) -> Iterator[_Entry]:
     for factor in (1.03, 1.05, 1.08, 1.12, 1.2, 1.3, 1.5, 2.0):
-        yield f"slow rank {factor}", (SlowRank(rank=draw.rank(), factor=factor),), ()
+        yield _entry(f"slow rank {factor}", SlowRank(rank=draw.rank(), factor=factor))
     for factor in (1.1, 1.3, 1.6):
-        yield (
-            f"slow forward {factor}",
-            (SlowRank(rank=draw.rank(), factor=factor, only="forward"),),
-            (),
-        )
+        yield _entry(f"slow forward {factor}", SlowRank(rank=draw.rank(), factor=factor, only="forward"))
     for window in ("second half", "a fifth", "every third", "every fifth"):
         for factor in (1.15, 1.4):
-            fault = SlowRank(rank=draw.rank(), factor=factor, window=window)
-            yield f"slow rank {factor}, {window}", (fault,), ()
+            slow = SlowRank(rank=draw.rank(), factor=factor, window=window)
+            yield _entry(f"slow rank {factor}, {window}", slow)
     for factor in (1.1, 1.2, 1.3, 1.5, 1.8):
-        yield f"slow stage {factor}", (SlowStage(stage=draw.stage(), factor=factor),), ()
+        yield _entry(f"slow stage {factor}", SlowStage(stage=draw.stage(), factor=factor))
     for window in ("second half", "every third"):
-        fault_of_stage = SlowStage(stage=draw.stage(), factor=1.4, window=window)
-        yield f"slow stage 1.4, {window}", (fault_of_stage,), ()
+        heavy = SlowStage(stage=draw.stage(), factor=1.4, window=window)
+        yield _entry(f"slow stage 1.4, {window}", heavy)
     for share, every, window in (
         (0.1, 1, "whole"),
         (0.3, 1, "whole"),
@@ -180,9 +180,9 @@ def _single(draw: _Draw) -> Iterator[_Entry]:
         (0.5, 1, "every third"),
     ):
         stall = Stall(rank=draw.rank(), share=share, every=every, window=window)
-        yield f"stall {share} before 1 in {every} passes, {window}", (stall,), ()
+        yield _entry(f"stall {share} before 1 in {every} passes, {window}", stall)
     for share in (0.1, 0.3, 1.0):
-        yield f"loading {share}", (SlowDataLoading(rank=draw.first_stage_rank(), share=share),), ()
+        yield _entry(f"loading {share}", SlowDataLoading(rank=draw.first_stage_rank(), share=share))
     yield from _of_everybody(draw)
 
 
@@ -190,65 +190,55 @@ def _of_everybody(draw: _Draw) -> Iterator[_Entry]:
     for share in (0.02, 0.1, 0.3):
         extra = share * draw.usual_seconds
         stage = draw.stage() % max(1, draw.stages - 1)
-        yield (
-            f"slow link {share}",
-            (SlowLink(replica=draw.replica(), stage=stage, extra_seconds=extra),),
-            (),
-        )
-        yield (
-            f"slow transfers of a replica {share}",
-            (SlowLink(replica=draw.replica(), stage=None, extra_seconds=extra),),
-            (),
-        )
+        link = SlowLink(replica=draw.replica(), stage=stage, extra_seconds=extra)
+        yield _entry(f"slow link {share}", link)
+        whole = SlowLink(replica=draw.replica(), stage=None, extra_seconds=extra)
+        yield _entry(f"slow transfers of a replica {share}", whole)
     for sigma in (0.05, 0.1, 0.2, 0.4):
-        yield f"unequal batches {sigma}", (UnequalBatches(sigma=sigma),), ()
+        yield _entry(f"unequal batches {sigma}", UnequalBatches(sigma=sigma))
     for factor in (2.0, 4.0):
-        yield f"jitter {factor}", (Jitter(share=0.01, factor=factor),), ()
+        yield _entry(f"jitter {factor}", Jitter(share=0.01, factor=factor))
 
 
 def _several(draw: _Draw) -> Iterator[_Entry]:
     for windows in (("whole", "second half"), ("second half", "a fifth"), ("whole", "every third")):
         for factors in ((1.2, 1.3), (1.5, 1.5)):
-            faults = tuple(
+            faults = (
                 SlowRank(rank=rank, factor=factor, window=window)
                 for rank, factor, window in zip(draw.ranks(2), factors, windows, strict=True)
             )
-            yield f"two slow ranks {factors}, {windows}", faults, ()
-    yield (
-        "slow stage 1.3 and slow rank 1.5",
-        (SlowStage(stage=draw.stage(), factor=1.3), SlowRank(rank=draw.rank(), factor=1.5)),
-        (),
-    )
-    yield (
-        "unequal batches 0.1 and slow rank 1.3",
-        (UnequalBatches(sigma=0.1), SlowRank(rank=draw.rank(), factor=1.3)),
-        (),
-    )
+            yield _entry(f"two slow ranks {factors}, {windows}", *faults)
+    stage, rank = SlowStage(stage=draw.stage(), factor=1.3), SlowRank(rank=draw.rank(), factor=1.5)
+    yield _entry("slow stage 1.3 and slow rank 1.5", stage, rank)
+    slow = SlowRank(rank=draw.rank(), factor=1.3)
+    yield _entry("unequal batches 0.1 and slow rank 1.3", UnequalBatches(sigma=0.1), slow)
 
 
 def _with_conditions(draw: _Draw) -> Iterator[_Entry]:
     for sigma in (0.01, 0.02, 0.03):
         spread = (ChipSpread(sigma=sigma),)
-        yield f"spread {sigma}", (), spread
-        yield f"spread {sigma}, again", (), spread
+        yield _entry(f"spread {sigma}", conditions=spread)
+        yield _entry(f"spread {sigma}, again", conditions=spread)
         for factor in (1.08, 1.12, 1.3):
             slow = SlowRank(rank=draw.rank(), factor=factor)
-            yield f"spread {sigma}, slow rank {factor}", (slow,), spread
+            yield _entry(f"spread {sigma}, slow rank {factor}", slow, conditions=spread)
         heavy = SlowStage(stage=draw.stage(), factor=1.3)
-        yield f"spread {sigma}, slow stage 1.3", (heavy,), spread
+        yield _entry(f"spread {sigma}, slow stage 1.3", heavy, conditions=spread)
     jitter = (Jitter(share=0.01, factor=2.0),)
-    yield "late operations, slow rank 1.2", (SlowRank(rank=draw.rank(), factor=1.2),), jitter
-    yield "late operations, slow stage 1.4", (SlowStage(stage=draw.stage(), factor=1.4),), jitter
+    yield _entry("late operations, slow rank 1.2", SlowRank(rank=draw.rank(), factor=1.2), conditions=jitter)
+    stage = SlowStage(stage=draw.stage(), factor=1.4)
+    yield _entry("late operations, slow stage 1.4", stage, conditions=jitter)
     for growth in (0.05, 0.2):
-        yield f"drift {growth}", (), (Drift(growth=growth),)
-    yield "drift 0.1, slow rank 1.2", (SlowRank(rank=draw.rank(), factor=1.2),), (Drift(growth=0.1),)
-    yield "healthy", (), ()
+        yield _entry(f"drift {growth}", conditions=(Drift(growth=growth),))
+    slow = SlowRank(rank=draw.rank(), factor=1.2)
+    yield _entry("drift 0.1, slow rank 1.2", slow, conditions=(Drift(growth=0.1),))
+    yield _entry("healthy")
 
 
 def _to_vary(draw: _Draw) -> Iterator[_Entry]:
-    yield "slow rank 1.3", (SlowRank(rank=draw.rank(), factor=1.3),), ()
-    yield "slow stage 1.4", (SlowStage(stage=draw.stage(), factor=1.4),), ()
-    yield "healthy", (), ()
+    yield _entry("slow rank 1.3", SlowRank(rank=draw.rank(), factor=1.3))
+    yield _entry("slow stage 1.4", SlowStage(stage=draw.stage(), factor=1.4))
+    yield _entry("healthy")
 
 
 def _as_recorded(name: str, draw: _Draw) -> Iterator[Case]:
@@ -268,19 +258,7 @@ def _varied(name: str, job: FaultyJob, variant: str) -> Case:
     return Case(name=label, job=job, variant=variant, may_abstain=little)
 
 
-def without_groups(table: OperationTable) -> OperationTable:
-    return replace(table, group=np.zeros_like(table.group), groups=("",))
-
-
-def without_sends(table: OperationTable) -> OperationTable:
-    return table.take(~_named(table, "send"))
-
-
-def without_receives(table: OperationTable) -> OperationTable:
-    return table.take(~_named(table, "recv"))
-
-
-def with_own_clocks(table: OperationTable) -> OperationTable:
+def _with_own_clocks(table: OperationTable) -> OperationTable:
     """Clocks of the ranks differ by up to 5 s, and by up to 50 millionths of the time that passes."""
     random = np.random.default_rng(5)
     ranks, index = np.unique(table.rank, return_inverse=True)
@@ -291,21 +269,7 @@ def with_own_clocks(table: OperationTable) -> OperationTable:
     return replace(table, start_seconds=table.start_seconds + offset[index] + drift[index] * passed)
 
 
-def shuffled(table: OperationTable) -> OperationTable:
-    return table.take(np.random.default_rng(6).permutation(len(table)))
-
-
-def one_of_each_tensor_group(table: OperationTable) -> OperationTable:
-    """Rank numbers with gaps of eight: one rank of each tensor-parallel group is recorded."""
-    return replace(table, rank=8 * np.unique(table.rank, return_inverse=True)[1])
-
-
-def numbered_without_gaps(table: OperationTable) -> OperationTable:
-    return replace(table, rank=np.unique(table.rank, return_inverse=True)[1].astype(np.int64))
-
-
-def last_steps(count: int) -> Callable[[OperationTable], OperationTable]:
-    """Only the last steps of the table."""
+def _last_steps(count: int) -> Callable[[OperationTable], OperationTable]:
     return lambda table: table.take(table.step >= np.unique(table.step)[-count])
 
 
@@ -318,14 +282,17 @@ def _named(table: OperationTable, part: str) -> np.ndarray[tuple[int], np.dtype[
 VARIANTS: Mapping[str, Callable[[OperationTable], OperationTable]] = MappingProxyType(
     {
         "": lambda table: table,
-        "no groups": without_groups,
-        "no sends": without_sends,
-        "no receives": without_receives,
-        "own clocks": with_own_clocks,
-        "shuffled": shuffled,
-        "gaps": one_of_each_tensor_group,
-        "no gaps": numbered_without_gaps,
-        **{f"{count} steps": last_steps(count) for count in (1, 2, 4)},
+        "no groups": lambda table: replace(table, group=np.zeros_like(table.group), groups=("",)),
+        "no sends": lambda table: table.take(~_named(table, "send")),
+        "no receives": lambda table: table.take(~_named(table, "recv")),
+        "own clocks": _with_own_clocks,
+        "shuffled": lambda table: table.take(np.random.default_rng(6).permutation(len(table))),
+        # One rank of each tensor-parallel group is recorded.
+        "gaps": lambda table: replace(table, rank=8 * np.unique(table.rank, return_inverse=True)[1]),
+        "no gaps": lambda table: replace(
+            table, rank=np.unique(table.rank, return_inverse=True)[1].astype(np.int64)
+        ),
+        **{f"{count} steps": _last_steps(count) for count in (1, 2, 4)},
     }
 )
 

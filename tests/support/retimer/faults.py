@@ -7,7 +7,6 @@ the same numbers in everything else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +17,28 @@ from support.retimer.program import Floats
 from support.retimer.replay import Replay, Seconds
 from support.retimer.waiting import is_message
 
+COMPUTE = frozenset({SlowPhase.COMPUTE})
 
-class Fault(Protocol):
-    """Something that makes a job slower."""
 
-    @property
-    def cause(self) -> Cause: ...
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that makes a job slower. This one is no rank's and no stage's."""
 
-    @property
-    def phases(self) -> frozenset[SlowPhase]:
-        """Phases that a verdict `slow_rank` may have for it."""
+    cause = Cause.NONE
+    phases = frozenset[SlowPhase]()
+    """Phases that a verdict `slow_rank` may have for it."""
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         """Ranks that may be named for it."""
+        return frozenset()
 
     def stages(self, replay: Replay) -> frozenset[int]:
         """Stages that may be named for it."""
+        return frozenset()
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         """Change the seconds in place."""
-
-
-NO_PHASE: frozenset[SlowPhase] = frozenset()
-COMPUTE = frozenset({SlowPhase.COMPUTE})
+        raise NotImplementedError
 
 
 def in_window(window: str, steps: int) -> NDArray[np.bool_]:
@@ -56,28 +54,20 @@ def in_window(window: str, steps: int) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfNobody:
-    """A fault that is no rank's and no stage's."""
+class _InWindow(Fault):
+    window: str = "whole"
 
-    phases = NO_PHASE
-
-    def ranks(self, replay: Replay) -> frozenset[int]:
-        return frozenset()
-
-    def stages(self, replay: Replay) -> frozenset[int]:
-        return frozenset()
+    def active(self, replay: Replay) -> NDArray[np.bool_]:
+        """(step,): in which steps it acts."""
+        return in_window(self.window, len(replay.program.steps))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfRank:
+class _OfRank(_InWindow):
     rank: int
-    window: str = "whole"
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         return frozenset({self.rank})
-
-    def stages(self, replay: Replay) -> frozenset[int]:
-        return frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +81,7 @@ class SlowRank(_OfRank):
     phases = COMPUTE
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
-        active = in_window(self.window, len(replay.program.steps))
+        active = self.active(replay)
         for node in _computation(replay):
             of = replay.program.nodes[node]
             if of.rank == self.rank and self.only in of.names[0]:
@@ -109,7 +99,7 @@ class Stall(_OfRank):
     phases = frozenset(SlowPhase)
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
-        active = in_window(self.window, len(replay.program.steps))
+        active = self.active(replay)
         mine = [node for node in _passes(replay) if replay.program.nodes[node].rank == self.rank]
         for node in mine[:: self.every]:
             usual = float(np.median(seconds.work[node]))
@@ -127,7 +117,7 @@ class SlowDataLoading(_OfRank):
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         program = replay.program
-        active = in_window(self.window, len(program.steps))
+        active = self.active(replay)
         stage = program.stage_of[self.rank]
         for node in _passes(replay):
             of = program.nodes[node]
@@ -142,39 +132,32 @@ class SlowDataLoading(_OfRank):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowStage:
+class SlowStage(_InWindow):
     """Every rank of a stage computes `factor` times as long."""
 
     stage: int
     factor: float
-    window: str = "whole"
     cause = Cause.SLOW_STAGE
-    phases = NO_PHASE
-
-    def ranks(self, replay: Replay) -> frozenset[int]:
-        return frozenset()
 
     def stages(self, replay: Replay) -> frozenset[int]:
         return frozenset({self.stage})
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         program = replay.program
-        active = in_window(self.window, len(program.steps))
+        active = self.active(replay)
         for node in _passes(replay):
             if program.stage_of[program.nodes[node].rank] == self.stage:
                 seconds.work[node, active] *= self.factor
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowLink:
+class SlowLink(_InWindow):
     """Messages from a stage to the next one take longer in one replica, or all messages of the replica."""
 
     replica: int
     stage: int | None
     extra_seconds: float
-    window: str = "whole"
     cause = Cause.NETWORK
-    phases = NO_PHASE
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         program = replay.program
@@ -185,11 +168,8 @@ class SlowLink:
             if stage in stages and program.replica_of[rank] == self.replica
         )
 
-    def stages(self, replay: Replay) -> frozenset[int]:
-        return frozenset()
-
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
-        active = in_window(self.window, len(replay.program.steps))
+        active = self.active(replay)
         slow = self.ranks(replay)
         for node, of in enumerate(replay.program.nodes):
             if not is_message(of.names[0]) or of.rank not in slow:
@@ -200,7 +180,7 @@ class SlowLink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnequalBatches(_OfNobody):
+class UnequalBatches(Fault):
     """Each microbatch of a replica has its own size, the same on all stages; together they hold as much."""
 
     sigma: float
@@ -219,7 +199,7 @@ class UnequalBatches(_OfNobody):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jitter(_OfNobody):
+class Jitter(Fault):
     """A share of all computations, on any rank, takes longer."""
 
     share: float
@@ -233,11 +213,10 @@ class Jitter(_OfNobody):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChipSpread(_OfNobody):
+class ChipSpread(Fault):
     """Every rank has a speed of its own. It belongs to the job, and is no fault."""
 
     sigma: float
-    cause = Cause.NONE
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         ranks = sorted(replay.program.stage_of)
@@ -247,11 +226,10 @@ class ChipSpread(_OfNobody):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drift(_OfNobody):
+class Drift(Fault):
     """All ranks become slower from the first step to the last. Nobody holds up anybody."""
 
     growth: float
-    cause = Cause.NONE
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         factor: Floats = np.linspace(1.0, 1.0 + self.growth, len(replay.program.steps))
@@ -260,7 +238,7 @@ class Drift(_OfNobody):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsRecorded:
+class AsRecorded(Fault):
     """What a real job had: these ranks, or the ranks of this stage, compute as long as in the recording."""
 
     cause: Cause

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from support.retimer.cases import LEAST_COST, Case
 
 
@@ -50,11 +49,11 @@ def judge(case: Case) -> Outcome:
     began = time.process_time()
     verdict = diagnose(table)
     seconds = time.process_time() - began
-    listed = causes_of(verdict)
+    listed = (verdict, *verdict.causes)
     replay, faults = case.job.base.replay, case.job.faults
     guilty = {case.number_of(rank) for fault in faults for rank in fault.ranks(replay)}
     heavy = {stage for fault in faults for stage in fault.stages(replay)}
-    named = _Named.of([each for each in listed if each.get("certain", True)])
+    named = _Named.of([verdict, *(each for each in verdict.causes if each.certain)])
     abstains = case.may_abstain and verdict.cause is Cause.INCONCLUSIVE
     costly = frozenset[int]() if abstains else _costly_ranks(case)
     phases = frozenset().union(*(fault.phases for fault in faults))
@@ -79,29 +78,16 @@ def judge(case: Case) -> Outcome:
     )
 
 
-def causes_of(verdict: Verdict) -> list[Mapping[str, Any]]:
-    """The head and every entry of `causes`."""
-    head = {"cause": verdict.cause, "ranks": verdict.ranks, "stages": verdict.stages}
-    return [head, *(_as_mapping(each) for each in getattr(verdict, "causes", ()))]
-
-
-def _as_mapping(entry: object) -> Mapping[str, Any]:
-    return entry if isinstance(entry, Mapping) else {name: getattr(entry, name) for name in _ENTRY}
-
-
-_ENTRY = ("cause", "ranks", "stages", "certain")
-
-
 @dataclass(frozen=True)
 class _Named:
     ranks: frozenset[int]
     stages: frozenset[int]
 
     @classmethod
-    def of(cls, entries: Sequence[Mapping[str, Any]]) -> _Named:
+    def of(cls, entries: Sequence[Verdict | FoundCause]) -> _Named:
         return cls(
-            frozenset(int(rank) for each in entries for rank in each["ranks"]),
-            frozenset(int(stage) for each in entries for stage in each["stages"]),
+            frozenset(int(rank) for each in entries for rank in each.ranks),
+            frozenset(int(stage) for each in entries for stage in each.stages),
         )
 
     def besides(self, ranks: set[int], stages: set[int]) -> tuple[str, ...]:
