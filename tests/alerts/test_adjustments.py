@@ -239,15 +239,3 @@ def test_links() -> None:
         runbooks, dashboards = given
         found = links("RankwatchRunSlow", "uid?var-run=r", runbooks=runbooks, dashboards=dashboards)
         assert found == expected
-
-
-def test_no_links_in_rules() -> None:
-    """Without base URLs no alert has a link."""
-    config = RuleConfig(runbook_base_url="", dashboard_base_url="")
-    named = {
-        key
-        for group in alert_groups(config)
-        for rule in group.as_dict()["rules"]
-        for key in rule["annotations"]
-    }
-    assert "summary" in named and not named & {"runbook_url", "dashboard_url"}

@@ -13,7 +13,7 @@ import pytest
 from rankwatch.settings import FieldError
 from rankwatch_alerts import RuleConfig, alert_groups, alert_rules, alertmanager_config, recording_groups
 from rankwatch_alerts.generation import write_alertmanager
-from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
+from rankwatch_alerts.label_names import in_query, in_routes, in_template
 from rankwatch_alerts.promql import parse, selectors
 from rankwatch_alerts.rules import AlertRule, RecordingRule
 from support.alerts.rule_test import CASES, cases_in, check, groups_of, without_keeping
@@ -140,13 +140,6 @@ def test_template() -> None:
         "node {{ .Labels.hostname }}{{ end }}"
     )
     assert in_template(given, NAMES) == expected
-
-
-def test_runbook() -> None:
-    """Queries that a page asks; the words around them stay."""
-    page = """On this node: ask "sum by (node) (x{node='$NODE'})" says it."""
-    expected = page.replace("{node=", "{hostname=").replace("by (node)", "by (hostname)")
-    assert in_runbook(page, NAMES) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ _THEIR_NAMES = {
 class Measured(NamedTuple):
     """One run of a command."""
 
-    wall_seconds: float
     cpu_seconds: float
     slowdown: float
     """S: the job over a job in which nothing differs."""
@@ -122,47 +121,24 @@ def _theirs(program: Path, python: Path, table: Path) -> Measured:
     command = [str(python), str(program), "--metadata", str(table.with_suffix(".yaml"))]
     command += ["--trace", str(table), "--dump-dir", str(table.parent)]
     ran = run(command, PYTHONPATH=str(program.parents[1]))
-    return Measured(
-        ran.seconds,
-        ran.cpu_seconds,
-        float(json.loads(table.with_suffix(".json").read_text())["blocking_slowdown"]),
-    )
+    found = json.loads(table.with_suffix(".json").read_text())
+    return Measured(ran.cpu_seconds, float(found["blocking_slowdown"]))
 
 
 def _ours(table: Path) -> Measured:
     command = [sys.executable, "-m", "rankwatch_cli", "diagnose", "straggler", str(table), "--json"]
     ran = run(command)
-    return Measured(
-        ran.seconds, ran.cpu_seconds, float(json.loads(ran.output).get("slowdown_if_all_fixed") or "nan")
-    )
+    return Measured(ran.cpu_seconds, float(json.loads(ran.output).get("slowdown_if_all_fixed") or "nan"))
 
 
-def _rows(job: str, theirs: Sequence[Measured], ours: Sequence[Measured]) -> list[Row]:
-    rows = []
-    for what, field in (("wall", "wall_seconds"), ("CPU", "cpu_seconds")):
-        their, our = (
-            statistics.median(getattr(each, field) for each in measured) for measured in (theirs, ours)
-        )
-        rows.append(
-            Row(
-                f"{job}: {what} time, ours / theirs",
-                f"{our / their:.2f}",
-                f"{our:.2f} s / {their:.2f} s",
-                "<= 1",
-                our <= their,
-            )
-        )
-    difference = ours[0].slowdown / theirs[0].slowdown - 1.0
-    rows.append(
-        Row(
-            f"{job}: S, ours against theirs",
-            f"{difference:+.2%}",
-            f"{ours[0].slowdown:.4f} / {theirs[0].slowdown:.4f}",
-            "within 2 %",
-            bool(abs(difference) <= _MOST_DIFFERENCE),
-        )
-    )
-    return rows
+def _rows(job: str, theirs: Sequence[Measured], ours: Sequence[Measured]) -> Iterator[Row]:
+    their, our = (statistics.median(each.cpu_seconds for each in measured) for measured in (theirs, ours))
+    both = f"{our:.2f} s / {their:.2f} s"
+    yield Row(f"{job}: CPU time, ours / theirs", f"{our / their:.2f}", both, "<= 1", our <= their)
+    our, their = ours[0].slowdown, theirs[0].slowdown
+    close = bool(abs(our / their - 1.0) <= _MOST_DIFFERENCE)
+    both = f"{our:.4f} / {their:.4f}"
+    yield Row(f"{job}: S, ours against theirs", f"{our / their - 1.0:+.2%}", both, "within 2 %", close)
 
 
 if __name__ == "__main__":

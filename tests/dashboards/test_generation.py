@@ -12,8 +12,6 @@ from rankwatch_dashboards import all_panels, dashboards, write_dashboards
 from support.paths import ROOT
 
 GENERATED = ROOT / "dashboards" / "generated"
-LARGEST_BYTES = 200 * 1024
-"""Client-side apply of a ConfigMap keeps a copy in an annotation of at most 256 KiB."""
 
 
 def test_committed_files(tmp_path: Path) -> None:
@@ -22,11 +20,6 @@ def test_committed_files(tmp_path: Path) -> None:
     assert sorted(each.name for each in written) == sorted(each.name for each in GENERATED.glob("[!.]*"))
     for each in written:
         assert each.read_bytes() == (GENERATED / each.name).read_bytes(), each.name
-
-
-def test_size() -> None:
-    """It fits into a ConfigMap; kubectl refuses larger ones."""
-    assert all(each.stat().st_size < LARGEST_BYTES for each in GENERATED.glob("[!.]*"))
 
 
 def test_threshold(tmp_path: Path) -> None:

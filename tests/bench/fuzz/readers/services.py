@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from rankwatch.errors import TrackerError
@@ -88,23 +88,10 @@ def _answers(*answers: tuple[str, object]) -> Document:
 
 
 _LABELS = {
-    "cluster": "c",
-    "state": "productive",
-    "node": "n0",
-    "rank": "0",
-    "attempt": "0",
-    "phase": "forward",
-    "outcome": "failed",
-    "kind": "exception",
-    "currency": "USD",
-    "basis": "list",
-    "dtype": "bf16",
-    "alertname": "RankwatchRunStalled",
-    "severity": "critical",
-    "name": "loss",
-    "gpu": "GPU-0",
-    "reason": "x",
-}
+    "cluster": "c", "state": "productive", "node": "n0", "rank": "0", "attempt": "0", "phase": "forward",
+    "outcome": "failed", "kind": "exception", "currency": "USD", "basis": "list", "dtype": "bf16",
+    "alertname": "RankwatchRunStalled", "severity": "critical", "name": "loss", "gpu": "GPU-0", "reason": "x",
+}  # fmt: skip
 
 
 def _prometheus(_: Path) -> list[Document]:
@@ -207,14 +194,8 @@ def _preemption(_: Path) -> list[Document]:
 def _ask_metadata(folder: Path) -> object:
     names = {each.name for each in folder.iterdir()}
     cloud = "aws" if "token" in names else "azure" if "scheduledevents" in names else "gcp"
-
-    def ask(url: str) -> object:
-        collector = PreemptionCollector(
-            cloud=cloud, events=NodeEvents(), schedule=Schedule(5.0, 5.0), server=url
-        )
-        return collector.collect()
-
-    return _asking(ask)(folder)
+    of_cloud = partial(PreemptionCollector, cloud=cloud, events=NodeEvents(), schedule=Schedule(5.0, 5.0))
+    return _asking(lambda url: of_cloud(server=url).collect())(folder)
 
 
 def _ask_mlflow(url: str) -> None:
@@ -228,30 +209,18 @@ def _ask_dcgm(url: str) -> None:
     relay(answer.samples, GpuInventory())
 
 
+def _of_server(name: str, documents: Callable[[Path], list[Document]], *arguments: str) -> Reader:
+    """A command whose last argument is the server's URL."""
+    read = _asking(lambda url: command(*arguments, url)(Path()))
+    return Reader(name, documents, read, COMMAND_REFUSES, share=2)
+
+
 READERS = (
     Reader("answers of a recorder", _recorders, _recorder, share=8),
     Reader("answers of NCCL RAS", _ras, _read_ras, (CollectError,), share=8),
-    Reader(
-        "goodput from Prometheus",
-        _prometheus,
-        _asking(lambda url: command("goodput", "job", "--prometheus", url, "--json")(Path())),
-        COMMAND_REFUSES,
-        share=2,
-    ),
-    Reader(
-        "report from Prometheus",
-        _prometheus,
-        _asking(lambda url: command("report", "job", "--prometheus", url)(Path())),
-        COMMAND_REFUSES,
-        share=2,
-    ),
-    Reader(
-        "alerts of an Alertmanager",
-        _alerts,
-        _asking(lambda url: command("runbook", "RunStalled", "--alertmanager", url)(Path())),
-        COMMAND_REFUSES,
-        share=2,
-    ),
+    _of_server("goodput from Prometheus", _prometheus, "goodput", "job", "--json", "--prometheus"),
+    _of_server("report from Prometheus", _prometheus, "report", "job", "--prometheus"),
+    _of_server("alerts of an Alertmanager", _alerts, "runbook", "RunStalled", "--alertmanager"),
     Reader("metadata of a cloud", _preemption, _ask_metadata, (CollectError,), share=2),
     Reader(
         "answers of MLflow",
