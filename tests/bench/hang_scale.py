@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.training.recorder import recorder_pickle
+from support.training.recorder import completed, entry, recorder_pickle
 
 from .process_usage import run
 from .result import Result, Row, as_markdown
@@ -71,40 +71,31 @@ def dump(rank: int, ranks: int, entries: int, sleeper: int) -> dict[str, object]
         local = 2 if index % 20 == 19 else 1
         numbers[local] += 1
         found.append(_entry(index, local, groups[local][:2], numbers[local], index < waits_at))
-    status = {str(local): _status(numbers[local]) for local in range(3)}
+    names = [f"last_{each}_collective" for each in ("enqueued", "started", "completed")]
+    status = {str(local): dict.fromkeys(names, number) for local, number in enumerate(numbers)}
     config = {name: {"name": name, "desc": text, "ranks": str(list(each))} for name, text, each in groups}
     return {"version": "2.9", "pg_config": config, "pg_status": status, "entries": found}
 
 
-def _status(number: int) -> dict[str, int]:
-    names = ("enqueued", "started", "completed")
-    return {f"last_{name}_collective": number for name in names}
-
-
-def _entry(index: int, local: int, group: tuple[str, str], number: int, completed: bool) -> dict[str, object]:
-    created = _START_NS + index * 1_000_000
-    return {
-        "record_id": index,
-        "pg_id": local,
-        "process_group": group,
-        "thread_name": "python3",
-        "thread_id": "140299556887424",
-        "collective_seq_id": number,
-        "p2p_seq_id": 0,
-        "op_id": number,
-        "profiling_name": "nccl:all_reduce",
-        "time_created_ns": created,
-        "input_sizes": [[4096, 1, 5120 + local]],
-        "input_dtypes": ["BFloat16"],
-        "output_sizes": [[4096, 1, 5120 + local]],
-        "output_dtypes": ["BFloat16"],
-        "state": "completed" if completed else "scheduled",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": created + 900_000 if completed else None,
-        "retired": completed,
-        "timeout_ms": 600_000,
-        "is_p2p": False,
-    }
+def _entry(index: int, local: int, group: tuple[str, str], number: int, done: bool) -> dict[str, object]:
+    created, size, types = _START_NS + index * 1_000_000, [[4096, 1, 5120 + local]], ["BFloat16"]
+    return (completed if done else entry)(
+        index,
+        pg_id=local,
+        process_group=group,
+        thread_name="python3",
+        thread_id="140299556887424",
+        collective_seq_id=number,
+        p2p_seq_id=0,
+        op_id=number,
+        input_sizes=size,
+        input_dtypes=types,
+        output_sizes=size,
+        output_dtypes=types,
+        time_created_ns=created,
+        time_discovered_started_ns=None,
+        time_discovered_completed_ns=created + 900_000 if done else None,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

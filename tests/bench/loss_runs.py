@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -139,24 +140,17 @@ TASKS: Mapping[str, Callable[[int], Task]] = MappingProxyType(
 )
 
 
-def _cosine(step: int) -> float:
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * step / STEPS))
-
-
-def _stable_then_decay(step: int) -> float:
-    return min(1.0, 5.0 * (STEPS - step) / STEPS)
-
-
-def _steps(step: int) -> float:
-    return 0.3 ** (step // 700)
-
-
-def _warm_restarts(step: int) -> float:
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * (step % 700) / 700))
+def _cosine(step: int, period: int) -> float:
+    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * (step % period) / period))
 
 
 SCHEDULES: Mapping[str, Callable[[int], float]] = MappingProxyType(
-    {"cosine": _cosine, "WSD": _stable_then_decay, "steps": _steps, "warm restarts": _warm_restarts}
+    {
+        "cosine": lambda step: _cosine(step, STEPS),
+        "WSD": lambda step: min(1.0, 5.0 * (STEPS - step) / STEPS),
+        "steps": lambda step: 0.3 ** (step // 700),
+        "warm restarts": lambda step: _cosine(step, 700),
+    }
 )
 """Each after a warm-up of WARM_UP steps; a change by a fifth from one step to the next is marked."""
 WARM_UP = 100
@@ -217,57 +211,44 @@ class Training:
         return loss.item()
 
 
-def _rate_times(times: float) -> Callable[[Training], None]:
-    def mistake(training: Training) -> None:
-        training.times = times
-
-    return mistake
-
-
-def _sign_flip(training: Training) -> None:
-    training.sign = -1.0
-
-
-def _bad_shard(training: Training) -> None:
+def _spoil_labels(training: Training) -> None:
     training.task.spoilt = True
 
 
-def _overflow(training: Training) -> None:
-    """Gradients in float16 with a loss scale far too large: infinite, and nobody looks."""
-    training.half = 2.0**22
-
-
-def _coarse_weights(training: Training) -> None:
-    """Weights restored from bfloat16 half as large again, and four times the rate."""
-    training.times = 4.0
+def _scale_weights(training: Training) -> None:
+    """Weights restored from bfloat16, half as large again."""
     for parameter in training.task.model.parameters():
         parameter.data = parameter.data.bfloat16().float() * 1.5
 
 
-def _lost_state(training: Training) -> None:
-    """A resume without the optimizer's history, and with a rate that nobody meant."""
-    training.times = 8.0
-    training.begin_optimizer()
+class Mistake(NamedTuple):
+    """What goes wrong at FAULT_STEP."""
+
+    changes: Mapping[str, float]
+    """Of the training's fields."""
+    also: Callable[[Training], None] | None = None
+    told: RelearnReason | None = None
+    """What the agent is told: another rate, a restart, or nothing."""
 
 
-def _betas(training: Training) -> None:
-    training.times = 3.0
-    training.begin_optimizer(betas=(0.0, 0.1))
-
-
-MISTAKES: Mapping[str, tuple[Callable[[Training], None], RelearnReason | None]] = MappingProxyType(
+MISTAKES: Mapping[str, Mistake] = MappingProxyType(
     {
-        "rate x 10": (_rate_times(10.0), RelearnReason.LEARNING_RATE),
-        "rate x 100": (_rate_times(100.0), RelearnReason.LEARNING_RATE),
-        "sign flip": (_sign_flip, None),
-        "bad data shard": (_bad_shard, None),
-        "float16 overflow": (_overflow, None),
-        "weights scaled in bfloat16": (_coarse_weights, RelearnReason.RESTART),
-        "lost optimizer state, rate x 8": (_lost_state, RelearnReason.RESTART),
-        "beta2 of 0.1, rate x 3": (_betas, None),
+        "rate x 10": Mistake({"times": 10.0}, told=RelearnReason.LEARNING_RATE),
+        "rate x 100": Mistake({"times": 100.0}, told=RelearnReason.LEARNING_RATE),
+        "sign flip": Mistake({"sign": -1.0}),
+        "bad data shard": Mistake({}, _spoil_labels),
+        # Gradients in float16 with a loss scale far too large: infinite, and nobody looks.
+        "float16 overflow": Mistake({"half": 2.0**22}),
+        "weights scaled in bfloat16": Mistake({"times": 4.0}, _scale_weights, RelearnReason.RESTART),
+        # A resume without the optimizer's history, and with a rate that nobody meant.
+        "lost optimizer state, rate x 8": Mistake(
+            {"times": 8.0}, Training.begin_optimizer, RelearnReason.RESTART
+        ),
+        "beta2 of 0.1, rate x 3": Mistake(
+            {"times": 3.0}, lambda training: training.begin_optimizer(betas=(0.0, 0.1))
+        ),
     }
 )
-"""Mistake -> what it does at FAULT_STEP, and what the agent is told: another rate, a restart, nothing."""
 
 
 def healthy_run(task: str, optimizer: str, schedule: str, seed: int) -> Curve:
@@ -296,17 +277,20 @@ def healthy_run(task: str, optimizer: str, schedule: str, seed: int) -> Curve:
 
 def faulty_run(task: str, optimizer: str, mistake: str, seed: int) -> Curve | None:
     """A training with a mistake from FAULT_STEP on; None where the mistake does no harm."""
-    training = Training(TASKS[task](seed), optimizer, _stable_then_decay)
-    make, mark = MISTAKES[mistake]
+    training = Training(TASKS[task](seed), optimizer, SCHEDULES["WSD"])
+    changes, also, told = MISTAKES[mistake]
     losses = []
     for step in range(STEPS):
         if step == FAULT_STEP:
-            make(training)
+            for name, value in changes.items():
+                setattr(training, name, value)
+            if also is not None:
+                also(training)
         losses.append(training.step(step))
         if not math.isfinite(losses[-1]) and step > FAULT_STEP + LASTING_STEPS:
             break
     onset = _onset(losses)
-    marks = {} if mark is None else {FAULT_STEP: mark}
+    marks = {} if told is None else {FAULT_STEP: told}
     if onset is None:
         return None
     return Curve(mistake, tuple(range(len(losses))), tuple(losses), onset, FAULT_STEP, marks=marks)

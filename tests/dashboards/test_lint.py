@@ -54,8 +54,8 @@ def _sets_in_variable(name: str, key: str, value: object) -> Callable[[Dashboard
 
 @pytest.mark.parametrize("board", dashboards(RuleConfig()), ids=lambda board: str(board["uid"]))
 def test_dashboard(board: Dashboard) -> None:
-    """Identity, layout, texts, variables, queries and names. It answers on one screen, with the geometry of the
-    others, and links to the next one on what was clicked."""
+    """Identity, layout, texts, variables, queries and names of series, one screen with the geometry of all
+    boards, and links that lead to the next one on what was clicked."""
     uids = frozenset(each["uid"] for each in dashboards(RuleConfig()))
     assert [*check_dashboard(board), *first_screen(board), *links(board, uids)] == []
 
