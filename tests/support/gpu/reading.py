@@ -79,11 +79,22 @@ def values_of(gpu: Gpu) -> Values:
     return found
 
 
-def node_values(reading: Reading) -> Values:
-    """The samples of the whole node."""
-    return {
+def node_values(reading: Reading, *metrics: str) -> Values:
+    """The samples of the whole node, or those of some metrics."""
+    found = {
         (each.metric.removeprefix("rankwatch_gpu_"), *each.labels): each.value for each in reading.samples
     }
+    return family(found, *metrics) if metrics else found
+
+
+def family(values: Values, *prefixes: str) -> Values:
+    """The series of the metrics whose names begin so."""
+    return {key: value for key, value in values.items() if key[0].startswith(prefixes)}
+
+
+def series(metric: str, **by_label: float) -> Values:
+    """Series of a metric with one label."""
+    return {(metric, label): value for label, value in by_label.items()}
 
 
 class Worker:

@@ -1,28 +1,14 @@
-"""Firmware of a board, and what of it changes all the time."""
+"""Firmware, fans, P-state, and what holds the clocks down."""
 
 from __future__ import annotations
 
 import pynvml
 import pytest
 
-from support.gpu.reading import Node, node_values, values_of
+from support.gpu.nvml_node import Node as Fake
+from support.gpu.reading import Node, family, node_values, series, values_of
 
 UNKNOWN_STATE = 32
-
-
-def family(node: Node, name: str, index: int = 3) -> dict[tuple[str, ...], float]:
-    return {key[1:]: value for key, value in node.values(index).items() if key[0] == name}
-
-
-def test_firmware(node: Node) -> None:
-    """Its names are labels."""
-    assert node.values(3)["firmware_info", "96.00.74.00.03", "G520.0200.00.05"] == 1.0
-
-
-def test_state(node: Node) -> None:
-    values = node.values(3)
-    assert values["performance_state",] == 1.0
-    assert family(node, "video_utilization_ratio") == {("encoder",): 0.04, ("decoder",): 0.13}
 
 
 def test_unknown_performance_state(node: Node) -> None:
@@ -30,14 +16,14 @@ def test_unknown_performance_state(node: Node) -> None:
     node.driver.set(0, "performance_state", UNKNOWN_STATE)
     reading = node.read()
     assert ("performance_state",) not in values_of(reading.gpus[0])
-    assert not [key for key in node_values(reading) if key[0] == "readings_rejected_total"]
+    assert node_values(reading, "readings_rejected") == {}
 
 
 def test_fans(node: Node) -> None:
     """A card has fans. They may run faster than the manufacturer's noise limit allows."""
     node.driver.update(lambda fake: fake["gpus"][0].update(fans=[40, 105]))
-    assert family(node, "fan_speed_ratio", 0) == {("0",): 0.4, ("1",): 1.05}
-    assert family(node, "fan_speed_ratio", 1) == {}
+    assert family(node.values(0), "fan") == {("fan_speed_ratio", "0"): 0.4, ("fan_speed_ratio", "1"): 1.05}
+    assert family(node.values(1), "fan") == {}
 
 
 def test_firmware_is_read_seldom(node: Node) -> None:
@@ -66,3 +52,55 @@ def test_one_call_fails(node: Node, function: str, gone: set[str], error: int) -
     missing = {key[0] for key in set(values_of(reading.gpus[0])) - set(values_of(reading.gpus[1]))}
     assert missing - {"firmware_info", "info", "process_memory_bytes"} == gone
     assert bool(reading.warnings) == (error == pynvml.NVML_ERROR_UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("version", "first"),
+    [
+        ("535.161.08", None),
+        ("570.124.06", None),
+        ("575.51.03", 251),
+        ("575.57.08", 251),
+        ("575.64.05", None),
+        ("580.65.06", 251),
+        ("580.76.05", None),
+        ("580.82.07", 269),
+        ("615.71", 269),
+        ("", None),
+        ("strange", None),
+    ],
+)
+def test_slowdown_fields(node: Node, version: str, first: int | None) -> None:
+    """NVIDIA numbered the three slowdowns twice, and gave the other numbers to power smoothing.
+
+    A driver whose numbers no published nvml.h gives has no series: settings are never read as seconds.
+    """
+
+    def prepare(fake: Fake) -> None:
+        fake["driver"].update(version=version)
+        for base in (251, 269):
+            fake["gpus"][1]["fields"] |= {str(base + each): (base + each) * 10**9 for each in range(3)}
+
+    node.driver.update(prepare)
+    slowdowns = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+    expected = {} if first is None else {name: first + at for at, name in enumerate(slowdowns)}
+    found = family(node.values(1), "throttle_seconds")
+    assert {key[1]: value for key, value in found.items() if key[1] in slowdowns} == expected
+    assert ("throttle_seconds_total", "sw_power_cap") in found
+
+
+def test_active_throttle_reasons(node: Node) -> None:
+    """A reason that the GPU does not know has no series."""
+    node.driver.set(0, "clocks_event_reasons.supported", 0x1 | 0x4 | 0x40)
+    node.driver.set(0, "clocks_event_reasons.current", 0x40)
+    expected = series("throttle_active", gpu_idle=0, sw_power_cap=0, hw_thermal_slowdown=1)
+    assert family(node.values(0), "throttle_active") == expected
+
+
+@pytest.mark.parametrize("mask", [0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
+def test_sentinel_is_no_mask(node: Node, mask: int) -> None:
+    """Otherwise every reason would be active."""
+    node.driver.set(0, "clocks_event_reasons.current", mask)
+    reading = node.read()
+    assert family(values_of(reading.gpus[0]), "throttle_active") == {}
+    assert node_values(reading)["readings_rejected_total", "throttle_reasons"] == 1.0
