@@ -76,30 +76,34 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def owner(gpu: str, mig: str, job: str) -> tuple[str, ...]:
-    return ("rankwatch_gpu_slurm_info", gpu, mig, job)
+def shown(
+    *owners: tuple[str, str, str], unmatched: int = 0, failures: int = 0
+) -> dict[tuple[str, ...], float]:
+    """All series, for these owners: GPU, MIG instance and job."""
+    jobs = {("rankwatch_gpu_slurm_info", *each): 1.0 for each in owners}
+    return {**jobs, UNMATCHED: unmatched, FAILURES: failures}
 
 
-def test_job_map(node: Node) -> None:
-    """Several jobs where a GPU is shared. An empty file is an idle GPU."""
-    node.give(g0="4711\n4712\n", g1="", g1_7="4713\n")
-    assert values([node.collector().collect()]) == {
-        owner(FIRST, "", "4711"): 1,
-        owner(FIRST, "", "4712"): 1,
-        owner(SECOND, SLICE, "4713"): 1,
-        UNMATCHED: 0,
-        FAILURES: 0,
-    }
-
-
-def test_file_of_an_unknown_gpu(node: Node) -> None:
-    """Counted once per file, and only while it names a job."""
-    node.give(g0="4711\n", g7="4712\n4713\n", g8="", notes="4714\n")
-    assert values([node.collector().collect()]) == {
-        owner(FIRST, "", "4711"): 1,
-        UNMATCHED: 1,
-        FAILURES: 0,
-    }
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"g0": "4711\n4712\n", "g1": "", "g1_7": "4713\n"},
+            shown((FIRST, "", "4711"), (FIRST, "", "4712"), (SECOND, SLICE, "4713")),
+        ),
+        (
+            {"g0": "4711\n", "g7": "4712\n4713\n", "g8": "", "notes": "4714\n"},
+            shown((FIRST, "", "4711"), unmatched=1),
+        ),
+    ],
+    ids=["several jobs on a shared GPU, an idle GPU, an instance", "file of an unknown GPU that names jobs"],
+)
+def test_job_map(node: Node, files: dict[str, str], expected: dict[tuple[str, ...], float]) -> None:
+    """The jobs of each GPU. The first job's prolog creates the map."""
+    slurm = node.collector()
+    assert values([slurm.collect()]) == shown()
+    node.give(**files)
+    assert values([slurm.collect()]) == expected
 
 
 def test_unusable_file(node: Node) -> None:
@@ -108,12 +112,7 @@ def test_unusable_file(node: Node) -> None:
     (node.jobs / "1.7").mkdir()
     slurm = node.collector()
     slurm.collect()
-    assert values([slurm.collect()]) == {owner(FIRST, "", "4711"): 1, UNMATCHED: 0, FAILURES: 4}
-
-
-def test_missing_job_map(node: Node) -> None:
-    """The first job's prolog creates it."""
-    assert values([node.collector().collect()]) == {UNMATCHED: 0, FAILURES: 0}
+    assert values([slurm.collect()]) == shown((FIRST, "", "4711"), failures=4)
 
 
 def test_unreadable_job_map(node: Node) -> None:
@@ -123,23 +122,19 @@ def test_unreadable_job_map(node: Node) -> None:
     with pytest.raises(CollectError, match="Not a directory"):
         slurm.collect()
     node.jobs.unlink()
-    assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 1}
+    assert values([slurm.collect()]) == shown(failures=1)
 
 
 def test_jobs_of_processes(node: Node) -> None:
     """Each job once per GPU. Processes of other sessions belong to none."""
-    node.process(100, b"SLURM_JOB_ID=4711\0")
-    node.process(101, b"SLURM_JOB_ID=4711\0")
-    node.process(102, b"PATH=/bin\0")
-    node.process(103, b"SLURM_JOB_ID=4712\0")
+    for pid, environment in enumerate(
+        ("SLURM_JOB_ID=4711", "SLURM_JOB_ID=4711", "PATH=/bin", "SLURM_JOB_ID=4712")
+    ):
+        node.process(100 + pid, f"{environment}\0".encode())
     node.run_on(first=(100, 101, 102, 999), second=(100, 103))
-    assert values([node.collector(mapped=False).collect()]) == {
-        owner(FIRST, "", "4711"): 1,
-        owner(SECOND, "", "4711"): 1,
-        owner(SECOND, "", "4712"): 1,
-        UNMATCHED: 0,
-        FAILURES: 0,
-    }
+    assert values([node.collector(mapped=False).collect()]) == shown(
+        (FIRST, "", "4711"), (SECOND, "", "4711"), (SECOND, "", "4712")
+    )
 
 
 def test_job_map_wins_over_processes(node: Node) -> None:
@@ -147,11 +142,7 @@ def test_job_map_wins_over_processes(node: Node) -> None:
     node.give(g1_7="4711\n")
     node.process(100, b"SLURM_JOB_ID=4711\0")
     node.run_on(second=(100,))
-    assert values([node.collector().collect()]) == {
-        owner(SECOND, SLICE, "4711"): 1,
-        UNMATCHED: 0,
-        FAILURES: 0,
-    }
+    assert values([node.collector().collect()]) == shown((SECOND, SLICE, "4711"))
 
 
 def test_unreadable_environment(node: Node) -> None:
@@ -161,11 +152,7 @@ def test_unreadable_environment(node: Node) -> None:
     # Stands for a file that may not be read, also where the test runs as root.
     (node.procfs / "101" / "environ").symlink_to("environ")
     node.run_on(first=(100, 101))
-    assert values([node.collector(mapped=False).collect()]) == {
-        owner(FIRST, "", "4711"): 1,
-        UNMATCHED: 1,
-        FAILURES: 0,
-    }
+    assert values([node.collector(mapped=False).collect()]) == shown((FIRST, "", "4711"), unmatched=1)
 
 
 def test_neither_map_nor_job(node: Node) -> None:
@@ -183,7 +170,7 @@ def test_idle_after_a_job(node: Node) -> None:
     slurm = node.collector(mapped=False)
     slurm.collect()
     node.run_on()
-    assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 0}
+    assert values([slurm.collect()]) == shown()
 
 
 @pytest.mark.process
@@ -229,11 +216,8 @@ def test_names_of_files(tmp_path: Path) -> None:
     """A number is a GPU, two numbers are an instance of it. Other files are ignored."""
     for name in ("0", "12", "2.1", "README", "1.", ".1", "-1", "2.1.3", "٣", "1\n", "99999"):
         (tmp_path / name).write_text("")
-    assert gpu_files(tmp_path) == [
-        GpuFile(tmp_path / "0", 0, None),
-        GpuFile(tmp_path / "12", 12, None),
-        GpuFile(tmp_path / "2.1", 2, 1),
-    ]
+    expected = [("0", 0, None), ("12", 12, None), ("2.1", 2, 1)]
+    assert gpu_files(tmp_path) == [GpuFile(tmp_path / name, *numbers) for name, *numbers in expected]
 
 
 def test_job_map_is_missing_or_a_file(tmp_path: Path) -> None:
@@ -256,7 +240,6 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
 def test_parse_jobs() -> None:
     """Also arrays and heterogeneous jobs. Blank lines are skipped."""
     assert parse_jobs("4711\n\n 4712_3 \n4713+1\n4711\n") == ["4711", "4712_3", "4713+1"]
-    assert parse_jobs("") == []
 
 
 @pytest.mark.parametrize(
