@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socketserver
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from support.servers.loopback import serving
 
@@ -40,74 +42,58 @@ class Comm:
     def size(self) -> int:
         return len(self.launched) + len(self.gone)
 
-    def ranks(self) -> list[int]:
-        """Ranks that answered."""
-        gone = {each.rank for each in self.gone}
-        return [rank for rank in range(self.size) if rank not in gone]
-
-    def place(self, rank: int) -> int:
-        return self.places[rank] if self.places else rank
-
 
 def json_status(*comms: Comm, version: str = "2.28.9+cuda13.0", comma: bool = True) -> bytes:
     """Returns the JSON form as NCCL writes it, or without the comma that 2.28.9 omits."""
-    body = (
-        f'{{\n  "nccl_version": "{version}",\n  "cuda_runtime_version": 13000,\n'
-        f'  "cuda_driver_version": 13000,\n  "timestamp": "2026-05-05 06:16:47",\n'
-        f'  "communicators_count": {len(comms)},\n  "communicators": [\n'
-    )
-    body += ",\n".join(_json_communicator(each, "," if comma else "") for each in comms)
-    body += '\n  ],\n  "ras": {\n    "collection_time_sec": 0.004,\n'
-    return (body + '    "timeouts_count": 0\n  }\n}\n').encode()
-
-
-def _json_communicator(comm: Comm, comma: str) -> str:
-    ranks = ",\n".join(
-        _json_rank(comm, rank, launched) for rank, launched in zip(comm.ranks(), comm.launched, strict=True)
-    )
-    gone = ",\n".join(
-        f'        {{\n{_who(comm, each.rank)}{comma}\n          "status": {{\n'
-        f'            "unresponsive": {_word(each.unresponsive)},\n'
-        f'            "considered_dead": {_word(each.dead)}\n          }}\n        }}'
-        for each in comm.gone
-    )
-    return (
-        f'    {{\n      "hash": "0x{comm.name:x}",\n      "secondary_hash": "{comm.second}",\n'
-        f'      "size": {comm.size},\n      "ranks_count": {len(comm.launched)},\n'
-        f'      "missing_ranks_count": {len(comm.gone)},\n      "ranks": [\n{ranks}\n      ],\n'
-        f'      "missing_ranks": [\n{gone}\n      ]\n    }}'
-    )
-
-
-def _json_rank(comm: Comm, rank: int, launched: int | Mapping[str, int]) -> str:
-    counts = {"AllReduce": launched} if isinstance(launched, int) else launched
-    status: dict[str, int | bool] = {
-        "init_state": 0,
-        "async_error": 0,
-        "finalize_called": False,
-        "destroy_flag": False,
-        "abort_flag": False,
-        **comm.status.get(rank, {}),
+    document = {
+        "nccl_version": version,
+        "cuda_runtime_version": 13000,
+        "cuda_driver_version": 13000,
+        "timestamp": "2026-05-05 06:16:47",
+        "communicators_count": len(comms),
+        "communicators": [_communicator(each) for each in comms],
+        "ras": {"collection_time_sec": 0.004, "timeouts_count": 0},
     }
-    told = ",\n".join(f'            "{name}": {_word(value)}' for name, value in status.items())
-    counted = ",\n".join(f'            "{kind}": {counts.get(kind, 0)}' for kind in KINDS)
-    return (
-        f'        {{\n{_who(comm, rank)},\n          "status": {{\n{told}\n          }},\n'
-        f'          "collective_counts": {{\n{counted}\n          }}\n        }}'
-    )
+    text = json.dumps(document, indent=2)
+    return (text if comma else re.sub(r',(\s*"status": {\s*"unresponsive")', r"\1", text)).encode()
 
 
-def _who(comm: Comm, rank: int) -> str:
-    place = comm.place(rank)
-    return (
-        f'          "rank": {rank},\n          "host": "10.0.0.{place // 8}",\n'
-        f'          "pid": {comm.first_pid + place},\n          "cuda_dev": {place % 8},\n'
-        f'          "nvml_dev": {place % 8}'
-    )
+def _communicator(comm: Comm) -> dict[str, Any]:
+    gone = {each.rank for each in comm.gone}
+    answered = [rank for rank in range(comm.size) if rank not in gone]
+    return {
+        "hash": f"0x{comm.name:x}",
+        "secondary_hash": comm.second,
+        "size": comm.size,
+        "ranks_count": len(comm.launched),
+        "missing_ranks_count": len(comm.gone),
+        "ranks": [_rank(comm, *each) for each in zip(answered, comm.launched, strict=True)],
+        "missing_ranks": [
+            {
+                **_process(comm, each.rank),
+                "status": {"unresponsive": each.unresponsive, "considered_dead": each.dead},
+            }
+            for each in comm.gone
+        ],
+    }
 
 
-def _word(value: int | bool) -> str:
-    return str(value).lower()
+def _rank(comm: Comm, rank: int, launched: int | Mapping[str, int]) -> dict[str, Any]:
+    running = {"init_state": 0, "async_error": 0}
+    flags = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), False)
+    counts = {"AllReduce": launched} if isinstance(launched, int) else launched
+    return {
+        **_process(comm, rank),
+        "status": {**running, **flags, **comm.status.get(rank, {})},
+        "collective_counts": {**dict.fromkeys(KINDS, 0), **counts},
+    }
+
+
+def _process(comm: Comm, rank: int) -> dict[str, Any]:
+    place = comm.places[rank] if comm.places else rank
+    host, device = divmod(place, 8)
+    pid = comm.first_pid + place
+    return {"rank": rank, "host": f"10.0.0.{host}", "pid": pid, "cuda_dev": device, "nvml_dev": device}
 
 
 def text_status(rows: str, errors: str = "", warnings: str = "", *, version: str = "2.26.2") -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,59 +19,25 @@ from support.paths import TESTS
 
 PROC = TESTS / "agent" / "fixtures" / "proc"
 PER_SWITCH = 2
-SWITCHES_PER_SOCKET = 2
+PER_SOCKET = 4
+"""GPUs, and NICs, of one socket, on two switches."""
 DOWNSTREAM = {"nic": 0, "gpu": 1}
 
 COUNTERS = (
-    "VL15_dropped",
-    "excessive_buffer_overrun_errors",
-    "link_downed",
-    "link_error_recovery",
-    "local_link_integrity_errors",
-    "multicast_rcv_packets",
-    "multicast_xmit_packets",
-    "port_rcv_constraint_errors",
-    "port_rcv_data",
-    "port_rcv_errors",
-    "port_rcv_packets",
-    "port_rcv_remote_physical_errors",
-    "port_rcv_switch_relay_errors",
-    "port_xmit_constraint_errors",
-    "port_xmit_data",
-    "port_xmit_discards",
-    "port_xmit_packets",
-    "port_xmit_wait",
-    "symbol_error",
-    "unicast_rcv_packets",
-    "unicast_xmit_packets",
+    *("VL15_dropped", "excessive_buffer_overrun_errors", "link_downed", "link_error_recovery"),
+    *("local_link_integrity_errors", "multicast_rcv_packets", "multicast_xmit_packets"),
+    *("port_rcv_constraint_errors", "port_rcv_data", "port_rcv_errors", "port_rcv_packets"),
+    *("port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors", "port_xmit_constraint_errors"),
+    *("port_xmit_data", "port_xmit_discards", "port_xmit_packets", "port_xmit_wait", "symbol_error"),
+    *("unicast_rcv_packets", "unicast_xmit_packets"),
 )
 HARDWARE_COUNTERS = (
-    "duplicate_request",
-    "implied_nak_seq_err",
-    "lifespan",
-    "local_ack_timeout_err",
-    "np_cnp_sent",
-    "np_ecn_marked_roce_packets",
-    "out_of_buffer",
-    "out_of_sequence",
-    "packet_seq_err",
-    "req_cqe_error",
-    "req_cqe_flush_error",
-    "req_remote_access_errors",
-    "req_remote_invalid_request",
-    "resp_cqe_error",
-    "resp_cqe_flush_error",
-    "resp_local_length_error",
-    "resp_remote_access_errors",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "roce_slow_restart",
-    "rp_cnp_handled",
-    "rp_cnp_ignored",
-    "rx_atomic_requests",
-    "rx_icrc_encapsulated",
-    "rx_read_requests",
-    "rx_write_requests",
+    *("duplicate_request", "implied_nak_seq_err", "lifespan", "local_ack_timeout_err", "np_cnp_sent"),
+    *("np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence", "packet_seq_err"),
+    *("req_cqe_error", "req_cqe_flush_error", "req_remote_access_errors", "req_remote_invalid_request"),
+    *("resp_cqe_error", "resp_cqe_flush_error", "resp_local_length_error", "resp_remote_access_errors"),
+    *("rnr_nak_retry_err", "roce_adp_retrans", "roce_slow_restart", "rp_cnp_handled", "rp_cnp_ignored"),
+    *("rx_atomic_requests", "rx_icrc_encapsulated", "rx_read_requests", "rx_write_requests"),
 )
 EFA_COUNTERS = (
     "rdma_read_bytes",
@@ -98,7 +64,9 @@ def build_node(root: Path, gpus: int = 8, ports: int = 8, *, odd: bool = True) -
     (node.procfs / "net/dev").write_text(_net_dev(ports))
     for index, bus in enumerate(gpu_buses(gpus)):
         path = _switch(node.sysfs, index, "gpu")
-        add_pci(node.sysfs, f"{path}/0000:{bus:02x}:00.0", "0x030200", "0x10de", "nvidia", _socket(index))
+        add_pci(
+            node.sysfs, f"{path}/0000:{bus:02x}:00.0", "0x030200", "0x10de", "nvidia", index // PER_SOCKET
+        )
     for index in range(ports):
         _add_infiniband(node.sysfs, index, odd=odd and index == ports - 1)
     _add_management(node.sysfs)
@@ -186,10 +154,6 @@ def hardware_counters_of(index: int) -> dict[str, object]:
     return values | {"lifespan": 10}
 
 
-def _socket(index: int) -> int:
-    return index // (PER_SWITCH * SWITCHES_PER_SOCKET)
-
-
 def _switch(sysfs: Path, index: int, kind: str) -> str:
     """Returns the path to the downstream port of the index-th GPU or NIC. Writes the bridges on the way."""
     number, place = divmod(index, PER_SWITCH)
@@ -199,13 +163,13 @@ def _switch(sysfs: Path, index: int, kind: str) -> str:
     for bridge in (f"0000:{bus:02x}:01.0", f"0000:{bus + 1:02x}:00.0", f"0000:{bus + 2:02x}:{port:02x}.0"):
         path += f"/{bridge}"
         if not (sysfs / "devices" / path).exists():
-            add_pci(sysfs, path, "0x060400", "0x1000", "pcieport", _socket(index))
+            add_pci(sysfs, path, "0x060400", "0x1000", "pcieport", index // PER_SOCKET)
     return path
 
 
 def _add_infiniband(sysfs: Path, index: int, *, odd: bool) -> None:
     path = f"{_switch(sysfs, index, 'nic')}/{nic_address(index)}"
-    device = add_pci(sysfs, path, "0x020700", driver="mlx5_core", numa_node=_socket(index))
+    device = add_pci(sysfs, path, "0x020700", driver="mlx5_core", numa_node=index // PER_SOCKET)
     counters = counters_of(index) | ({"port_rcv_constraint_errors": "N/A (no PMA)"} if odd else {})
     identity = {"board_id": "MT_0000000838", "fw_ver": f"28.39.{2000 + index}", "hca_type": "MT4129"}
     files = port_files(counters, hardware_counters_of(index))
@@ -238,12 +202,9 @@ def _add_efa(sysfs: Path) -> None:
 
 
 def _net_dev(ports: int) -> str:
-    return "".join(f"{line}\n" for line in _net_dev_lines(ports))
-
-
-def _net_dev_lines(ports: int) -> Iterator[str]:
-    yield from (PROC / "net/dev").read_text().splitlines()[:4]  # the head, lo and eth0
+    lines = (PROC / "net/dev").read_text().splitlines()[:4]  # the head, lo and eth0
     for index in range(ports):
-        received = [100_000 * (index + 1), 100 + index, 0, 0, 0, 0, 0, 0]
-        sent = [200_000 * (index + 1), 200 + index, 0, 0, 0, 0, 0, 0]
-        yield f"   ib{index}: " + " ".join(map(str, received + sent))
+        received, sent = 100_000 * (index + 1), 200_000 * (index + 1)
+        zeros = "0 0 0 0 0 0"
+        lines.append(f"   ib{index}: {received} {100 + index} {zeros} {sent} {200 + index} {zeros}")
+    return "\n".join(lines) + "\n"

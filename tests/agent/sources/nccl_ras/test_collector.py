@@ -59,11 +59,7 @@ def series(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_stuck_job(tmp_path: Path, service: RasService, leader: int) -> None:
-    """Reported with its run and global ranks.
-
-    Once nothing has moved for long, the rank that is behind is named.
-    """
-    at = (service.address, "job")
+    """Reported with its run. Once nothing has moved for long, the ranks behind are counted."""
     service.json = json_status(
         Comm((7, 6), first_pid=leader), Comm((3, 2), name=2, first_pid=leader, places=(1, 0))
     )
@@ -71,34 +67,31 @@ def test_stuck_job(tmp_path: Path, service: RasService, leader: int) -> None:
     for _ in range(6):
         found = watch.collect()
     assert service.commands[:4] == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
-    world, pair = "27a079b828ff1a75", "0000000000000002"
+    at = (service.address, "job")
     assert series(found, "ras_up") == {at: 1}
-    assert series(found, "communicator_state") == {
-        (*at, world, "stuck", "desync"): 1,
-        (*at, pair, "stuck", "desync"): 1,
-    }
-    assert series(found, "communicator_ranks") == {(*at, world): 2, (*at, pair): 2}
-    assert series(found, "communicator_launch_spread") == {(*at, world): 1, (*at, pair): 1}
-    assert series(found, "communicator_launches_total") == {(*at, world): 7, (*at, pair): 3}
-    assert series(found, "communicator_ranks_behind") == {(*at, world): 1, (*at, pair): 1}
-    assert series(found, "communicator_ranks_missing") == {(*at, world): 0, (*at, pair): 0}
+    world, pair = (*at, "27a079b828ff1a75"), (*at, "0000000000000002")
+    assert series(found, "communicator_state") == {(*each, "stuck", "desync"): 1 for each in (world, pair)}
+    for name, (of_world, of_pair) in {
+        "ranks": (2, 2),
+        "launch_spread": (1, 1),
+        "launches_total": (7, 3),
+        "ranks_behind": (1, 1),
+        "ranks_missing": (0, 0),
+    }.items():
+        assert series(found, f"communicator_{name}") == {world: of_world, pair: of_pair}, name
 
 
 def test_global_ranks(tmp_path: Path, service: RasService) -> None:
     """By process through the communicator of all ranks, if that fits the local black boxes."""
     with rank(tmp_path, "ready()", world=3) as process:
-        world = Comm((9, 9, 9), first_pid=process.pid)
         late = Comm((3, 2), name=2, first_pid=process.pid, places=(0, 2))
-        service.json = json_status(world, late)
         watch = collector(tmp_path, service.address)
-        for _ in range(4):
-            found = watch.collect()
-        key = (service.address, "job", "0000000000000002", "1")
-        assert series(found, "rank_launches_behind") == {(*key, "2"): 1}
-        service.json = json_status(Comm((9, 9, 9), first_pid=process.pid, places=(1, 0, 2)), late)
-        for _ in range(4):
-            found = watch.collect()
-        assert series(found, "rank_launches_behind") == {(*key, ""): 1}
+        for places, global_rank in (((), "2"), ((1, 0, 2), "")):
+            service.json = json_status(Comm((9, 9, 9), first_pid=process.pid, places=places), late)
+            for _ in range(4):
+                found = watch.collect()
+            key = (service.address, "job", "0000000000000002", "1", global_rank)
+            assert series(found, "rank_launches_behind") == {key: 1}
 
 
 def test_missing_ranks(tmp_path: Path, service: RasService, leader: int) -> None:
@@ -106,11 +99,8 @@ def test_missing_ranks(tmp_path: Path, service: RasService, leader: int) -> None
     service.json = json_status(Comm((7,), first_pid=leader, gone=(Gone(1, dead=True),)), comma=False)
     found = collector(tmp_path, service.address).collect()
     at = (service.address, "job")
-    assert series(found, "processes_missing") == {
-        (*at, "dead"): 1,
-        (*at, "unresponsive"): 0,
-        (*at, "left"): 0,
-    }
+    missing = {"dead": 1, "unresponsive": 0, "left": 0}
+    assert series(found, "processes_missing") == {(*at, each): n for each, n in missing.items()}
     assert series(found, "rank_missing") == {(*at, "27a079b828ff1a75", "1", "1", "dead"): 1}
 
 

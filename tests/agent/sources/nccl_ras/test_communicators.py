@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from rankwatch_agent.sources.nccl_ras.communicators import (
-    STUCK_POLLS,
-    SUSPECT_POLLS,
     HealthTracker,
     Reason,
     Report,
@@ -17,10 +17,13 @@ from rankwatch_agent.sources.nccl_ras.text_form import parse_text
 from support.sources.nccl_ras import Comm, Gone, json_status, text_status
 
 ROW = "    0         1         4         8        32        32   RUNNING  MISMATCH\n"
+AGREEING = "    1         4         4         8        16        32   RUNNING      OK\n"
 COUNTS = (
     "#0-0 (a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
     "  31 ranks have launched up to operation 7\n  Rank 3 has launched up to operation 6 -- GPU 3\n\n"
 )
+FAILED = {0: {"async_error": 6}}
+STARTING = {0: {"init_state": 7}, 1: {"init_state": 7}}
 
 
 def report(*comms: Comm) -> Report:
@@ -39,19 +42,31 @@ def test_moving_difference_is_healthy() -> None:
     assert found == [(State.UNKNOWN, Reason.FIRST_ANSWER), *[(State.HEALTHY, Reason.MOVING)] * 9]
 
 
-def test_constant_difference_is_a_desync() -> None:
-    """Suspect first, stuck after several answers."""
-    found = course([report(Comm((7, 6, 7)))] * 8)
-    assert found[1] == (State.UNKNOWN, Reason.DESYNC)
-    assert found[SUSPECT_POLLS:STUCK_POLLS] == [(State.SUSPECT, Reason.DESYNC)] * 3
-    assert found[STUCK_POLLS:] == [(State.STUCK, Reason.DESYNC)] * 3
+def text(*rows: str) -> Report:
+    return parse_text(text_status("".join(rows), "", COUNTS))
 
 
-def test_equal_constant_counts_are_below_launch() -> None:
-    """All ranks have launched it and nothing moves. RAS itself reports OK (NVIDIA/nccl#1730)."""
-    found = course([report(Comm((7, 7)), Comm((2, 2), name=2))] * 8)
-    assert found[STUCK_POLLS:] == [(State.STUCK, Reason.BELOW_LAUNCH)] * 3
-    assert found[STUCK_POLLS - 1] == (State.SUSPECT, Reason.BELOW_LAUNCH)
+@pytest.mark.parametrize(
+    ("answer", "reason", "state"),
+    [
+        (report(Comm((7, 6, 7))), Reason.DESYNC, State.STUCK),
+        (report(Comm((7, 7)), Comm((2, 2), name=2)), Reason.BELOW_LAUNCH, State.STUCK),
+        (report(Comm((0, 0), status=STARTING)), Reason.STARTING, State.STUCK),
+        (text(ROW), Reason.DESYNC, State.STUCK),
+        (text(ROW, AGREEING), Reason.DESYNC, State.SUSPECT),
+    ],
+    ids=[
+        "one rank is behind",
+        "all have launched the same, and RAS itself reports OK (NVIDIA/nccl#1730)",
+        "ranks wait for each other to initialise",
+        "text form",
+        "text form, which has no launches of communicators whose ranks agree",
+    ],
+)
+def test_constant_answer(answer: Report, reason: Reason, state: State) -> None:
+    """Suspect first, stuck after five unchanged answers."""
+    states = [State.UNKNOWN, *[State.SUSPECT] * 3, *[state] * 3]
+    assert course([answer] * 8)[1:] == [(each, reason) for each in states]
 
 
 def test_launch_resets_the_state() -> None:
@@ -77,43 +92,27 @@ def test_desync_in_a_moving_job_is_suspect() -> None:
     tracker = HealthTracker()
     for at in range(12):
         found = tracker.update(report(Comm((at, at), name=1), Comm((5, 4), name=2)))
-    assert (found[0].communicator.name[-1], found[0].state, found[0].reason) == (
-        "2",
-        State.SUSPECT,
-        Reason.DESYNC,
-    )
+    worst = found[0]
+    assert (worst.communicator.name[-1], worst.state, worst.reason) == ("2", State.SUSPECT, Reason.DESYNC)
 
 
-def test_worst_state_wins() -> None:
+@pytest.mark.parametrize(
+    ("comm", "state", "reason"),
+    [
+        (Comm((7,), gone=(Gone(1, dead=True),), status=FAILED), State.DEAD, Reason.PROCESS_DEAD),
+        (Comm((7, 6), status=FAILED), State.ERROR, Reason.NCCL_ERROR),
+        (Comm((7,), gone=(Gone(1),)), State.SUSPECT, Reason.UNRESPONSIVE),
+    ],
+)
+def test_worst_state_wins(comm: Comm, state: State, reason: Reason) -> None:
     """Dead processes and NCCL errors need no second answer."""
-    error = {0: {"async_error": 6}}
-    assert course([report(Comm((7,), gone=(Gone(1, dead=True),), status=error))]) == [
-        (State.DEAD, Reason.PROCESS_DEAD)
-    ]
-    assert course([report(Comm((7, 6), status=error))]) == [(State.ERROR, Reason.NCCL_ERROR)]
-    assert course([report(Comm((7,), gone=(Gone(1),)))]) == [(State.SUSPECT, Reason.UNRESPONSIVE)]
+    assert course([report(comm)]) == [(state, reason)]
 
 
 def test_ending_communicator_is_never_stuck() -> None:
     """Its counts stay the same because the run is over."""
     ending = {0: {"destroy_flag": True}, 1: {"finalize_called": True}}
     assert set(course([report(Comm((7, 7), status=ending))] * 9)) == {(State.UNKNOWN, Reason.ENDING)}
-
-
-def test_stuck_start() -> None:
-    """Ranks wait for each other to initialise."""
-    starting = {0: {"init_state": 7}, 1: {"init_state": 7}}
-    found = course([report(Comm((0, 0), status=starting))] * 7)
-    assert found[-1] == (State.STUCK, Reason.STARTING)
-
-
-def test_text_form_cannot_show_that_the_job_stands() -> None:
-    """It has no launches of communicators whose ranks agree."""
-    agreeing = "    1         4         4         8        16        32   RUNNING      OK\n"
-    found = course([parse_text(text_status(ROW + agreeing, "", COUNTS))] * 9)
-    assert found[-1] == (State.SUSPECT, Reason.DESYNC)
-    found = course([parse_text(text_status(ROW, "", COUNTS))] * 9)
-    assert found[-1] == (State.STUCK, Reason.DESYNC)
 
 
 def test_order() -> None:
