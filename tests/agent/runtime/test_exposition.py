@@ -25,8 +25,8 @@ INFO = metric("rankwatch_agent_info")
 DURATION = metric("rankwatch_step_duration_seconds")
 
 
-def render(*collections: Collection, accept: str = "", cluster: str = "") -> str:
-    exposition = Exposition(constant_labels(node="n1", cluster=cluster))
+def render(*collections: Collection, accept: str = "") -> str:
+    exposition = Exposition(constant_labels(node="n1", cluster=""))
     return text(exposition, *collections, accept=accept)
 
 
@@ -38,19 +38,6 @@ def text(exposition: Exposition, *collections: Collection, accept: str = "") -> 
 def own(rendered: str) -> list[str]:
     """The lines without those of the process itself."""
     return [line for line in rendered.splitlines() if "process_" not in line]
-
-
-def test_text_format() -> None:
-    """HELP and TYPE come from the conventions, `node` and `cluster` are on every series."""
-    found = own(render(Collection([Series(CPU, ("user",), 1.5), Series(INFO, ("2.0",), 1)]), cluster="c1"))
-    assert found == [
-        f"# HELP rankwatch_host_cpu_seconds_total {CPU.help}",
-        "# TYPE rankwatch_host_cpu_seconds_total counter",
-        'rankwatch_host_cpu_seconds_total{cluster="c1",mode="user",node="n1"} 1.5',
-        f"# HELP rankwatch_agent_info {INFO.help}",
-        "# TYPE rankwatch_agent_info gauge",
-        'rankwatch_agent_info{cluster="c1",node="n1",version="2.0"} 1.0',
-    ]
 
 
 def test_openmetrics() -> None:

@@ -35,15 +35,6 @@ def found(collector: AffinityCollector) -> set[tuple[str, ...]]:
     return {key[1:] for key in series}
 
 
-def test_nics_below_the_switch(tmp_path: Path) -> None:
-    """All that are equally near, but no virtual function and no management NIC."""
-    sysfs = build_node(tmp_path).sysfs
-    buses = [f"0000:{bus:02x}:00.0" for bus in gpu_buses(8)]
-    assert found(affinity(sysfs, *buses)) == {
-        (f"GPU-{gpu}", f"mlx5_{nic}", "pix") for gpu in range(8) for nic in (gpu & ~1, gpu | 1)
-    }
-
-
 def test_nearest_nics_elsewhere(tmp_path: Path) -> None:
     """The first switch's two NICs serve the GPUs of their socket through host bridges, and the others."""
     sysfs = build_node(tmp_path, ports=2, odd=False).sysfs

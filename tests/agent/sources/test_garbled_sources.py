@@ -96,6 +96,8 @@ NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
         (host, "proc/pressure/cpu", "rankwatch_host_pressure_waiting_seconds_total cpu"),
         (network, "sys/class/net/ib0/operstate", "rankwatch_network_up ib0"),
         (network, "sys/class/net/ib0/mtu", "rankwatch_network_mtu_bytes ib0"),
+        (network, "sys/class/net/ib0/carrier_changes", "rankwatch_network_speed_bytes ib0"),
+        (network, "sys/class/net/ib0/carrier_down_count", "rankwatch_network_link_flaps_total ib0"),
         (network, "sys/class/net/ib0/speed", "rankwatch_network_speed_bytes ib0"),
         (processes, "proc/4711/stat", "rankwatch_(host_processes|nvidia_service)_.*"),
         (mounts, "proc/1/mountstats", "rankwatch_nfs_.* fs01:/checkpoints"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,32 +18,9 @@ from rankwatch_agent.sources.host import (
 )
 from support.agent.process import values
 
-STAT = (
-    "cpu  10 20 30 40 50 60 70 80 5 5\n"
-    "cpu0 5 10 15 20 25 30 35 40 5 5\n"
-    "cpu1 5 10 15 20 25 30 35 40 0 0\n"
-    "intr 1\n"
-)
-
 
 def collector(procfs: Path) -> HostCollector:
     return HostCollector(procfs=procfs, schedule=Schedule(5, 5), ticks_per_second=100)
-
-
-def test_parse_stat() -> None:
-    """Guest time is already part of user time."""
-    times = parse_stat(STAT)
-    assert times.cpus == 2
-    assert list(times.ticks.found.items()) == [
-        ("user", 10),
-        ("nice", 20),
-        ("system", 30),
-        ("idle", 40),
-        ("iowait", 50),
-        ("irq", 60),
-        ("softirq", 70),
-        ("steal", 80),
-    ]
 
 
 def test_old_kernel_has_fewer_modes() -> None:
@@ -50,22 +28,9 @@ def test_old_kernel_has_fewer_modes() -> None:
     assert (list(ticks.found), ticks.broken) == (["user", "nice", "system", "idle"], ())
 
 
-def test_parse_meminfo() -> None:
-    """The kernel's kB has 1024 bytes."""
-    text = "MemTotal:       2 kB\nMemFree: 1 kB\nMemAvailable: 1 kB\nHugePages_Total: 0\n"
-    assert parse_meminfo(text) == ({"MemTotal": 2048, "MemAvailable": 1024}, ())
-
-
-def test_parse_oom_kills() -> None:
+def test_kernel_without_oom_kills() -> None:
     """Kernels before 4.13 do not count them."""
-    assert parse_oom_kills("oom_kill 3\noom_kill_disable 9\n") == 3
-    assert parse_oom_kills("nr_free_pages 1\n") is None
-
-
-def test_parse_pressure() -> None:
-    """The `full` line is not added."""
-    text = "some avg10=0.06 avg60=0.25 avg300=0.12 total=7413199\nfull avg10=0 avg60=0 avg300=0 total=5\n"
-    assert parse_pressure(text) == pytest.approx(7.413199)
+    assert parse_oom_kills("nr_free_pages 1\noom_kill_disable 9\n") is None
 
 
 @pytest.mark.parametrize("line", ["", "intr 1\n", "cpu\n", "cpu 1 2 3\n"])
@@ -86,22 +51,24 @@ def test_broken_line_of_meminfo(line: str) -> None:
     assert parse_meminfo(f"{line}\nMemAvailable: 1 kB\n") == ({"MemAvailable": 1024}, ("MemTotal",))
 
 
-def test_broken_files() -> None:
-    """Empty, or without the figure."""
-    odd_pressures = ((parse_pressure, f"some total={text}") for text in ("x", "-1", str(2**64)))
-    others = (
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *((parse_pressure, f"some total={number}") for number in ("x", "-1", 2**64)),
         (parse_pressure, "full total=1"),
         (parse_oom_kills, "oom_kill x"),
         (parse_oom_kills, "oom_kill -1"),
-    )
-    for parse, text in (*odd_pressures, *others):
-        with pytest.raises(ValueError):
-            parse(text)
+    ],
+)
+def test_broken_files(parse: Callable[[str], object], text: str) -> None:
+    """Empty, or without the figure."""
+    with pytest.raises(ValueError):
+        parse(text)
 
 
 def test_unreadable_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once by name. A file that this kernel lacks is not logged."""
-    (tmp_path / "stat").write_text(STAT)
+    (tmp_path / "stat").write_text("cpu  10 20 30 40\ncpu0 10 20 30 40\n")
     (tmp_path / "vmstat").mkdir()
     (tmp_path / "meminfo").write_bytes(b"\xff\x00garbage")
     host = collector(tmp_path)

@@ -105,21 +105,6 @@ def collector(*gpus: GpuIdentity) -> tuple[XidCollector, GpuInventory, XidCounte
     return XidCollector(inventory=inventory, xids=xids, schedule=Schedule(5, 5)), inventory, xids
 
 
-def test_series() -> None:
-    """Severities start at 0, so the first error is an increase. It has a count, a time and a meaning."""
-    xid, _, xids = collector(GPU)
-    severities = {("rankwatch_gpu_xid_events_total", "GPU-a", each): 0 for each in SEVERITIES}
-    assert values([xid.collect()]) == severities
-    xids.add("nvml", "GPU-a", 79, 1234.5)
-    assert values([xid.collect()]) == {
-        **severities,
-        ("rankwatch_gpu_xid_events_total", "GPU-a", "critical"): 1,
-        ("rankwatch_gpu_xid_errors_total", "GPU-a", "79"): 1,
-        ("rankwatch_gpu_xid_last_timestamp_seconds", "GPU-a", "79"): 1234.5,
-        ("rankwatch_xid_info", "79", "critical", "reboot_node", "GPU has fallen off the bus"): 1,
-    }
-
-
 def test_gpu_becomes_known() -> None:
     """Errors at its address and its UUID become one count, which stays when the driver does not show it."""
     xid, inventory, xids = collector()

@@ -19,17 +19,9 @@ from rankwatch_agent.sources.rdma import (
     RdmaCollector,
     read_identity,
 )
-from rankwatch_agent.sources.rdma_counters import MAX_FAILURES, SysfsFiles, is_exported
+from rankwatch_agent.sources.rdma_counters import MAX_FAILURES, SysfsFiles
 from support.agent.process import ManualClock, values
-from support.sources.node_tree import (
-    add_interface,
-    add_pci,
-    add_rdma,
-    build_node,
-    counters_of,
-    hardware_counters_of,
-    port_files,
-)
+from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, port_files
 
 ALL = DeviceFilter(exclude=())
 PORT = "class/infiniband/mlx5_0/ports/1"
@@ -60,43 +52,6 @@ def names(series: Iterable[tuple[str, ...]]) -> set[str]:
     return {key[3] if len(key) == 4 else key[0] for key in series}
 
 
-def test_series_of_a_port(tmp_path: Path) -> None:
-    """Data in bytes, not in words of four. Errors apart from congestion."""
-    sysfs = build_node(tmp_path).sysfs
-    series = {key: value for key, value in found(rdma(sysfs)).items() if key[1] == "mlx5_2"}
-    port, counters, hardware = ("mlx5_2", "1"), counters_of(2), hardware_counters_of(2)
-    identity = ("InfiniBand", "MT_0000000838", "28.39.2002", "MT4129", "ib2", "0000:39:00.0", "0")
-    expected = {
-        ("port_info", *port, *identity): 1,
-        ("port_up", *port): 1,
-        ("port_state", *port, "active"): 1,
-        ("port_physical_state", *port, "link_up"): 1,
-        ("port_rate_bytes", *port): 50e9,
-        ("receive_bytes_total", *port): 4 * counters["port_rcv_data"],
-        ("transmit_bytes_total", *port): 4 * counters["port_xmit_data"],
-        ("receive_packets_total", *port): counters["port_rcv_packets"],
-        ("transmit_wait_ticks_total", *port): counters["port_xmit_wait"],
-        ("link_downed_total", *port): counters["link_downed"],
-        ("errors_total", *port, "symbol_error"): counters["symbol_error"],
-        ("errors_total", *port, "out_of_sequence"): hardware["out_of_sequence"],
-        ("congestion_total", *port, "np_cnp_sent"): hardware["np_cnp_sent"],
-    }
-    assert series == series | expected
-    labelled = ("port_state", "port_physical_state", "errors_total", "congestion_total")
-    assert {key for key in series if key[0] not in labelled} == {
-        key for key in expected if key[0] not in labelled
-    }
-    assert len(series) == 5 + sum(map(is_exported, (*counters, *hardware)))
-
-
-def test_physical_devices(tmp_path: Path) -> None:
-    """A virtual function would show its host's traffic again."""
-    collection = rdma(build_node(tmp_path).sysfs).collect()
-    keys = [(series.metric.name, series.labels) for series in collection.series]
-    assert len(keys) == len(set(keys))
-    assert {labels[0] for _, labels in keys} == {*(f"mlx5_{index}" for index in range(8)), "efa_0"}
-
-
 def test_device_filter(tmp_path: Path) -> None:
     """Virtual functions are read if included by name. Excluded devices are not read."""
     sysfs = build_node(tmp_path).sysfs
@@ -104,14 +59,6 @@ def test_device_filter(tmp_path: Path) -> None:
     assert {key[1] for key in named} == {"mlx5_vf0"}
     without = found(rdma(sysfs, DeviceFilter(exclude=("efa_*", "mlx5_[1-7]"))))
     assert {key[1] for key in without} == {"mlx5_0"}
-
-
-def test_counter_without_firmware_support(tmp_path: Path) -> None:
-    """On the last port of the tree one counter is `N/A (no PMA)`."""
-    series = found(rdma(build_node(tmp_path).sysfs))
-    refused = [("errors_total", device, "1", "port_rcv_constraint_errors") for device in ("mlx5_6", "mlx5_7")]
-    assert [each in series for each in refused] == [True, False]
-    assert series["errors_total", "mlx5_7", "1", "port_rcv_errors"] == 8009
 
 
 @pytest.mark.parametrize(
@@ -177,21 +124,6 @@ def test_failing_state_is_retried_soon(tmp_path: Path) -> None:
     assert "port_up" not in names(found(collector))
     clock.now += STATE_RETRY_SECONDS
     assert found(collector)["port_up", "mlx5_0", "1"] == 1
-
-
-def test_efa(tmp_path: Path) -> None:
-    """It has other names for bytes, always reports ACTIVE, and has counters of the device without a port."""
-    series = found(rdma(build_node(tmp_path).sysfs))
-    efa = {key: value for key, value in series.items() if key[1] == "efa_0" and key[0] != "port_info"}
-    assert efa == {
-        ("port_rate_bytes", "efa_0", "1"): 12.5e9,
-        ("errors_total", "efa_0", "1", "rdma_read_wr_err"): 7001,
-        ("receive_bytes_total", "efa_0", "1"): 7002,
-        ("errors_total", "efa_0", "1", "rx_drops"): 7003,
-        ("receive_packets_total", "efa_0", "1"): 7004,
-        ("transmit_bytes_total", "efa_0", "1"): 7005,
-        ("errors_total", "efa_0", "", "no_completion_cmds"): 3,
-    }
 
 
 @pytest.mark.parametrize(("state", "up"), [("up", 1), ("down", 0), ("unknown", None)])
