@@ -42,12 +42,11 @@ def _each(pattern: str, names: Iterable[str], scale: float, slack: float = 0.0) 
 _CLOCKS = ("graphics", "sm", "memory")
 _SLOWDOWNS = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _TIMES = _each("clocks_event_reasons_counters.{}", ("sw_power_cap", "sync_boost", *_SLOWDOWNS), 1e-6, 0.05)
-_SRAM_UNCORRECTABLE: dict[Key, Check] = {
-    ("sram_ecc_errors_total", f"uncorrected_{kind}", scope): Check(
-        f"/ecc_errors/{scope}/sram_uncorrectable_{kind}"
-    )
-    for kind in ("parity", "secded")
-    for scope in ("volatile", "aggregate")
+_SCOPES = ("volatile", "aggregate")
+_SRAM = {
+    "corrected": "sram_correctable",
+    "uncorrected_parity": "sram_uncorrectable_parity",
+    "uncorrected_secded": "sram_uncorrectable_secded",
 }
 _HISTOGRAM = "/remapped_rows/row_remapper_histogram/row_remapper_histogram"
 _AVAILABILITIES = ("max", "high", "partial", "low", "none")
@@ -70,17 +69,20 @@ NUMBERS: dict[Key, Check] = {
     ("pcie_width",): Check("pcie.link.width.current"),
     ("pcie_width_max",): Check("pcie.link.width.max"),
     ("pcie_replays_total",): Check("/pci/replay_counter"),
-    ("ecc_errors_total", "corrected", "volatile"): Check("ecc.errors.corrected.volatile.total"),
-    ("ecc_errors_total", "corrected", "aggregate"): Check("ecc.errors.corrected.aggregate.total"),
-    ("ecc_errors_total", "uncorrected", "volatile"): Check("ecc.errors.uncorrected.volatile.total"),
-    ("ecc_errors_total", "uncorrected", "aggregate"): Check("ecc.errors.uncorrected.aggregate.total"),
+    **{
+        ("ecc_errors_total", kind, scope): Check(f"ecc.errors.{kind}.{scope}.total")
+        for kind in ("corrected", "uncorrected")
+        for scope in _SCOPES
+    },
     ("video_utilization_ratio", "encoder"): Check("utilization.encoder", 0.01, 0.1),
     ("video_utilization_ratio", "decoder"): Check("utilization.decoder", 0.01, 0.1),
     ("fan_speed_ratio", "0"): Check("fan.speed", 0.01, 0.05),
     ("sram_ecc_threshold_exceeded",): Check("/ecc_errors/aggregate/sram_threshold_exceeded"),
-    ("sram_ecc_errors_total", "corrected", "volatile"): Check("/ecc_errors/volatile/sram_correctable"),
-    ("sram_ecc_errors_total", "corrected", "aggregate"): Check("/ecc_errors/aggregate/sram_correctable"),
-    **_SRAM_UNCORRECTABLE,
+    **{
+        ("sram_ecc_errors_total", kind, scope): Check(f"/ecc_errors/{scope}/{name}")
+        for kind, name in _SRAM.items()
+        for scope in _SCOPES
+    },
     **{("row_remap_banks", k): v for k, v in _each(f"{_HISTOGRAM}_{{}}", _AVAILABILITIES, 1).items()},
     ("retired_pages", "corrected"): Check("retired_pages.single_bit_ecc.count"),
     ("retired_pages", "uncorrected"): Check("retired_pages.double_bit.count"),
@@ -100,19 +102,12 @@ NUMBERS: dict[Key, Check] = {
     ("nvlink_errors_total", "recovery"): Check("nvlink Recovery Errors"),
     ("nvlink_errors_total", "crc"): Check("nvlink CRC Errors"),
 }
-REASONS = {
-    "gpu_idle": 0x1,
-    "applications_clocks_setting": 0x2,
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal_slowdown": 0x20,
-    "hw_thermal_slowdown": 0x40,
-    "hw_power_brake_slowdown": 0x80,
-    "display_clock_setting": 0x100,
-    "board_limit": 0x200,
-    "reliability": 0x400,
-}
+_REASONS = (
+    *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
+    *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting"),
+    *("board_limit", "reliability"),
+)
+REASONS = {reason: 1 << bit for bit, reason in enumerate(_REASONS)}
 """Bits of clocks_event_reasons.active and .supported (nvml.h, nvmlClocksEventReason...)."""
 _ACTIVE, _SUPPORTED = "clocks_event_reasons.active", "clocks_event_reasons.supported"
 STATES = {
@@ -134,17 +129,18 @@ UNCHECKED = {
     "process_memory_bytes": "not known to nvidia-smi for each kind of process",
     "performance_state": "changes from one look to the next; P0 is written with a letter",
     "firmware_info": "text, not a number",
-    "nvlink_link_up": "off by default; the sums over the links are compared",
-    "nvlink_link_bytes_total": "off by default; the sums over the links are compared",
-    "nvlink_link_errors_total": "off by default; the sums over the links are compared",
+    **dict.fromkeys(
+        ("nvlink_link_up", "nvlink_link_bytes_total", "nvlink_link_errors_total"),
+        "off by default; the sums over the links are compared",
+    ),
     **dict.fromkeys(
         ("c2c_links", "c2c_links_active", "c2c_links_low_power", "c2c_bandwidth_bytes", "c2c_errors_total"),
         "no machine with Grace CPUs was at hand",
     ),
     "nvlinks": "nvidia-smi does not list the ports while all of them are inactive",
-    "mig_info": "no machine with MIG was at hand",
-    "mig_memory_total_bytes": "no machine with MIG was at hand",
-    "mig_memory_used_bytes": "no machine with MIG was at hand",
+    **dict.fromkeys(
+        ("mig_info", "mig_memory_total_bytes", "mig_memory_used_bytes"), "no machine with MIG was at hand"
+    ),
     "mig_activity_ratio": "nvidia-smi has no GPM",
 }
 """Metrics without a counterpart in nvidia-smi, and why."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,6 @@ def worker_pid(bench: Bench) -> int:
     worker = bench.driver._worker
     assert worker is not None
     return worker.pid
-
-
-def ended(pid: int) -> bool:
-    """Whether the process has ended, waited for or not."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def gone(pid: int) -> bool:
@@ -125,7 +120,8 @@ def test_worker_exits(bench: Bench) -> None:
     bench.act("leave")
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
-    until(lambda: ended(pid), "the worker has left")
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the worker has left")
     bench.act("answer")
     assert bench.driver.collect(LONG).reading
     assert bench.driver.status() == (DriverState.IN_USE, 0, 2, 1)
@@ -168,12 +164,6 @@ def test_driver_fails(bench: Bench) -> None:
     assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
-def test_lost_gpu_is_not_visible(bench: Bench) -> None:
-    bench.act("lost")
-    bench.driver.collect(LONG)
-    assert bench.driver.status().visible == 0
-
-
 def test_release_and_resume(bench: Bench) -> None:
     """Without a worker the driver's module can be unloaded."""
     bench.driver.collect(LONG)
@@ -199,25 +189,24 @@ def test_release_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pyt
     assert (init, shutdown, first) == ("nvmlInit", "nvmlShutdown", second)
 
 
+@contextmanager
+def asking(driver: Driver) -> Iterator[None]:
+    """A request in another thread, which the release of the driver ends."""
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(driver.collect, 3600.0)
+        yield
+        with pytest.raises(NotApplicable, match="the driver is being released"):
+            asked.result(LONG)
+
+
 def test_release_during_a_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The request ends at once and is no hang; the log names the worker that was killed."""
     bench.act("hang")
-    ended: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            bench.driver.collect(3600.0)
-        except NotApplicable as error:
-            ended.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(lambda: bench.driver.status().starts == 1, "the worker is started")
-    pid = worker_pid(bench)
-    bench.driver.release()
-    asking.join()
+    with asking(bench.driver):
+        until(lambda: bench.driver.status().starts == 1, "the worker is started")
+        pid = worker_pid(bench)
+        bench.driver.release()
     assert gone(pid)
-    assert [str(error) for error in ended] == ["the driver is being released"]
     assert "the NVML worker did not shut the driver down within 1.5 s; it is killed" in caplog.messages
     assert bench.driver.status() == (DriverState.RELEASED, 0, 1, 0)
 
@@ -244,15 +233,8 @@ def test_resume_of_a_driver_in_use(bench: Bench) -> None:
     """It changes nothing and waits for no hung call: a thread that waits could not hear SIGTERM."""
     bench.driver.collect(LONG)
     bench.act("hang")
-
-    def ask() -> None:
-        with pytest.raises(NotApplicable, match="released"):
-            bench.driver.collect(3600.0)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(bench.driver._request_lock.locked, "the request is made")
-    bench.driver.resume()
-    assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
-    bench.driver.release()
-    asking.join()
+    with asking(bench.driver):
+        until(bench.driver._request_lock.locked, "the request is made")
+        bench.driver.resume()
+        assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
+        bench.driver.release()

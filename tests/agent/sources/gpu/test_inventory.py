@@ -40,8 +40,7 @@ def test_by_uuid() -> None:
     """A MIG instance leads to its GPU."""
     inventory = GpuInventory()
     inventory.publish([GPU], ())
-    assert inventory.by_uuid("GPU-a") is inventory.by_uuid("MIG-a") is GPU
-    assert inventory.by_uuid("GPU-b") is None
+    assert [inventory.by_uuid(each) for each in ("GPU-a", "MIG-a", "GPU-b")] == [GPU, GPU, None]
 
 
 def test_first_call_waits() -> None:
@@ -125,13 +124,19 @@ def test_index_instead_of_minor_number() -> None:
     assert finder.by_device_id("nvidia2") == FoundGpu(FIRST, "")
 
 
-def test_by_index() -> None:
+@pytest.mark.parametrize(
+    ("gpu", "found"),
+    [
+        ((0,), FoundGpu(FIRST, "")),
+        ((1, 7), FoundGpu(SECOND, SLICE)),
+        ((1, 5), FoundGpu(SECOND, "gpu_instance 5")),
+        ((2,), None),
+        ((2, 7), None),
+    ],
+)
+def test_by_index(gpu: tuple[int, ...], found: FoundGpu | None) -> None:
     """As in dcgm-exporter's job map."""
-    assert FINDER.by_index(0) == FoundGpu(FIRST, "")
-    assert FINDER.by_index(1, 7) == FoundGpu(SECOND, SLICE)
-    assert FINDER.by_index(1, 5) == FoundGpu(SECOND, "gpu_instance 5")
-    assert FINDER.by_index(2) is None
-    assert FINDER.by_index(2, 7) is None
+    assert FINDER.by_index(*gpu) == found
 
 
 def gpu(*pids: int, migs: tuple[str, ...] = ()) -> GpuIdentity:
