@@ -25,15 +25,22 @@ from rankwatch_agent.runtime.logs import (
 from support.agent.process import ManualClock, until
 
 
+def record(text: str, *, level: int = logging.INFO, raised: str | None = None) -> logging.LogRecord:
+    """A record of this message, with a ValueError of the text where given."""
+    error = None
+    if raised is not None:
+        try:
+            raise ValueError(raised)
+        except ValueError:
+            error = sys.exc_info()
+    return logging.LogRecord("rankwatch_agent", level, __file__, 1, "run %s", (text,), error)
+
+
 def test_json_line() -> None:
     """One object on one line: time in UTC, level, logger, message and exception."""
-    try:
-        raise ValueError("no")
-    except ValueError:
-        raised = sys.exc_info()
-    record = logging.LogRecord("rankwatch_agent", logging.WARNING, __file__, 1, "a %s\nb", ("%",), raised)
-    record.created = 1.25
-    line = JsonFormatter().format(record)
+    warning = record("a\nb", level=logging.WARNING, raised="no")
+    warning.created = 1.25
+    line = JsonFormatter().format(warning)
     entry = json.loads(line)
     assert "\n" not in line
     assert entry.pop("exception").endswith("ValueError: no")
@@ -41,22 +48,14 @@ def test_json_line() -> None:
         "time": "1970-01-01T00:00:01.250Z",
         "level": "warning",
         "logger": "rankwatch_agent",
-        "message": "a %\nb",
+        "message": "run a\nb",
     }
 
 
 def test_text_line() -> None:
     """The name of a run forges no line and steers no terminal; a traceback keeps its lines."""
-    try:
-        raise ValueError("a\x1b[2J")
-    except ValueError:
-        raised = sys.exc_info()
-    name = "r\n2026-01-01 WARNING forged\x1b]0;x\x07\u202e"
-    line, *trace = (
-        TextFormatter("%(message)s")
-        .format(logging.LogRecord("x", logging.INFO, __file__, 1, "run %s", (name,), raised))
-        .splitlines()
-    )
+    forged = record("r\n2026-01-01 WARNING forged\x1b]0;x\x07\u202e", raised="a\x1b[2J")
+    line, *trace = TextFormatter("%(message)s").format(forged).splitlines()
     assert line == "run r?2026-01-01 WARNING forged?]0;x??"
     assert trace[-1] == "ValueError: a?[2J" and len(trace) > 2
 
@@ -70,17 +69,13 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writing)
 
 
-def record(text: str) -> logging.LogRecord:
-    return logging.LogRecord("x", logging.INFO, __file__, 1, "%s", (text,), None)
-
-
 def test_lines_in_order(pipe: tuple[int, int]) -> None:
     """Flush waits for whole lines, whatever characters they hold."""
     output = LogOutput(pipe[1], flush_seconds=20.0)
     for text in ("one", "two \udcff", "three"):
         output.handle(record(text))
     output.flush()
-    assert os.read(pipe[0], 1000) == b"one\ntwo \\udcff\nthree\n"
+    assert os.read(pipe[0], 1000) == b"run one\nrun two \\udcff\nrun three\n"
 
 
 def test_reader_stops_reading(pipe: tuple[int, int]) -> None:

@@ -65,8 +65,7 @@ def test_readiness_names_pending_collectors() -> None:
     with serving(agent_routes(pending=("disk", "ranks"))) as (_, address):
         ready = fetch(address, "/readyz")
         assert fetch(address, "/healthz").status == 200
-    assert ready.status == 503
-    assert ready.body == b"waiting for the first run of: disk, ranks\n"
+    assert (ready.status, ready.body) == (503, b"waiting for the first run of: disk, ranks\n")
 
 
 def test_head() -> None:
