@@ -108,10 +108,6 @@ def shown_certificate(address: tuple[str, int], authority: trustme.CA) -> bytes:
     return shown
 
 
-def in_file(path: Path) -> bytes:
-    return ssl.PEM_cert_to_DER_cert(path.read_text())
-
-
 def test_page_over_tls(files: Files, authority: trustme.CA) -> None:
     """The client checks the certificate. Nothing older than TLS 1.2 is spoken."""
     with serving_page(files.tls()) as address:
@@ -136,18 +132,13 @@ def test_clients_without_tls(files: Files, authority: trustme.CA) -> None:
 
 
 def test_silent_client(files: Files, authority: trustme.CA) -> None:
-    """The handshake is not part of accepting connections, so nobody waits."""
-    with serving_page(files.tls()) as address, socket.create_connection(address):
-        assert get(address, client(authority)) == BODY
-
-
-def test_handshake_timeout(files: Files) -> None:
-    """Otherwise silent clients take all threads."""
+    """The handshake is not part of accepting connections, so nobody waits, and it has a limit."""
     clock = ManualClock()
     with (
         serving_page(files.tls(), monotonic=clock) as address,
         socket.create_connection(address, timeout=DEADLINE_SECONDS) as silent,
     ):
+        assert get(address, client(authority)) == BODY
         outlive(silent, clock)
         assert silent.recv(1) == b""
 
@@ -184,10 +175,10 @@ def test_certificate_changes(files: Files, authority: trustme.CA) -> None:
     """Kubernetes swaps a symbolic link. The next connection gets the new certificate."""
     with serving_page(files.tls()) as address:
         before = shown_certificate(address, authority)
-        assert before == in_file(files.certificate)
+        assert before == ssl.PEM_cert_to_DER_cert(files.certificate.read_text())
         files.issue(authority)
         after = shown_certificate(address, authority)
-    assert before != after == in_file(files.certificate)
+    assert before != after == ssl.PEM_cert_to_DER_cert(files.certificate.read_text())
 
 
 def test_client_authority_changes(files: Files, authority: trustme.CA) -> None:
@@ -213,9 +204,9 @@ def test_unusable_new_certificate(
         files.swap(b"no certificate", b"no key")
         assert [shown_certificate(address, authority) for _ in range(3)] == [before] * 3
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(warnings) == 1
-        assert warnings[0].startswith(f"could not use tls_certificate {files.certificate} with tls_key")
-        assert warnings[0].endswith("; the previous version stays in use")
+        (warning,) = warnings
+        assert warning.startswith(f"could not use tls_certificate {files.certificate} with tls_key")
+        assert warning.endswith("; the previous version stays in use")
         files.issue(authority)
         until(lambda: shown_certificate(address, authority) != before, "the next pair is in use")
 

@@ -29,17 +29,13 @@ RESOURCE = build_resource(node="n1", cluster="c1", version="1.2.3")
 
 
 def span(number: int, *, parental: bool = False) -> TraceSpan:
-    return TraceSpan(
-        7,
-        number,
-        0,
-        "step",
-        10,
-        20,
-        {"rankwatch.step": number},
-        (SpanLink(8, 9, "attempt"),),
-        parental=parental,
-    )
+    attributes, links = {"rankwatch.step": number}, (SpanLink(8, 9, "attempt"),)
+    return TraceSpan(7, number, 0, "step", 10, 20, attributes, links, parental=parental)
+
+
+@pytest.fixture
+def queue() -> SpanQueue:
+    return SpanQueue(1000)
 
 
 @pytest.fixture(autouse=True)
@@ -65,11 +61,10 @@ def to(url: str, timeout: float = DEADLINE_SECONDS, headers_file: Path | None = 
     )
 
 
-def test_spans_arrive(tmp_path: Path) -> None:
+def test_spans_arrive(queue: SpanQueue, tmp_path: Path) -> None:
     """With their ids, attributes, links and times, and with the headers of the metrics."""
     headers = tmp_path / "headers"
     headers.write_text("X-Scope-OrgID=team\n")
-    queue = SpanQueue(1000)
     with span_receiver() as receiver, sender(queue, to(receiver.url, headers_file=headers)):
         queue.add([span(1), span(2)._replace(parent=1, error="lost", links=())])
         until(lambda: queue.sent == 2, "both are sent")
@@ -82,9 +77,8 @@ def test_spans_arrive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.UNAVAILABLE, Mode.REDIRECT, Mode.NOT_FOUND])
-def test_refused_spans_come_later(mode: Mode) -> None:
+def test_refused_spans_come_later(queue: SpanQueue, mode: Mode) -> None:
     """A receiver that says no does not have them, so they are kept and sent again, each once."""
-    queue = SpanQueue(1000)
     with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=IMPATIENT_SECONDS)):
         queue.add(map(span, range(1, 6)))
         until(lambda: receiver.requests >= 2, "the receiver refuses")
@@ -94,18 +88,26 @@ def test_refused_spans_come_later(mode: Mode) -> None:
     assert (len(receiver.spans), queue.dropped) == (5, 0)
 
 
-@pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIBBLE, Mode.GARBAGE])
-def test_perhaps_received_spans_are_not_sent_twice(mode: Mode) -> None:
-    """A receiver without a proper answer may have them. Once lost is better than twice there."""
-    queue = SpanQueue(1000)
+@pytest.mark.parametrize(
+    ("mode", "first", "requests"),
+    [
+        *((mode, span(1), 2) for mode in (Mode.HANG, Mode.DRIBBLE, Mode.GARBAGE, Mode.INVALID)),
+        (Mode.ACCEPT, span(1)._replace(start=1 << 70, end=1 << 70), 1),
+    ],
+    ids=["hangs", "dribbles", "answers garbage", "calls it invalid", "cannot be encoded"],
+)
+def test_batch_that_is_given_up(queue: SpanQueue, mode: Mode, first: TraceSpan, requests: int) -> None:
+    """A receiver without a proper answer may have it: once lost is better than twice there. It holds up
+    nothing behind it."""
     with span_receiver(mode) as receiver, sender(queue, to(receiver.url, timeout=2.0)):
-        queue.add([span(1)])
+        queue.add([first])
         until(lambda: queue.dropped == 1, "the batch is given up")
         receiver.mode = Mode.ACCEPT
         queue.add([span(2)])
         until(lambda: queue.sent == 1, "the next one arrives")
-        assert receiver.requests == 2
+        assert receiver.requests == requests
     check_traces(receiver.spans)
+    assert receiver.spans[-1].span == f"{2:016x}"
 
 
 @pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIBBLE])
@@ -131,55 +133,28 @@ def test_slow_receiver_of_traces(mode: Mode) -> None:
         assert (len(queue), queue.dropped) == (MAX_BATCH, 2 * MAX_BATCH)
 
 
-def test_too_large_batches_are_halved() -> None:
-    """A receiver that takes small requests only gets all spans, in several."""
-    queue = SpanQueue(1000)
+LARGE = span(1)._replace(attributes={"rankwatch.run": "x" * 5000})
+
+
+@pytest.mark.parametrize(
+    ("first", "sent", "dropped"),
+    [(span(1), 199, 0), (LARGE, 198, 1)],
+    ids=["batches are halved", "one span is too large"],
+)
+def test_receiver_of_small_requests(queue: SpanQueue, first: TraceSpan, sent: int, dropped: int) -> None:
+    """It gets all spans in several, but one that is larger than it takes."""
     with span_receiver(Mode.TOO_LARGE) as receiver:
         receiver.most = 3000
-        queue.add(map(span, range(1, 200)))
+        queue.add([first, *map(span, range(2, 200))])
         with sender(queue, to(receiver.url)):
-            until(lambda: queue.sent == 199, "all arrive")
+            until(lambda: queue.sent == sent, "all others arrive")
     check_traces(receiver.spans)
-    assert (len(receiver.spans), queue.dropped) == (199, 0)
+    assert (len(receiver.spans), queue.dropped) == (sent, dropped)
 
 
-def test_single_span_that_is_too_large() -> None:
-    """It is dropped and counted, and those behind it arrive."""
-    queue = SpanQueue(1000)
-    with span_receiver(Mode.TOO_LARGE) as receiver:
-        receiver.most = 3000
-        queue.add([span(1)._replace(attributes={"rankwatch.run": "x" * 5000}), span(2), span(3)])
-        with sender(queue, to(receiver.url)):
-            until(lambda: queue.sent == 2, "the others arrive")
-    assert queue.dropped == 1
-
-
-def test_invalid_batch_is_dropped() -> None:
-    """A batch that a receiver calls invalid never becomes valid: it must not hold up those behind it."""
-    queue = SpanQueue(1000)
-    with span_receiver(Mode.INVALID) as receiver, sender(queue, to(receiver.url)):
-        queue.add([span(1)])
-        until(lambda: queue.dropped == 1, "it is dropped")
-        receiver.mode = Mode.ACCEPT
-        queue.add([span(2)])
-        until(lambda: queue.sent == 1, "the next one arrives")
-    assert [each.span for each in receiver.spans] == [f"{2:016x}"]
-
-
-def test_span_that_cannot_be_encoded() -> None:
-    """It costs its batch, and nothing behind it."""
-    queue = SpanQueue(1000)
-    with span_receiver() as receiver, sender(queue, to(receiver.url)):
-        queue.add([span(1)._replace(start=1 << 70, end=1 << 70)])
-        until(lambda: queue.dropped == 1, "it is dropped")
-        queue.add([span(2)])
-        until(lambda: queue.sent == 1, "the next one arrives")
-
-
-def test_receiver_that_wants_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_that_wants_a_pause(queue: SpanQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left alone for as long as it says, and no longer than is sensible."""
     monkeypatch.setattr(sending, "_MOST_PAUSE_SECONDS", 1000.0)
-    queue = SpanQueue(1000)
     pauses: list[float] = []
     with (
         span_receiver(Mode.TOO_MANY) as receiver,
@@ -195,12 +170,11 @@ def test_receiver_that_wants_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(receiver.spans) == 1
 
 
-def test_unknown_certificate(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_certificate(queue: SpanQueue, caplog: pytest.LogCaptureFixture) -> None:
     """The receiver has not got the spans: they are kept, and the log says why."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    queue = SpanQueue(1000)
     receiver = SpanReceiver(Mode.ACCEPT)
     receiver.secure(context)
     with receiver.listening(), sender(queue, to(receiver.url)):
@@ -211,9 +185,8 @@ def test_unknown_certificate(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.NOT_FOUND, Mode.REDIRECT])
-def test_log_names_the_reason(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_the_reason(queue: SpanQueue, mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
     """One line: the receiver without credentials, its answer, and for a wrong path what to look at."""
-    queue = SpanQueue(1000)
     with span_receiver(mode) as receiver:
         url = receiver.url.replace("http://", "http://user:secret@")
         with sender(queue, to(url)):
@@ -226,9 +199,8 @@ def test_log_names_the_reason(mode: Mode, caplog: pytest.LogCaptureFixture) -> N
     assert expected in line
 
 
-def test_receiver_dies_and_returns() -> None:
+def test_receiver_dies_and_returns(queue: SpanQueue) -> None:
     """What was refused meanwhile arrives afterwards."""
-    queue = SpanQueue(1000)
     with span_receiver() as first:
         address = ("127.0.0.1", first.server_port)
         with sender(queue, to(first.url, timeout=IMPATIENT_SECONDS)):
@@ -263,21 +235,22 @@ def test_missing_receiver_costs_no_more() -> None:
         until(lambda: queue.dropped >= 39, "the queue is full")
 
 
-def test_file(tmp_path: Path) -> None:
+def test_file(queue: SpanQueue, tmp_path: Path) -> None:
     """One line of OTLP's JSON for each batch, with hexadecimal ids."""
     path = tmp_path / "traces" / "spans.jsonl"
-    queue = SpanQueue(1000)
     with sender(queue, SpanFile(path, 1 << 20)):
         queue.add([span(1)])
         until(lambda: queue.sent == 1, "it is written")
     found = json.loads(path.read_text())["resourceSpans"][0]
-    written = found["scopeSpans"][0]["spans"][0]
-    assert (written["traceId"], written["spanId"]) == (f"{7:032x}", f"{1:016x}")
+    (written,) = found["scopeSpans"][0]["spans"]
+    assert written == written | {
+        "traceId": f"{7:032x}",
+        "spanId": f"{1:016x}",
+        "startTimeUnixNano": "10",
+        "attributes": [{"key": "rankwatch.step", "value": {"intValue": "1"}}],
+    }
     assert written["links"][0]["spanId"] == f"{9:016x}"
-    assert written["startTimeUnixNano"] == "10"
-    assert written["attributes"] == [{"key": "rankwatch.step", "value": {"intValue": "1"}}]
-    attributes = {each["key"]: each["value"] for each in found["resource"]["attributes"]}
-    assert attributes["host.name"] == {"stringValue": "n1"}
+    assert {"key": "host.name", "value": {"stringValue": "n1"}} in found["resource"]["attributes"]
 
 
 def test_file_rotates(tmp_path: Path) -> None:
@@ -296,10 +269,9 @@ def test_file_rotates(tmp_path: Path) -> None:
         assert all(json.loads(line) for line in each.read_text().splitlines())
 
 
-def test_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_file_that_cannot_be_written(queue: SpanQueue, tmp_path: Path) -> None:
     """It is counted, and nothing else happens."""
     (tmp_path / "file").write_text("")
-    queue = SpanQueue(1000)
     with sender(queue, SpanFile(tmp_path / "file" / "spans", 1 << 20)):
         queue.add([span(1)])
         until(lambda: queue.dropped == 1, "it is dropped")

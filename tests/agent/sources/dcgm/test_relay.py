@@ -22,10 +22,7 @@ def sample(field: str, value: float, *, uuid: str = A, bus_id: str = "", **more:
 
 def node(*exported: ExportedKey, gpus: tuple[str, ...] = (A, B)) -> GpuInventory:
     inventory = GpuInventory()
-    identities = [
-        GpuIdentity(uuid, f"0000:{0x3B + number:02x}:00.0", number, number, "A100")
-        for number, uuid in enumerate(gpus)
-    ]
+    identities = (GpuIdentity(gpu, f"0000:{0x3B + n:02x}:00.0", n, n, "A100") for n, gpu in enumerate(gpus))
     inventory.publish(identities, exported)
     return inventory
 
@@ -148,11 +145,9 @@ def test_nvml_shows_no_gpu() -> None:
     """GPUs are exported under the names from dcgm-exporter."""
     samples = (sample(ACTIVE, 0.5, uuid="GPU-z"), sample(ACTIVE, 0.25, uuid="", bus_id="00000000:3B:00.0"))
     result = relay(samples, node(gpus=()))
-    assert {series.labels for series in result.series} == {
-        ("GPU-z", "graphics"),
-        ("0000:3b:00.0", "graphics"),
-    }
-    assert (result.unmatched, result.adopted) == (frozenset(), {"GPU-z", "0000:3b:00.0"})
+    names = {"GPU-z", "0000:3b:00.0"}
+    assert {series.labels for series in result.series} == {(name, "graphics") for name in names}
+    assert (result.unmatched, result.adopted) == (frozenset(), names)
 
 
 def test_names_of_a_field() -> None:

@@ -23,6 +23,7 @@ from rankwatch_agent.sources.xid import XidCount, XidCounter, load_table
 from support.agent.process import values
 
 BOOTED = 1_700_000_000
+BUS = "0000:3b:00.0"
 UUID = "GPU-8f1c6e0a-0000-1111-2222-333344445555"
 FELL = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 FELL_TOO = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
@@ -59,6 +60,12 @@ class Node:
                 file.write(f"4,{self.written},{self.written * 10_000_000},-;{text}\n")
 
 
+def counts(node: Node, metric: str) -> dict[tuple[str, ...], float]:
+    """The series of a metric by their labels."""
+    found = values([node.collector().collect()])
+    return {key[1:]: count for key, count in found.items() if key[0] == metric}
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
@@ -75,9 +82,9 @@ def test_lines_before_and_after_the_start(node: Node) -> None:
     assert values([node.collector().collect()])[event] == 2
 
 
-def test_xid_error_with_its_time(node: Node) -> None:
-    """Under the UUID where the inventory knows it. Two lines about one lost GPU are one error."""
-    node.inventory.publish([GpuIdentity(UUID, "0000:3b:00.0", 0, 0, "H100")], ())
+def test_two_lines_about_one_lost_gpu(node: Node) -> None:
+    """They are one error, with its time, under the UUID where the inventory knows it."""
+    node.inventory.publish([GpuIdentity(UUID, BUS, 0, 0, "H100")], ())
     node.write(FELL, FELL_TOO)
     node.collector().collect()
     assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
@@ -87,11 +94,10 @@ def test_xid_error_of_an_unknown_gpu(node: Node) -> None:
     """It is counted by PCI address until a line of the driver, or the inventory, gives the UUID."""
     node.write(FELL)
     kernel_log = node.collector()
-    kernel_log.collect()
-    assert node.xids.counts() == [XidCount("0000:3b:00.0", 79, 1, BOOTED + 10)]
-    node.write(f"NVRM: GPU at PCI:0000:3b:00: {UUID}")
-    kernel_log.collect()
-    assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
+    for gpu in (BUS, UUID):
+        kernel_log.collect()
+        assert node.xids.counts() == [XidCount(gpu, 79, 1, BOOTED + 10)]
+        node.write(f"NVRM: GPU at PCI:0000:3b:00: {UUID}")
 
 
 def test_severity_comes_from_the_log(node: Node) -> None:
@@ -99,7 +105,7 @@ def test_severity_comes_from_the_log(node: Node) -> None:
     for word in ("Nonfatal", "Nonfatal", "Fatal"):
         node.write(f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXPIPE {word} XC0 i0 Link 13 (0x0409a0c2)")
     node.collector().collect()
-    assert node.xids.severities() == {("0000:3b:00.0", "warning"): 2, ("0000:3b:00.0", "critical"): 1}
+    assert node.xids.severities() == {(BUS, "warning"): 2, (BUS, "critical"): 1}
 
 
 def test_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +125,7 @@ def test_unknown_boot_time(node: Node) -> None:
     (node.root / "stat").write_text("cpu 1 2 3\n")
     node.write(FELL)
     node.collector().collect()
-    assert node.xids.counts() == [XidCount("0000:3b:00.0", 79, 1, None)]
+    assert node.xids.counts() == [XidCount(BUS, 79, 1, None)]
     with pytest.raises(ValueError):
         parse_boot_time("cpu 1 2 3\n")
     with pytest.raises(ValueError):
@@ -148,12 +154,10 @@ def test_nvlink5_errors(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): 149, {} Fatal XC0 i0 Link 01 (0x{:08x} 0x00000000)"
     node.write(*[line.format("NETIR_LINK_EVT", detail << 20) for detail in (33, 33, 38)])
     node.write(line.format("NETIR_NEW", 0), line.format("NETIR_NEWER", 0))
-    found = values([node.collector().collect()])
-    gpu, name = "0000:3b:00.0", "rankwatch_gpu_xid_subcode_errors_total"
-    assert {key: value for key, value in found.items() if key[0] == name} == {
-        (name, gpu, "149", "NETIR_LINK_EVT", "reset_gpu"): 2,
-        (name, gpu, "149", "NETIR_LINK_EVT", "none"): 1,
-        (name, gpu, "149", "other", "check_nvlink"): 2,
+    assert counts(node, "rankwatch_gpu_xid_subcode_errors_total") == {
+        (BUS, "149", "NETIR_LINK_EVT", "reset_gpu"): 2,
+        (BUS, "149", "NETIR_LINK_EVT", "none"): 1,
+        (BUS, "149", "other", "check_nvlink"): 2,
     }
     assert "action reset_gpu, look at the device at the other end of the link;" in caplog.text
 
@@ -168,9 +172,7 @@ def test_nvswitch_errors(node: Node, caplog: pytest.LogCaptureFixture) -> None:
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 31 LTSSM Fault Up",
     )
-    found = values([node.collector().collect()])
-    name = "rankwatch_nvswitch_sxid_errors_total"
-    assert {key[1:]: count for key, count in found.items() if key[0] == name} == {
+    assert counts(node, "rankwatch_nvswitch_sxid_errors_total") == {
         ("0000:c1:00.0", "28006", "nonfatal"): 1,
         ("0000:05:00.0", "20034", "fatal"): 2,
     }
@@ -181,10 +183,9 @@ def test_number_of_nvswitch_counts(node: Node) -> None:
     """A broken driver, or somebody who writes to the log, cannot make endless series."""
     for code in range(MAX_SXID_COUNTS + 20):
         node.write(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, Fatal, Link 30")
-    found = values([node.collector().collect()])
-    counts = {key[1:]: count for key, count in found.items() if "sxid" in key[0]}
-    assert len(counts) == MAX_SXID_COUNTS + 1
-    assert counts["other", "other", "fatal"] == 20
+    found = counts(node, "rankwatch_nvswitch_sxid_errors_total")
+    assert len(found) == MAX_SXID_COUNTS + 1
+    assert found["other", "other", "fatal"] == 20
 
 
 VICTIM = (
