@@ -23,13 +23,7 @@ from rankwatch_agent.runtime.connections import (
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.pages import build_probes, build_routes
-from rankwatch_agent.runtime.server import (
-    EXHAUSTED_SECONDS,
-    MetricsServer,
-    Page,
-    Route,
-    plain_page,
-)
+from rankwatch_agent.runtime.server import EXHAUSTED_SECONDS, MetricsServer, Page, Route, plain_page
 from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import DEADLINE_SECONDS, ManualClock, fetch, until
 from support.processes.exhaustion import no_descriptors

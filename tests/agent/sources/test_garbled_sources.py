@@ -59,11 +59,7 @@ def disk(node: NodeTree) -> Collector:
         (node.procfs / "1").mkdir(exist_ok=True)
         (node.procfs / "1/mountinfo").write_text("27 1 259:0 / / rw - ext4 /dev/nvme0n1 rw\n")
     return DiskCollector(
-        path=Path("/"),
-        rootfs=node.procfs,
-        procfs=node.procfs,
-        schedule=SCHEDULE,
-        statvfs=lambda path: SPACE,
+        path=Path("/"), rootfs=node.procfs, procfs=node.procfs, schedule=SCHEDULE, statvfs=lambda path: SPACE
     )
 
 

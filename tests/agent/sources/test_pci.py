@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.sources.pci import (
-    PciDevice,
-    PciGpus,
-    driver_of,
-    is_address,
-    is_virtual_function,
-    locate,
-)
+from rankwatch_agent.sources.pci import PciDevice, PciGpus, driver_of, is_address, is_virtual_function, locate
 from support.sources.node_tree import add_pci, build_node, link
 
 

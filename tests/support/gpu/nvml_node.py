@@ -112,12 +112,7 @@ def _hopper(index: int) -> Node:
 def _load(index: int) -> Node:
     total, reserved, used = 81559 * MIB, (630 + index) * MIB, (60000 + 1000 * index) * MIB
     return {
-        "utilization": {
-            "gpu": 90 + index,
-            "memory": 40 + index,
-            "encoder": 1 + index,
-            "decoder": 10 + index,
-        },
+        "utilization": {"gpu": 90 + index, "memory": 40 + index, "encoder": 1 + index, "decoder": 10 + index},
         "performance_state": index % 2,
         "memory": {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used},
         "processes": {"compute": [{"pid": 40000 + index, "memory": used - 512 * MIB}]},
@@ -126,10 +121,7 @@ def _load(index: int) -> Node:
 
 def _heat(index: int) -> Node:
     return {
-        "temperature": {
-            "gpu": 55 + index,
-            "margin": 32 - index,
-        },
+        "temperature": {"gpu": 55 + index, "margin": 32 - index},
         "fans": [],  # the server cools it
         "power": {
             "usage_mw": 610_250 + 1_000 * index,
@@ -158,11 +150,7 @@ def _links(index: int) -> Node:
             "rx_kib": 310_000 + index,
         },
         "nvlinks": [{"active": 1} for _ in range(LINKS)],
-        "fabric": {
-            "state": 3,
-            "status": 0,
-            "health_mask": HEALTHY_FABRIC,
-        },
+        "fabric": {"state": 3, "status": 0, "health_mask": HEALTHY_FABRIC},
     }
 
 

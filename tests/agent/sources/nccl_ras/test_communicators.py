@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankwatch_agent.sources.nccl_ras.communicators import (
-    HealthTracker,
-    Reason,
-    Report,
-    State,
-)
+from rankwatch_agent.sources.nccl_ras.communicators import HealthTracker, Reason, Report, State
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from rankwatch_agent.sources.nccl_ras.text_form import parse_text
 from support.sources.nccl_ras import Comm, Gone, json_status, text_status
