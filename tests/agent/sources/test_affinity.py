@@ -16,16 +16,11 @@ from support.agent.process import values
 from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, gpu_buses, link
 
 
-def inventory(*bus_ids: str) -> GpuInventory:
-    """GPU-0, GPU-1, ... at these addresses."""
-    known = GpuInventory()
-    known.publish([GpuIdentity(f"GPU-{n}", bus, n, n, "H100") for n, bus in enumerate(bus_ids)], [])
-    return known
-
-
 def affinity(sysfs: Path, *bus_ids: str) -> AffinityCollector:
-    """A collector for GPUs at these addresses."""
-    return AffinityCollector(sysfs=sysfs, inventory=inventory(*bus_ids), schedule=Schedule(60, 10))
+    """A collector for GPU-0, GPU-1, ... at these addresses."""
+    inventory = GpuInventory()
+    inventory.publish([GpuIdentity(f"GPU-{n}", bus, n, n, "H100") for n, bus in enumerate(bus_ids)], [])
+    return AffinityCollector(sysfs=sysfs, inventory=inventory, schedule=Schedule(60, 10))
 
 
 def found(collector: AffinityCollector) -> set[tuple[str, ...]]:
@@ -105,6 +100,7 @@ def test_unreadable_device_list(tmp_path: Path) -> None:
 
 ROOT = ("pci0000:16", "0000:16:01.0")
 SWITCH = (*ROOT, "0000:17:00.0")
+LOWER = ("0000:20:0.0", "0000:21:0.0")
 
 
 def at(*bridges: str, numa_node: int | None = 0) -> PciDevice:
@@ -120,11 +116,7 @@ def at(*bridges: str, numa_node: int | None = 0) -> PciDevice:
         # Two functions of one card.
         (at(*SWITCH, "0000:18:00.0"), at(*SWITCH, "0000:18:00.0"), Distance.PIX),
         # A switch below another one.
-        (
-            at(*SWITCH, "0000:18:00.0"),
-            at(*SWITCH, "0000:18:01.0", "0000:20:0.0", "0000:21:0.0"),
-            Distance.PXB,
-        ),
+        (at(*SWITCH, "0000:18:00.0"), at(*SWITCH, "0000:18:01.0", *LOWER), Distance.PXB),
         # Two switches below one root port.
         (at(*SWITCH, "0000:18:00.0"), at(*ROOT, "0000:17:01.0", "0000:30:00.0"), Distance.PXB),
         # Two root ports of one host bridge, or devices right on it, as in a virtual machine.

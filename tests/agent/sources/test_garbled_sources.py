@@ -17,7 +17,6 @@ from rankwatch_agent.sources.mounts import MountsCollector
 from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 from rankwatch_agent.sources.process_table import ProcessesCollector
 from rankwatch_agent.sources.rdma import RdmaCollector
-from rankwatch_agent.sources.tcp import TcpCollector
 from support.agent.process import until, values
 from support.sources.node_tree import NodeTree, build_node
 
@@ -45,10 +44,6 @@ def network(node: NodeTree) -> Collector:
     return NetworkCollector(
         procfs=node.procfs, sysfs=node.sysfs, device_filter=DeviceFilter(), schedule=SCHEDULE
     )
-
-
-def tcp(node: NodeTree) -> Collector:
-    return TcpCollector(procfs=node.procfs, schedule=SCHEDULE)
 
 
 def disk(node: NodeTree) -> Collector:
@@ -79,6 +74,7 @@ def mounts(node: NodeTree) -> Collector:
     return MountsCollector(procfs=node.procfs, rootfs=node.procfs, ranks=lambda: (), schedule=SCHEDULE)
 
 
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
 
 
@@ -99,11 +95,7 @@ NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
         (mounts, "proc/1/mountstats", "rankwatch_nfs_.* fs01:/checkpoints"),
         (disk, "proc/diskstats", "rankwatch_disk_.*"),
         (disk, "proc/1/mountinfo", "rankwatch_disk_.*"),
-        (
-            rdma,
-            "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data",
-            "rankwatch_rdma_receive_bytes_total mlx5_0 1",
-        ),
+        (rdma, f"{PORT}/counters/port_rcv_data", "rankwatch_rdma_receive_bytes_total mlx5_0 1"),
     ],
 )
 def test_garbled_file(
@@ -147,15 +139,13 @@ def test_broken_parts_are_counted(tmp_path: Path) -> None:
     collector = HostCollector(procfs=node.procfs, schedule=Schedule(0.01, 5))
     supervisor = Supervisor([collector], version="1")
 
-    def health() -> Mapping[tuple[str, ...], float]:
-        return values(supervisor.snapshot().collections)
+    def health(metric: str, *labels: str) -> float:
+        return values(supervisor.snapshot().collections).get((f"rankwatch_collector_{metric}", *labels), 0)
 
     supervisor.start()
     try:
-        until(
-            lambda: health().get(("rankwatch_collector_read_errors_total", "host"), 0) >= 4, "two runs ended"
-        )
-        assert health()["rankwatch_collector_state", "host", "ok"] == 1
+        until(lambda: health("read_errors_total", "host") >= 4, "two runs ended")
+        assert health("state", "host", "ok") == 1
     finally:
         supervisor.stop(1.0)
 

@@ -122,18 +122,12 @@ def test_of_other_kinds(node: Node, tmp_path: Path) -> None:
     "fields",
     [
         {"job_id": "71"},
-        {"cycle_number": 8},
-        {"attempt_index": -1},
-        {"attempt_index": 1.5},
-        {"cycle_number": True},
-        {"cycle_start_time": ""},
-        {"cycle_start_time": 7},
-        {"cycle_start_time": "2026-11-23T06:00:00"},
+        *({"cycle_number": each} for each in (8, True)),
+        *({"attempt_index": each} for each in (-1, 1.5)),
+        *({"cycle_start_time": each} for each in ("", 7, "2026-11-23T06:00:00")),
         {"cycle_end_time": "later"},
-        {"active_nodes": 4},
-        {"active_nodes": "node[4-1]"},
-        {"standby_nodes": "a[1-99999999999]"},
-        {"standby_nodes": "[1-9][1-9][1-99999999]"},
+        *({"active_nodes": each} for each in (4, "node[4-1]")),
+        *({"standby_nodes": each} for each in ("a[1-99999999999]", "[1-9][1-9][1-99999999]")),
     ],
 )
 def test_foreign(node: Node, tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -150,18 +144,20 @@ def test_no_report(node: Node, tmp_path: Path, text: str) -> None:
     assert sum(node.skipped().values()) == 1
 
 
-def test_names_of_nodes(node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("a", 1),
+        ("a,b[1-3,7],c", 6),
+        ("r[1-2]n[01-10]", 20),
+        (",".join(f"host-{each}" for each in range(50_000)), 50_000),
+    ],
+    ids=["one", "ranges", "product", "long"],
+)
+def test_names_of_nodes(node: Node, tmp_path: Path, text: str, count: int) -> None:
     """SLURM's form of a list, with several ranges, and long lists in little time."""
-    for number, (text, count) in enumerate(
-        [
-            ("a", 1),
-            ("a,b[1-3,7],c", 6),
-            ("r[1-2]n[01-10]", 20),
-            (",".join(f"host-{each}" for each in range(50_000)), 50_000),
-        ]
-    ):
-        report(tmp_path, number, active_nodes=text)
-        assert node.read()[-1].active_nodes == count
+    report(tmp_path, active_nodes=text)
+    assert node.read()[0].active_nodes == count
 
 
 def test_clock_set_back(node: Node, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.pci import PciDevice, PciGpus, driver_of, is_address, is_virtual_function, locate
-from support.sources.node_tree import add_pci, build_node, link
+from support.sources.node_tree import add_pci, build_node, link, write
 
 
 def test_locate(tmp_path: Path) -> None:
@@ -33,12 +33,8 @@ def test_device_on_another_bus(tmp_path: Path) -> None:
 def test_unknown_numa_node(tmp_path: Path, text: str | None) -> None:
     """Firmware that does not report it gives -1."""
     device = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
-    (device / "numa_node").unlink()
-    if text is not None:
-        (device / "numa_node").write_text(text)
-    place = locate(str(device))
-    assert place is not None
-    assert place.numa_node is None
+    (device / "numa_node").write_text(text) if text is not None else (device / "numa_node").unlink()
+    assert locate(str(device)) == PciDevice("0000:00:05.0", ("pci0000:00",), None)
 
 
 def test_device_off_the_pci_bus(tmp_path: Path) -> None:
@@ -73,9 +69,7 @@ GPU = "0000:1b:00.0"
 def device(sysfs: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x030200") -> Path:
     """A PCI device of this vendor and class."""
     path = sysfs / "bus/pci/devices" / address
-    path.mkdir(parents=True)
-    (path / "vendor").write_text(f"{vendor}\n")
-    (path / "class").write_text(f"{kind}\n")
+    write(path, {"vendor": vendor, "class": kind})
     return path
 
 

@@ -15,18 +15,11 @@ def ids(answer: bytes) -> list[str]:
 
 def test_devices_with_their_containers() -> None:
     """GPUs, MIG instances and shares. Devices of other vendors are left out."""
-    answer = pod(
-        "train-0",
-        devices("nvidia.com/gpu", "GPU-a", "GPU-b"),
-        devices("nvidia.com/mig-1g.10gb", "MIG-c"),
-        devices("rdma/hca", "mlx5_0"),
-        namespace="research",
-        container="trainer",
-    ) + pod("web-0", devices("nvidia.com/gpu.shared", "GPU-a::1"))
-    assert parse_answer(answer) == [
-        PodDevice("research", "train-0", "trainer", "GPU-a"),
-        PodDevice("research", "train-0", "trainer", "GPU-b"),
-        PodDevice("research", "train-0", "trainer", "MIG-c"),
+    gpus, instance = devices("nvidia.com/gpu", "GPU-a", "GPU-b"), devices("nvidia.com/mig-1g.10gb", "MIG-c")
+    nic, share = devices("rdma/hca", "mlx5_0"), devices("nvidia.com/gpu.shared", "GPU-a::1")
+    answer = pod("train-0", gpus, instance, nic, namespace="research", container="trainer")
+    assert parse_answer(answer + pod("web-0", share)) == [
+        *(PodDevice("research", "train-0", "trainer", each) for each in ("GPU-a", "GPU-b", "MIG-c")),
         PodDevice("team", "web-0", "main", "GPU-a::1"),
     ]
 
@@ -34,10 +27,8 @@ def test_devices_with_their_containers() -> None:
 def test_duplicate_devices() -> None:
     """A pod that has ended may be listed beside the present owner: both count."""
     twice = pod("a", devices("nvidia.com/gpu", "GPU-a", "GPU-a")) * 2
-    assert parse_answer(twice + pod("b", devices("nvidia.com/gpu", "GPU-a"))) == [
-        PodDevice("team", "a", "main", "GPU-a"),
-        PodDevice("team", "b", "main", "GPU-a"),
-    ]
+    listed = parse_answer(twice + pod("b", devices("nvidia.com/gpu", "GPU-a")))
+    assert listed == [PodDevice("team", name, "main", "GPU-a") for name in "ab"]
 
 
 def test_claimed_devices() -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,15 +39,11 @@ def node(tmp_path: Path) -> Iterator[Kubelet]:
 
 
 def collector(socket_path: Path, *, deadline_seconds: float = PATIENT, empty: bool = False) -> PodsCollector:
+    first = GpuIdentity(FIRST, "0000:3b:00.0", 0, 0, "H100")
+    second = GpuIdentity(SECOND, "0000:5e:00.0", 1, 1, "H100", (SLICE,))
     inventory = GpuInventory()
     if not empty:
-        inventory.publish(
-            [
-                GpuIdentity(FIRST, "0000:3b:00.0", 0, 0, "H100"),
-                GpuIdentity(SECOND, "0000:5e:00.0", 1, 1, "H100", (SLICE,)),
-            ],
-            exported=(),
-        )
+        inventory.publish([first, second], exported=())
     return PodsCollector(socket=socket_path, inventory=inventory, schedule=Schedule(30.0, deadline_seconds))
 
 
@@ -72,17 +68,11 @@ def test_containers_of_each_gpu(node: Kubelet) -> None:
 
 
 def test_unmatched_device_is_counted(node: Kubelet) -> None:
-    """The others keep their owners."""
+    """The others keep their owners. Before the first GPU is known every device is unmatched."""
     node.answer = pod("a", devices("nvidia.com/gpu", "GPU-elsewhere", "nvidia9", "nvidia0"))
-    found = values([collector(node.socket).collect()])
-    assert found[UNMATCHED] == 2
-    assert found[owners(FIRST, "", "team", "a", "main")] == 1
-
-
-def test_before_the_first_gpu_is_known(node: Kubelet) -> None:
-    """Every device is unmatched."""
-    node.answer = pod("a", devices("nvidia.com/gpu", FIRST))
-    assert values([collector(node.socket, empty=True).collect()]) == {UNMATCHED: 1, FAILURES: 0}
+    found = {owners(FIRST, "", "team", "a", "main"): 1, UNMATCHED: 2, FAILURES: 0}
+    assert values([collector(node.socket).collect()]) == found
+    assert values([collector(node.socket, empty=True).collect()]) == {UNMATCHED: 3, FAILURES: 0}
 
 
 @pytest.mark.process
@@ -103,8 +93,8 @@ def test_no_kubelet(tmp_path: Path) -> None:
     assert _python(code, tmp_path) == "False False\n"
 
 
-def test_kubelet_disappears(node: Kubelet) -> None:
-    """Unlike one that never existed, it is a failure. The next kubelet is found."""
+def test_kubelet_goes_and_comes(node: Kubelet) -> None:
+    """Unlike one that never existed, one that is gone is a failure. A new socket is used without one."""
     pods = collector(node.socket)
     pods.collect()
     node.stop()
@@ -112,15 +102,9 @@ def test_kubelet_disappears(node: Kubelet) -> None:
         pods.collect()
     node.start()
     assert values([pods.collect()])[FAILURES] == 1
-
-
-def test_kubelet_restarts(node: Kubelet) -> None:
-    """The new socket is used without a failure in between."""
-    pods = collector(node.socket)
-    pods.collect()
     node.answer = pod("a", devices("nvidia.com/gpu", FIRST))
     node.restart()
-    assert values([pods.collect()])[owners(FIRST, "", "team", "a", "main")] == 1
+    assert values([pods.collect()]) == {owners(FIRST, "", "team", "a", "main"): 1, UNMATCHED: 0, FAILURES: 1}
 
 
 def test_large_answer(node: Kubelet) -> None:
@@ -132,28 +116,20 @@ def test_large_answer(node: Kubelet) -> None:
     assert values([collector(node.socket).collect()])[owners(FIRST, "", "team", "train-0", "main")] == 1
 
 
-def refuse(code: grpc.StatusCode) -> Callable[[Kubelet], None]:
-    return lambda kubelet: setattr(kubelet, "error", code)
-
-
-def answer(raw: bytes) -> Callable[[Kubelet], None]:
-    return lambda kubelet: setattr(kubelet, "answer", raw)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("how", "value", "reason"),
     [
-        (refuse(grpc.StatusCode.UNAVAILABLE), "unavailable: as the test wants it"),
-        (refuse(grpc.StatusCode.UNIMPLEMENTED), "unimplemented"),
-        (answer(b"\xff" * 100), "as a list of pod resources"),
-        (answer(b"\x00" * (17 << 20)), "resource exhausted"),
-        (Kubelet.hang, "deadline exceeded"),
+        ("error", grpc.StatusCode.UNAVAILABLE, "unavailable: as the test wants it"),
+        ("error", grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),
+        ("answer", b"\xff" * 100, "as a list of pod resources"),
+        ("answer", b"\x00" * (17 << 20), "resource exhausted"),
+        ("hang", None, "deadline exceeded"),
     ],
     ids=["unavailable", "unimplemented", "garbage", "oversized", "hanging"],
 )
-def test_kubelet_error(node: Kubelet, spoil: Callable[[Kubelet], None], reason: str) -> None:
-    pods = collector(node.socket, deadline_seconds=2.5 if spoil is Kubelet.hang else PATIENT)
-    spoil(node)
+def test_kubelet_error(node: Kubelet, how: str, value: object, reason: str) -> None:
+    pods = collector(node.socket, deadline_seconds=2.5 if how == "hang" else PATIENT)
+    node.hang() if how == "hang" else setattr(node, how, value)
     with pytest.raises(CollectError, match=reason):
         pods.collect()
     assert node.calls == 1
@@ -190,19 +166,15 @@ def test_other_protocol(tmp_path: Path, spoken: bytes) -> None:
         connection.close()
 
 
-def test_path_is_no_socket(tmp_path: Path) -> None:
-    """The message holds the path, whatever its characters."""
-    path = tmp_path / "odd %41?#.sock"
-    path.write_text("")
-    with pytest.raises(CollectError, match="odd %41"):
-        collector(path).collect()
-
-
 def test_path_with_special_characters(tmp_path: Path) -> None:
-    """gRPC targets have escapes of their own."""
-    plain, odd = tmp_path / "kubelet.sock", tmp_path / "odd %41 #?.sock"
-    with kubelet(tmp_path):
-        odd.symlink_to(plain)
+    """gRPC targets have escapes of their own. The message about a path that is no socket holds it."""
+    odd = tmp_path / "odd %41 #?.sock"
+    odd.write_text("")
+    with pytest.raises(CollectError, match="odd %41"):
+        collector(odd).collect()
+    odd.unlink()
+    with kubelet(tmp_path) as running:
+        odd.symlink_to(running.socket)
         assert values([collector(odd).collect()])[UNMATCHED] == 0
 
 

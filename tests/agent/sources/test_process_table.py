@@ -12,6 +12,7 @@ from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.process_table import ProcessesCollector, parse_stat
 from support.agent.process import values
+from support.sources.node_tree import add_pci
 
 KERNEL_THREAD = 0x00208040
 USER = 0x400040
@@ -84,17 +85,15 @@ def test_services(node: Node) -> None:
     assert SERVICE not in {key[0] for key in node.read()}
     node.put(50, "nv-fabricmanager")
     node.put(51, "nvidia-persistenced")
-    assert node.read().items() >= {(SERVICE, "fabric_manager"): 1, (SERVICE, "persistenced"): 1}.items()
+    running = (SERVICE, "fabric_manager"), (SERVICE, "persistenced")
+    assert [node.read()[each] for each in running] == [1, 1]
     node.end(50)
-    assert node.read().items() >= {(SERVICE, "fabric_manager"): 0, (SERVICE, "persistenced"): 1}.items()
+    assert [node.read()[each] for each in running] == [0, 1]
 
 
 def test_fabric_manager_of_nvswitches(node: Node) -> None:
     """Where NVSwitches are on the bus, it is missed even if it never ran."""
-    switch = node.sysfs / "bus/pci/devices/0000:c1:00.0"
-    switch.mkdir(parents=True)
-    (switch / "vendor").write_text("0x10de\n")
-    (switch / "class").write_text("0x068000\n")
+    add_pci(node.sysfs, "pci0000:c0/0000:c1:00.0", "0x068000", "0x10de")
     assert node.read()[SERVICE, "fabric_manager"] == 0
 
 
@@ -107,11 +106,9 @@ def test_hidden_processes(node: Node) -> None:
 
 def test_real_processes() -> None:
     """This test runs, and is a process of the machine."""
+    ranks = [RankProcess("r", 0, os.getpid())]
     collector = ProcessesCollector(
-        procfs=Path("/proc"),
-        sysfs=Path("/sys"),
-        ranks=lambda: [RankProcess("r", 0, os.getpid())],
-        schedule=Schedule(15, 10),
+        procfs=Path("/proc"), sysfs=Path("/sys"), ranks=lambda: ranks, schedule=Schedule(15, 10)
     )
     found = values([collector.collect()])
     assert found[WAITING] >= 0

@@ -56,16 +56,6 @@ def counted(node: Node) -> tuple[float, float]:
     return found["rankwatch_gpus_expected",], found["rankwatch_gpus_visible",]
 
 
-def test_lost_gpu(node: Node) -> None:
-    """It stays known and is exported as lost, so the node does not look smaller."""
-    node.gpu.collect()
-    assert ("rankwatch_gpu_power_watts", (UUID,)) in node.inventory.exported()
-    node.act.write_text("lost")
-    assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 0
-    assert node.inventory.by_uuid(UUID)
-    assert counted(node) == (1, 0)
-
-
 def test_log_of_a_lost_gpu(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """One line when it is lost and one when it is back, each with everything that names it."""
     caplog.set_level(logging.INFO)
