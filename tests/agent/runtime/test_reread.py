@@ -115,11 +115,3 @@ def test_no_file(tmp_path: Path) -> None:
         assert value.current() == "two, of another size"
         path.write_text("one")
         assert value.current() == "one"
-
-
-def test_unusable_at_the_start(tmp_path: Path) -> None:
-    """There is no previous value to fall back on."""
-    path = tmp_path / "file"
-    path.write_text("broken")
-    with pytest.raises(UserError, match="could not use it"):
-        Reread([path], Loader(path))

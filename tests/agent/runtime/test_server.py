@@ -34,8 +34,16 @@ def page(text: str) -> Callable[[Message], Page]:
     return lambda headers: plain_page(HTTPStatus.OK, text)
 
 
-def agent_routes(pending: tuple[str, ...] = ()) -> dict[str, Route]:
+def agent_routes(*pending: str) -> dict[str, Route]:
     return build_routes(lambda: Snapshot((), pending), Exposition({"node": "n1"}))
+
+
+HELLO = {"/": Route(page("hello"))}
+
+
+def large(size: int) -> Route:
+    """A page of so many bytes."""
+    return Route(lambda headers: Page(HTTPStatus.OK, b"x" * size, {}))
 
 
 def test_pages() -> None:
@@ -56,7 +64,7 @@ def test_probes_alone() -> None:
 
 def test_readiness_names_pending_collectors() -> None:
     """Liveness does not depend on them."""
-    with serving(agent_routes(pending=("disk", "ranks"))) as (_, address):
+    with serving(agent_routes("disk", "ranks")) as (_, address):
         ready = fetch(address, "/readyz")
         assert fetch(address, "/healthz").status == 200
     assert (ready.status, ready.body) == (503, b"waiting for the first run of: disk, ranks\n")
@@ -64,14 +72,14 @@ def test_readiness_names_pending_collectors() -> None:
 
 def test_head() -> None:
     """The headers of GET with Content-Length, and no body."""
-    with serving({"/": Route(page("hello"))}) as (_, address):
+    with serving(HELLO) as (_, address):
         head = fetch(address, "/", method="HEAD")
     assert (head.status, head.headers["Content-Length"], head.body) == (200, "6", b"")
 
 
 def test_unknown_paths_and_methods() -> None:
     """404, and 405 with the allowed methods."""
-    with serving({"/": Route(page("hello"))}) as (_, address):
+    with serving(HELLO) as (_, address):
         assert fetch(address, "/nothing").status == 404
         assert fetch(address, "//[").status == 404
         refused = fetch(address, "/", method="POST")
@@ -103,7 +111,7 @@ def test_too_many_requests() -> None:
 
 def test_silent_connections_give_way() -> None:
     """Silent clients cannot take all connections: the oldest of them gives way to each new one."""
-    with serving({"/": Route(page("hello"))}, max_requests=4) as (server, address), idle_clients() as idle:
+    with serving(HELLO, max_requests=4) as (server, address), idle_clients() as idle:
         silent = [idle(server) for _ in range(4 * CONNECTIONS_PER_REQUEST)]
         assert fetch(address, "/").status == 200
         assert silent[0].recv(1) == b""
@@ -112,7 +120,7 @@ def test_silent_connections_give_way() -> None:
 def test_silent_client() -> None:
     """It is cut after a short time, however it keeps the connection alive."""
     clock = ManualClock()
-    with serving({"/": Route(page("hello"))}, monotonic=clock) as (server, address), idle_clients() as idle:
+    with serving(HELLO, monotonic=clock) as (server, address), idle_clients() as idle:
         silent = idle(server)
         silent.sendall(b"GET / HT")
         outlive(silent, clock, seconds=SLOW_SECONDS)
@@ -123,9 +131,10 @@ def test_silent_client() -> None:
 def test_slow_readers_give_way() -> None:
     """Clients that ask and do not read the response cannot take all requests."""
     clock = ManualClock()
-    big = b"x" * 20_000_000
-    routes = {"/": Route(page("hello")), "/big": Route(lambda headers: Page(HTTPStatus.OK, big, {}))}
-    with serving(routes, max_requests=1, monotonic=clock) as (server, address), idle_clients() as idle:
+    with (
+        serving({**HELLO, "/big": large(20_000_000)}, max_requests=1, monotonic=clock) as (server, address),
+        idle_clients() as idle,
+    ):
         slow = idle(server)
         slow.sendall(b"GET /big HTTP/1.0\r\n\r\n")
         assert slow.recv(1)
@@ -166,9 +175,7 @@ def test_crowding_client() -> None:
 
 def test_client_breaks_off() -> None:
     """Gone before the response, or not speaking HTTP."""
-    big = b"x" * 10_000_000
-    routes = {"/": Route(lambda headers: Page(HTTPStatus.OK, big, {}))}
-    with serving(routes) as (server, address):
+    with serving({"/": large(10_000_000)}) as (server, address):
         for words in (b"GET / HTTP/1.0\r\n\r\n", b"\x00\xff\r\n\r\n", b"GET /" + b"a" * 70_000 + b"\r\n\r\n"):
             with (
                 socket.create_connection(server.listening_address(), timeout=DEADLINE_SECONDS) as client,
@@ -176,7 +183,7 @@ def test_client_breaks_off() -> None:
             ):
                 client.sendall(words)
                 client.recv(1)
-        assert len(fetch(address, "/").body) == len(big)
+        assert len(fetch(address, "/").body) == 10_000_000
 
 
 def test_failing_page(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +192,7 @@ def test_failing_page(caplog: pytest.LogCaptureFixture) -> None:
     def broken(headers: Message) -> Page:
         raise RuntimeError("a bug")
 
-    with serving({"/": Route(page("hello")), "/broken": Route(broken)}, max_requests=1) as (server, address):
+    with serving({**HELLO, "/broken": Route(broken)}, max_requests=1) as (server, address):
         for _ in range(3):
             with socket.create_connection(server.listening_address()) as client:
                 client.sendall(b"GET /broken HTTP/1.0\r\n\r\n")
@@ -204,17 +211,10 @@ def test_address_in_use() -> None:
 @contextmanager
 def idle_clients() -> Iterator[Callable[[MetricsServer], socket.socket]]:
     """Opens connections that say nothing, and closes them at the end."""
-    opened: list[socket.socket] = []
-
-    def connect(server: MetricsServer) -> socket.socket:
-        opened.append(socket.create_connection(server.listening_address(), timeout=DEADLINE_SECONDS))
-        return opened[-1]
-
-    try:
-        yield connect
-    finally:
-        for each in opened:
-            each.close()
+    with contextlib.ExitStack() as opened:
+        yield lambda server: opened.enter_context(
+            socket.create_connection(server.listening_address(), timeout=DEADLINE_SECONDS)
+        )
 
 
 def test_no_file_descriptors() -> None:

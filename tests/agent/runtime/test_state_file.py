@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,16 @@ from rankwatch_agent.training.life.series import LifeCounters
 from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_spans.state import TraceState
 
-KEEPERS = {
+KEEPERS: dict[str, Callable[[Path], object]] = {
     "attempts.json": lambda directory: LifeCounters(directory, 1.0),
     "goodput.json": lambda directory: RunLedgers(directory, 1.0),
-    "spending.json": lambda directory: Spending(directory),
+    "spending.json": Spending,
     "traces.json": lambda directory: TraceState(directory, 1),
-    "verifications.json": lambda directory: VerificationRecords(directory),
+    "verifications.json": VerificationRecords,
 }
 """Whatever keeps state, by the name of its file."""
 BROKEN = (
-    "",
-    "\0",
-    "[]",
-    "null",
-    "7",
-    "[" * 100_000,
+    *("", "\0", "[]", "null", "7", "[" * 100_000),
     '{"since": Infinity, "classes": {"a": {"born": 1, "ends": {"x": Infinity}}}, "counted": []}',
     '{"since": 1, "classes": {"a": {"born": 1, "ends": {"x": Infinity}, "failures": {}, "starts": {}}},'
     ' "counted": []}',
@@ -88,11 +84,9 @@ def test_no_directory() -> None:
 
 def test_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "x.json").write_text(json.dumps("x" * 100))
-    StateFile(tmp_path, "x.json", lost="it begins anew", most_bytes=50).load(
-        lambda document: pytest.fail(f"{document}")
-    )
-    assert "too large" in caplog.text
-    assert "it begins anew" in caplog.text
+    file = StateFile(tmp_path, "x.json", lost="it begins anew", most_bytes=50)
+    file.load(lambda document: pytest.fail(f"{document}"))
+    assert "too large" in caplog.text and "it begins anew" in caplog.text
 
 
 def test_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

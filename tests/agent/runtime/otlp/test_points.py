@@ -70,14 +70,9 @@ def test_batch_size() -> None:
     series = [Series(RECEIVED, (f"eth{number}",), number) for number in range(7)]
     series += [Series(STATE, ("run", str(number), "running"), 1) for number in range(6)]
     batches = list(metric_batches([Collection(series[:4]), Collection(series[4:])], RANGE, max_points=4))
-    sizes = [sum(map(size, batch)) for batch in batches]
-    assert sizes == [4, 4, 4, 1]
-    assert [[each.name for each in batch] for batch in batches] == [
-        ["system.network.io"],
-        ["system.network.io", "rankwatch.rank.state"],
-        ["rankwatch.rank.state"],
-        ["rankwatch.rank.state"],
-    ]
+    assert [sum(map(size, batch)) for batch in batches] == [4, 4, 4, 1]
+    io, state = "system.network.io", "rankwatch.rank.state"
+    assert [[each.name for each in batch] for batch in batches] == [[io], [io, state], [state], [state]]
 
 
 def size(of: Metric) -> int:
@@ -111,10 +106,8 @@ def test_odd_labels_and_numbers() -> None:
         Series(BOXES, (), math.nan),
     )
     points = {name: each.data.data_points[0] for name, each in found.items()}
-    assert dict(attributes(points["rankwatch.gpu.slurm_info"])) == {
-        "hw.id": "GPU-1",
-        "rankwatch.slurm_job": "7?",
-    }
+    slurm = {"hw.id": "GPU-1", "rankwatch.slurm_job": "7?"}
+    assert dict(attributes(points["rankwatch.gpu.slurm_info"])) == slurm
     assert getattr(points["system.network.io"], "value", None) == math.inf
     assert math.isnan(getattr(points["rankwatch.blackboxes"], "value", 0))
 

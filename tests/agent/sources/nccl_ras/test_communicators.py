@@ -115,8 +115,3 @@ def test_order() -> None:
     tracker = HealthTracker()
     comms = (Comm((5, 5), name=1), Comm((5, 5, 5), name=2), Comm((5,), name=3, gone=(Gone(1, dead=True),)))
     assert [each.communicator.name[-1] for each in tracker.update(report(*comms))] == ["3", "2", "1"]
-
-
-def test_order_of_states() -> None:
-    """The order of SGLang and others."""
-    assert list(State) == ["healthy", "unknown", "suspect", "stuck", "error", "dead"]
