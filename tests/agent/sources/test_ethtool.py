@@ -113,22 +113,19 @@ def test_driver_without_known_statistics(cable: Namespace) -> None:
 @pytest.mark.process
 def test_interface_of_another_namespace(cable: Namespace, tmp_path: Path) -> None:
     """With the host's sysfs in a pod, the host's eth0 is not the pod's, even if the numbers agree."""
-    answer = cable.python(
-        IN_NAMESPACE
-        + f"""
-there = Path({str(tmp_path)!r}) / "class/net/v0"
+    code = f"""
+here, there = Path("/sys/class/net/v0"), Path({str(tmp_path)!r}) / "class/net/v0"
 there.mkdir(parents=True)
 for name in ("ifindex", "address", "carrier_changes"):
-    (there / name).write_text((Path("/sys/class/net/v0") / name).read_text())
+    (there / name).write_text((here / name).read_text())
 print(found(collector({str(tmp_path)!r}, select=select)))
 (there / "carrier_changes").write_text("77")
-(there / "address").write_text("02:00:00:00:00:99")
-print(found(collector({str(tmp_path)!r}, select=select)))
-(there / "address").write_text((Path("/sys/class/net/v0/address").read_text()))
-(there / "ifindex").write_text("4711")
-print(found(collector({str(tmp_path)!r}, select=select)))
+for name, text in (("address", "02:00:00:00:00:99"), ("ifindex", "4711")):
+    (there / name).write_text(text)
+    print(found(collector({str(tmp_path)!r}, select=select)))
+    (there / name).write_text((here / name).read_text())
 """
-    ).splitlines()
+    answer = cable.python(IN_NAMESPACE + code).splitlines()
     assert answer[0].startswith("{'v0': ")
     assert answer[1:] == ["v0 lies in another network namespace"] * 2
 

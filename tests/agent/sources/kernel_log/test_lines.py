@@ -83,55 +83,46 @@ def test_harmless_lines(text: str) -> None:
 
 
 BUS = "0000:3b:00.0"
-REGISTERS = "(0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"
+GRACE, GRACE_BUS = "Xid (PCI:0018:01:00):", "0018:01:00.0"
+REGISTERS = "(0x0409a0c2 0x00000008)"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (
-            "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
-            XidLine(BUS, 79, None, False),
+            "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
+            (BUS, 79, None, False),
+        ),
+        ("Xid (PCI:0000:3b:00): 31, pid='<unknown>', name=<unknown>, Ch 00000010", (BUS, 31, None, False)),
+        ("Xid (PCI:0000:3B:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel", (BUS, 94, None, False)),
+        ("Xid (0000:3b:00): 48, An uncorrectable error", (BUS, 48, None, False)),
+        (f"{GRACE} 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 {REGISTERS}", (GRACE_BUS, 145, "warning", False)),
+        (
+            f"{GRACE} 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 {REGISTERS}",
+            (GRACE_BUS, 149, "critical", False),
         ),
         (
-            "NVRM: Xid (PCI:0000:3b:00): 31, pid='<unknown>', name=<unknown>, Ch 00000010, intr 00000000.",
-            XidLine(BUS, 31, None, False),
+            f"{GRACE} 149, pid='<unknown>', name=<unknown>, NETIR Fatal XC0 i0 Link -1 {REGISTERS}",
+            (GRACE_BUS, 149, "critical", False),
         ),
+        ("Xid (PCI:0000:3b:00): 150, something new", (BUS, 150, None, False)),
         (
-            "NVRM: Xid (PCI:0000:3B:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9).",
-            XidLine(BUS, 94, None, False),
+            "Xid (PCI:0000:3b:00): 74, NVLink: fatal error detected on link 14(0x1, 0x0)",
+            (BUS, 74, None, False),
         ),
-        ("NVRM: Xid (0000:3b:00): 48, An uncorrectable error", XidLine(BUS, 48, None, False)),
+        ("GPU 0000:3b:00.0: GPU has fallen off the bus.", (BUS, 79, None, True)),
+        ("GPU at PCI:0000:3b:00 has fallen off the bus.", (BUS, 79, None, True)),
         (
-            f"NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 {REGISTERS}",
-            XidLine("0018:01:00.0", 145, "warning", False),
-        ),
-        (
-            f"NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 {REGISTERS}",
-            XidLine("0018:01:00.0", 149, "critical", False),
-        ),
-        (
-            f"NVRM: Xid (PCI:0018:01:00): 149, pid='<unknown>', name=<unknown>, NETIR Fatal XC0 i0 Link -1 "
-            f"{REGISTERS}",
-            XidLine("0018:01:00.0", 149, "critical", False),
-        ),
-        ("NVRM: Xid (PCI:0000:3b:00): 150, something new", XidLine(BUS, 150, None, False)),
-        (
-            "NVRM: Xid (PCI:0000:3b:00): 74, NVLink: fatal error detected on link 14(0x100000, 0x0)",
-            XidLine(BUS, 74, None, False),
-        ),
-        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", XidLine(BUS, 79, None, True)),
-        ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", XidLine(BUS, 79, None, True)),
-        (
-            "NVRM: The NVIDIA GPU 0000:3b:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system has NVRM: "
+            "The NVIDIA GPU 0000:3b:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system has NVRM: "
             "fallen off the bus and is not responding to commands.",
-            XidLine(BUS, 79, None, True),
+            (BUS, 79, None, True),
         ),
     ],
 )
-def test_parse_xid(text: str, expected: XidLine) -> None:
+def test_parse_xid(text: str, expected: tuple[str, int, str | None, bool]) -> None:
     """The severity is set only for codes that the driver judges at each occurrence."""
-    assert parse_xid(text) == expected
+    assert parse_xid(f"NVRM: {text}") == XidLine(*expected)
 
 
 @pytest.mark.parametrize(
@@ -160,29 +151,38 @@ def test_parse_identity() -> None:
     assert parse_identity("NVRM: GPU at PCI:0000:3B:00: GPU-short") is None
 
 
-def fall(*, implied: bool, bus_id: str = BUS) -> XidLine:
-    return XidLine(bus_id, 79, None, implied)
+LOSS, IMPLIED, OTHER = (
+    XidLine(BUS, 79, None, False),
+    XidLine(BUS, 79, None, True),
+    XidLine(BUS, 13, None, False),
+)
+ELSEWHERE = "0000:5c:00.0"
 
 
-def test_lines_about_one_loss_count_once() -> None:
-    """In either order, and for as long as the driver repeats them."""
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            (LOSS, 100.0, True),
+            *((IMPLIED, at, False) for at in (100.1, 101.0, 151.0, 201.0, 251.0, 301.0, 351.0)),
+        ],
+        [(IMPLIED, 100.0, True), (LOSS, 101.0, False)],
+        [(IMPLIED, 100.0, True), (IMPLIED._replace(bus_id=ELSEWHERE), 100.2, True)],
+        [(LOSS, 100.0, True), (LOSS, 101.0, True), (IMPLIED, 101.0 + SAME_LOSS_SECONDS, True)],
+        [(OTHER, 100.0, True)] * 3,
+    ],
+    ids=[
+        "lines of one loss, for as long as the driver repeats them",
+        "in either order",
+        "another GPU",
+        "each line with a code is an error, and so is a loss after the machine recovered",
+        "other codes",
+    ],
+)
+def test_losses(lines: list[tuple[XidLine, float, bool]]) -> None:
+    """Lines about one loss of a GPU count once."""
     losses = GpuLosses()
-    assert losses.is_new_error(fall(implied=False), 100.0)
-    assert not losses.is_new_error(fall(implied=True), 100.1)
-    assert losses.is_new_error(fall(implied=True, bus_id="0000:5c:00.0"), 100.2)
-    assert not losses.is_new_error(fall(implied=False, bus_id="0000:5c:00.0"), 101.0)
-    for second in range(101, 400, 50):
-        assert not losses.is_new_error(fall(implied=True), second)
-
-
-def test_second_loss_counts() -> None:
-    """Each line with a code is an error, and so is a loss after the machine recovered."""
-    losses = GpuLosses()
-    assert losses.is_new_error(fall(implied=False), 100.0)
-    assert losses.is_new_error(fall(implied=False), 101.0)
-    assert losses.is_new_error(fall(implied=True), 101.0 + SAME_LOSS_SECONDS)
-    other = XidLine(BUS, 13, None, False)
-    assert all(losses.is_new_error(other, 100.0) for _ in range(3))
+    assert [losses.is_new_error(line, at) for line, at, _ in lines] == [new for *_, new in lines]
 
 
 FORGED = (
