@@ -17,8 +17,7 @@ class Loader:
     """Reads a file and counts how often; refuses the content `broken`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.loads = 0
+        self.path, self.loads = path, 0
 
     def __call__(self) -> str:
         self.loads += 1
@@ -28,26 +27,28 @@ class Loader:
         return text
 
 
-def test_unchanged_file_is_read_once(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("one")
+    return tmp_path / "file"
+
+
+def test_unchanged_file_is_read_once(path: Path) -> None:
     """However often the value is used, and also if the last change is not usable."""
-    path = tmp_path / "file"
-    path.write_text("one")
     loader = Loader(path)
     value = Reread([path], loader)
-    assert [value.current() for _ in range(3)] == ["one"] * 3
-    assert loader.loads == 1
+    assert ([value.current() for _ in range(3)], loader.loads) == (["one"] * 3, 1)
     path.write_text("broken")
-    assert [value.current() for _ in range(3)] == ["one"] * 3
-    assert loader.loads == 2
+    assert ([value.current() for _ in range(3)], loader.loads) == (["one"] * 3, 2)
 
 
-def test_swapped_link(tmp_path: Path) -> None:
+def test_swapped_link(path: Path) -> None:
     """It is a change, even to a file of the same size and time."""
-    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
-    for path in (one, two):
-        path.write_text(path.name)
-        os.utime(path, ns=(1, 1))
-    link.symlink_to(one)
+    two, link = path.with_name("two"), path.with_name("link")
+    two.write_text("two")
+    for each in (path, two):
+        os.utime(each, ns=(1, 1))
+    link.symlink_to(path)
     value = Reread([link], Loader(link))
     assert value.current() == "one"
     link.unlink()
@@ -55,10 +56,8 @@ def test_swapped_link(tmp_path: Path) -> None:
     assert value.current() == "two"
 
 
-def test_change_during_a_read(tmp_path: Path) -> None:
+def test_change_during_a_read(path: Path) -> None:
     """The second of two quick writes is not lost."""
-    path = tmp_path / "file"
-    path.write_text("one")
 
     def load() -> str:
         text = path.read_text()
@@ -66,16 +65,14 @@ def test_change_during_a_read(tmp_path: Path) -> None:
             path.write_text("second")
         return text
 
-    value = Reread([path], load)
-    assert value.current() == "second"
+    assert Reread([path], load).current() == "second"
 
 
 @pytest.mark.process
-def test_files_that_do_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_do_not_answer(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file server that is gone costs its change only: whoever asks gets the previous value, nobody waits
     for long, one thread hangs, and one line of the log says so. Once it is back, the new value is in use."""
-    path, entered, back = tmp_path / "file", threading.Event(), threading.Event()
-    path.write_text("one")
+    entered, back = threading.Event(), threading.Event()
 
     def load() -> str:
         text = path.read_text()
@@ -96,10 +93,10 @@ def test_files_that_do_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     until(lambda: value.current() == "two", "the new value is in use")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file(path: Path) -> None:
     """A FIFO, which waits for a writer, and a device without an end are refused, and a file in their place is
     used: at the start, and when they take the place of a file."""
-    path = tmp_path / "file"
+    path.unlink()
     os.mkfifo(path)
     with pytest.raises(UserError, match="it is not a regular file"):
         Reread([path], Loader(path))

@@ -70,19 +70,12 @@ def test_readiness_names_pending_collectors() -> None:
     assert (ready.status, ready.body) == (503, b"waiting for the first run of: disk, ranks\n")
 
 
-def test_head() -> None:
-    """The headers of GET with Content-Length, and no body."""
+def test_methods_and_unknown_paths() -> None:
+    """HEAD gets the headers of GET with Content-Length and no body; 404, and 405 with the allowed methods."""
     with serving(HELLO) as (_, address):
-        head = fetch(address, "/", method="HEAD")
+        head, refused = (fetch(address, "/", method=each) for each in ("HEAD", "POST"))
+        assert [fetch(address, path).status for path in ("/nothing", "//[")] == [404, 404]
     assert (head.status, head.headers["Content-Length"], head.body) == (200, "6", b"")
-
-
-def test_unknown_paths_and_methods() -> None:
-    """404, and 405 with the allowed methods."""
-    with serving(HELLO) as (_, address):
-        assert fetch(address, "/nothing").status == 404
-        assert fetch(address, "//[").status == 404
-        refused = fetch(address, "/", method="POST")
     assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
 
 

@@ -54,10 +54,8 @@ def test_broken_line_of_mountinfo(line: str) -> None:
 def test_find_block_device() -> None:
     """By number, or by the source of the mount for btrfs. NFS has none."""
     disks, mounts = parse_diskstats(DISKSTATS).found, parse_mount_sources(MOUNTS).found
-    assert find_block_device(os.makedev(259, 0), disks, mounts) == NVME
-    assert find_block_device(os.makedev(0, 40), disks, mounts) == NVME
-    assert find_block_device(os.makedev(0, 41), disks, mounts) is None
-    assert find_block_device(os.makedev(0, 99), disks, mounts) is None
+    found = {(259, 0): NVME, (0, 40): NVME, (0, 41): None, (0, 99): None}
+    assert {each: find_block_device(os.makedev(*each), disks, mounts) for each in found} == found
 
 
 def test_series_of_a_path(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rankwatch_agent.sources.mounts import (
     MountsCollector,
     data_mounts,
     parse_mountinfo,
+    parse_mountstats,
 )
 from support.agent.process import until, values
 
@@ -185,6 +186,11 @@ def test_nfs(node: Node) -> None:
             **{("rankwatch_nfs_operation_seconds_total", *labels, name): n for name, n in seconds.items()},
         }
     )
+
+
+@pytest.mark.parametrize("text", ["", "device", "device a:/b mounted on /c with fstype nfs4 \n\tbytes: 1\n"])
+def test_broken_mountstats(text: str) -> None:
+    assert list(parse_mountstats(text)) == []
 
 
 @pytest.mark.process

@@ -34,26 +34,30 @@ def procfs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def facts(procfs: Path) -> ProcessFacts:
+    """Of process 7, which has some."""
+    found = read_facts(procfs, 7)
+    assert found is not None
+    return found
+
+
 def test_sleeping_process(procfs: Path) -> None:
     """The state, where it sleeps, and how long it had no CPU."""
-    assert read_facts(procfs, 7) == ProcessFacts(
-        pid=7, state="S", wait_channel="futex_wait_queue", cpu_wait_share=0.25
-    )
+    expected = ProcessFacts(pid=7, state="S", wait_channel="futex_wait_queue", cpu_wait_share=0.25)
+    assert facts(procfs) == expected
 
 
 def test_blocked_thread(procfs: Path) -> None:
     """A thread in state D is what counts, with its own wait channel, wherever the main thread is."""
     thread(procfs / "7" / "task" / "8", "D", channel="nfs_wait")
-    found = read_facts(procfs, 7)
-    assert found is not None
+    found = facts(procfs)
     assert (found.state, found.wait_channel, found.blocked) == ("D", "nfs_wait", {8: 6})
 
 
 def test_blocked_for_a_moment(procfs: Path) -> None:
     """A disk is waited for again and again: only a thread that has not run since is blocked."""
     thread(procfs / "7" / "task" / "8", "D")
-    before = read_facts(procfs, 7)
-    assert before is not None
+    before = facts(procfs)
     assert since(before, before).state == "D"
     ran = replace(before, blocked={8: 7})
     assert since(before, ran).state == "S"
@@ -68,8 +72,7 @@ def test_impossible_count(procfs: Path) -> None:
     status = procfs / "7" / "task" / "8" / "status"
     status.write_text(f"voluntary_ctxt_switches:\t{'9' * 5000}\nnonvoluntary_ctxt_switches:\t1\n")
     (procfs / "7" / "schedstat").write_text(f"1 {'9' * 400} 1\n")
-    found = read_facts(procfs, 7)
-    assert found is not None
+    found = facts(procfs)
     assert (found.blocked, found.cpu_wait_share) == ({8: 1}, None)
 
 
@@ -77,16 +80,14 @@ def test_impossible_count(procfs: Path) -> None:
 def test_stopped_process(procfs: Path, state: str) -> None:
     """The main thread tells it. A zombie has no files of threads."""
     thread(procfs / "7", state, channel="do_signal_stop")
-    found = read_facts(procfs, 7)
-    assert found is not None
+    found = facts(procfs)
     assert (found.state, found.stopped, found.blocked) == (state, state in "Tt", {})
 
 
 def test_name_of_a_process(tmp_path: Path) -> None:
     """It may hold anything, and is no field."""
     thread(tmp_path / "7", "T", name="a) R 1 (b")
-    found = read_facts(tmp_path, 7)
-    assert found is not None
+    found = facts(tmp_path)
     assert (found.state, found.wait_channel, found.cpu_wait_share) == ("T", "", None)
 
 

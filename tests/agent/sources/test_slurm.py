@@ -88,15 +88,18 @@ def shown(
     ("files", "expected"),
     [
         (
-            {"g0": "4711\n4712\n", "g1": "", "g1_7": "4713\n"},
-            shown((FIRST, "", "4711"), (FIRST, "", "4712"), (SECOND, SLICE, "4713")),
+            {"g0": "4711\n\n 4712_3 \n4711\n", "g1": "", "g1_7": "4713+1\n"},
+            shown((FIRST, "", "4711"), (FIRST, "", "4712_3"), (SECOND, SLICE, "4713+1")),
         ),
         (
             {"g0": "4711\n", "g7": "4712\n4713\n", "g8": "", "notes": "4714\n"},
             shown((FIRST, "", "4711"), unmatched=1),
         ),
     ],
-    ids=["several jobs on a shared GPU, an idle GPU, an instance", "file of an unknown GPU that names jobs"],
+    ids=[
+        "jobs and an array on a shared GPU, an idle GPU, a heterogeneous job on an instance",
+        "file of an unknown GPU that names jobs",
+    ],
 )
 def test_job_map(node: Node, files: dict[str, str], expected: dict[tuple[str, ...], float]) -> None:
     """The jobs of each GPU. The first job's prolog creates the map."""
@@ -220,26 +223,12 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert gpu_files(tmp_path) == [GpuFile(tmp_path / name, *numbers) for name, *numbers in expected]
 
 
-def test_job_map_is_missing_or_a_file(tmp_path: Path) -> None:
-    """It may appear with the first job."""
-    with pytest.raises(NotApplicable):
-        gpu_files(tmp_path / "none")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CollectError, match="Not a directory"):
-        gpu_files(tmp_path / "file")
-
-
 def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     """A wrong setting could lead to /proc."""
     for number in range(1025):
         (tmp_path / str(number)).touch()
     with pytest.raises(CollectError, match="more than 1024 files"):
         gpu_files(tmp_path)
-
-
-def test_parse_jobs() -> None:
-    """Also arrays and heterogeneous jobs. Blank lines are skipped."""
-    assert parse_jobs("4711\n\n 4712_3 \n4713+1\n4711\n") == ["4711", "4712_3", "4713+1"]
 
 
 @pytest.mark.parametrize(

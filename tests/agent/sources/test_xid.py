@@ -205,24 +205,21 @@ RULES = load_rules()
     [
         (
             "145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x00000000)",
-            Nvlink5Error(145, "RLW_SRC_TRACK", 12, 0x040988E2, 8),
+            (145, "RLW_SRC_TRACK", 12, 0x040988E2, 8),
         ),
         (
             "149, pid='<unknown>', name=<unknown>, NETIR Fatal XC0 i0 Link -1 (0x00000006 0x00000000)",
-            Nvlink5Error(149, "NETIR", -1, 6, 0),
+            (149, "NETIR", -1, 6, 0),
         ),
-        (
-            "149, NETIR_LINK_EVT  Fatal   XC 1 i 2 Link 01 [0x0000000a]",
-            Nvlink5Error(149, "NETIR_LINK_EVT", 1, 10, None),
-        ),
+        ("149, NETIR_EVT  Fatal   XC 1 i 2 Link 01 [0x0000000a]", (149, "NETIR_EVT", 1, 10, None)),
         ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (cut o", None),
         ("143, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x1 0x2)", None),
         ("74, NVLink: fatal error detected on link 14(0x100000, 0x0)", None),
     ],
 )
-def test_parse_line(text: str, expected: Nvlink5Error | None) -> None:
+def test_parse_line(text: str, expected: tuple[int, str, int, int, int | None] | None) -> None:
     """In the forms of drivers before and since R575."""
-    assert parse_nvlink5(f"NVRM: Xid (PCI:0018:01:00): {text}") == expected
+    assert parse_nvlink5(f"NVRM: Xid (PCI:0018:01:00): {text}") == (expected and Nvlink5Error(*expected))
 
 
 @pytest.mark.parametrize(

@@ -130,13 +130,9 @@ def test_implausible_values(field: str, value: float) -> None:
 
 def test_unknown_devices() -> None:
     """Each counts once. Switches and lines without identity are no GPUs."""
-    samples = [
-        sample(ACTIVE, 0.5, uuid="GPU-z"),
-        sample("DCGM_FI_DEV_GPU_TEMP", 40, uuid="GPU-z"),
-        sample(ACTIVE, 0.5, uuid="", bus_id="00000000:99:00.0"),
-        sample(ACTIVE, 0.5, uuid="", bus_id="garbage"),
-        sample(ACTIVE, 0.5, uuid=""),
-    ]
+    buses = ("00000000:99:00.0", "garbage", "")
+    samples = [sample(ACTIVE, 0.5, uuid="GPU-z"), sample("DCGM_FI_DEV_GPU_TEMP", 40, uuid="GPU-z")]
+    samples += [sample(ACTIVE, 0.5, uuid="", bus_id=each) for each in buses]
     result = relay(samples, node())
     assert (result.series, result.unmatched) == ((), {"GPU-z", "0000:99:00.0"})
 

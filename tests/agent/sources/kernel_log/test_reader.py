@@ -42,59 +42,58 @@ def test_parser_survives_any_bytes(raw: bytes) -> None:
     parse_record(raw)
 
 
-def test_file_is_followed(tmp_path: Path) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "kmsg"
+
+
+def test_file_is_followed(log: Path) -> None:
     """A partial line waits for its end."""
-    log = tmp_path / "kmsg"
     log.write_text(line(1, "a") + " SUBSYSTEM=pci\n" + line(2, "b") + "6,3,3")
     reader = KernelLogReader(log)
-    assert texts(reader) == ["a", "b"]
-    assert texts(reader) == []
+    assert [texts(reader), texts(reader)] == [["a", "b"], []]
     with log.open("a") as file:
         file.write("000,-;c\n" + line(4, "d"))
     assert texts(reader) == ["c", "d"]
     assert reader.missed == 0
 
 
-def test_replaced_or_truncated_file(tmp_path: Path) -> None:
+def test_replaced_or_truncated_file(log: Path) -> None:
     """Its sequence may restart, which is no gap."""
-    log = tmp_path / "kmsg"
     log.write_text(line(7, "old") + line(8, "older"))
     reader = KernelLogReader(log)
     texts(reader)
     log.write_text(line(1, "truncated"))
     assert texts(reader) == ["truncated"]
-    (tmp_path / "next").write_text(line(100, "replaced") + line(101, "more"))
-    (tmp_path / "next").replace(log)
+    new = log.with_name("next")
+    new.write_text(line(100, "replaced") + line(101, "more"))
+    new.replace(log)
     assert texts(reader) == ["replaced", "more"]
     assert reader.missed == 0
 
 
-def test_fifo(tmp_path: Path) -> None:
+def test_fifo(log: Path) -> None:
     """With and without a writer."""
-    fifo = tmp_path / "kmsg"
-    os.mkfifo(fifo)
-    reader = KernelLogReader(fifo)
+    os.mkfifo(log)
+    reader = KernelLogReader(log)
     assert texts(reader) == []
     for number in (1, 2):
-        with fifo.open("w") as writer:
+        with log.open("w") as writer:
             writer.write(line(number, f"record {number}"))
             writer.flush()
-            assert texts(reader) == [f"record {number}"]
-            assert texts(reader) == []
+            assert [texts(reader), texts(reader)] == [[f"record {number}"], []]
 
 
-def test_missed_records(tmp_path: Path) -> None:
+def test_missed_records(log: Path) -> None:
     """By the gap in the sequence. Records from before the start do not count."""
-    log = tmp_path / "kmsg"
     log.write_text(line(500) + line(501) + line(510))
     reader = KernelLogReader(log)
     texts(reader)
     assert reader.missed == 8
 
 
-def test_max_lines(tmp_path: Path) -> None:
+def test_max_lines(log: Path) -> None:
     """The next run reads the rest; only then has the reader caught up."""
-    log = tmp_path / "kmsg"
     count = 10_000
     log.write_text("".join(line(number) for number in range(count)))
     reader = KernelLogReader(log)
@@ -106,46 +105,43 @@ def test_max_lines(tmp_path: Path) -> None:
     assert reader.caught_up
 
 
-def test_line_without_end(tmp_path: Path) -> None:
+def test_line_without_end(log: Path) -> None:
     """It costs neither memory nor the next line, and the reader returns although the line goes on."""
     endless = KernelLogReader(Path("/dev/zero"))
     assert (endless.read(10), endless.caught_up) == ([], False)
     endless.close()
-    log = tmp_path / "kmsg"
     log.write_bytes(b"6,1,1,-;" + b"x" * (1 << 20) + b"\n" + line(2, "next").encode())
     first, second = KernelLogReader(log).read(MANY)
     assert (len(first.text) < 1 << 15, second.text) == (True, "next")
 
 
-def test_missing_log(tmp_path: Path) -> None:
+def test_missing_log(log: Path) -> None:
     """Most containers have none. One that appears later is read."""
-    reader = KernelLogReader(tmp_path / "kmsg")
+    reader = KernelLogReader(log)
     with pytest.raises(NotApplicable):
         reader.read(MANY)
-    (tmp_path / "kmsg").write_text(line(1, "now"))
+    log.write_text(line(1, "now"))
     assert texts(reader) == ["now"]
-    (tmp_path / "kmsg").unlink()
+    log.unlink()
     with pytest.raises(NotApplicable):
         reader.read(MANY)
 
 
-def test_no_permission(tmp_path: Path) -> None:
+def test_no_permission(log: Path) -> None:
     """A privilege that was never granted is no failure, one that was revoked is. The message names it."""
-    log = tmp_path / "kmsg"
     log.write_text(line(1))
     log.chmod(0)
-    user = os.geteuid()
+    granted, user = log.with_name("granted"), os.geteuid()
     nobody = user or 65534  # root reads every file
     try:
         os.seteuid(nobody)
         with pytest.raises(NotApplicable, match="CAP_SYSLOG"):
             KernelLogReader(log).read(MANY)
-        reader = KernelLogReader(tmp_path / "granted")
         os.seteuid(user)
-        (tmp_path / "granted").write_text(line(1))
+        reader = KernelLogReader(granted)
+        granted.write_text(line(1))
         reader.read(MANY)
-        (tmp_path / "granted").unlink()
-        log.rename(tmp_path / "granted")
+        log.replace(granted)
         os.seteuid(nobody)
         with pytest.raises(CollectError, match="Permission denied"):
             reader.read(MANY)

@@ -49,11 +49,6 @@ def test_only_exported_counters_are_read(tmp_path: Path) -> None:
     assert read_counters(SysfsFiles(), str(tmp_path)) == {"symbol_error": 1}
 
 
-def test_missing_counter_directory(tmp_path: Path) -> None:
-    """EFA's ports lack the InfiniBand counters."""
-    assert read_counters(SysfsFiles(), str(tmp_path / "counters")) == {}
-
-
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

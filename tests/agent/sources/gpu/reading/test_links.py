@@ -65,13 +65,17 @@ def test_nvlink_5(node: Node) -> None:
     assert {"nvlink_bytes", "nvlink_errors"} <= set(reading.gpus[0].supported)
 
 
-def test_no_nvlink(node: Node) -> None:
-    """The feature is unsupported, and nothing is logged."""
+@pytest.mark.parametrize("first", [False, True], ids=["from the start", "by a mode of the GPU"])
+def test_no_nvlink(node: Node, first: bool) -> None:
+    """The feature is unsupported, which is no fault of a link, and nothing is logged."""
+    if first:
+        node.read()
     node.driver.unsupport("nvmlDeviceGetNvLinkState", 2)
     reading = node.read()
-    assert family(values_of(reading.gpus[2]), "nvlink") == {}
-    assert "nvlink" in reading.gpus[2].unsupported
-    assert node_values(reading)["supported", reading.gpus[2].model, "nvlink"] == 0.0
+    gpu = reading.gpus[2]
+    assert family(values_of(gpu), "nvlink") == {}
+    assert "nvlink" in gpu.unsupported
+    assert node_values(reading)["supported", gpu.model, "nvlink"] == 0.0
     assert reading.warnings == ()
 
 
@@ -83,15 +87,6 @@ def test_unreadable_nvlink_counts_as_down(node: Node) -> None:
     assert values_of(reading.gpus[0])["nvlinks_active",] == 0.0
     assert {node.values(0)["nvlinks",] for _ in range(60)} == {LINKS}  # also when ports are looked for again
     assert reading.warnings == (f"GPU {reading.gpus[0].uuid}: could not read nvlink: Unknown Error",)
-
-
-def test_nvlink_becomes_unsupported(node: Node) -> None:
-    """A mode of the GPU may remove the links; that is no fault of a link."""
-    node.read()
-    node.driver.unsupport("nvmlDeviceGetNvLinkState", 0)
-    reading = node.read()
-    assert family(values_of(reading.gpus[0]), "nvlink") == {}
-    assert "nvlink" in reading.gpus[0].unsupported
 
 
 def test_nvlink_unreadable_from_the_start(node: Node) -> None:
@@ -170,17 +165,16 @@ def test_fabric_of_an_old_driver(node: Node) -> None:
     assert family(node.values(0), "fabric") == {("fabric_state", "completed"): 1}
 
 
-def test_no_fabric(node: Node) -> None:
-    node.driver.set(0, "fabric.state", 0)
+@pytest.mark.parametrize(
+    ("state", "unsupported"), [(0, True), (77, False)], ids=["none", "of a newer driver"]
+)
+def test_no_fabric(node: Node, state: int, unsupported: bool) -> None:
+    """A state that we do not know is counted as rejected."""
+    node.driver.set(0, "fabric.state", state)
     reading = node.read()
-    assert family(values_of(reading.gpus[0]), "fabric") == {}
-    assert "fabric" in reading.gpus[0].unsupported
-
-
-def test_unknown_fabric_state(node: Node) -> None:
-    """A newer driver may have states that we do not know."""
-    node.driver.set(0, "fabric.state", 77)
-    assert node_values(node.read())["readings_rejected_total", "fabric"] == 1.0
+    assert family(values_of(reading.gpus[0]), "fabric_state") == {}
+    assert ("fabric" in reading.gpus[0].unsupported) == unsupported
+    assert node_values(reading).get(("readings_rejected_total", "fabric"), 0) == (not unsupported)
 
 
 @pytest.mark.parametrize(
