@@ -164,20 +164,6 @@ def test_driver_fails(bench: Bench) -> None:
     assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
-def test_release_and_resume(bench: Bench) -> None:
-    """Without a worker the driver's module can be unloaded."""
-    bench.driver.collect(LONG)
-    pid = worker_pid(bench)
-    bench.driver.release()
-    assert gone(pid)
-    with pytest.raises(NotApplicable, match="released"):
-        bench.driver.collect(LONG)
-    assert bench.driver.status() == (DriverState.RELEASED, 0, 1, 0)
-    bench.driver.resume()
-    assert bench.driver.collect(LONG).reading
-    assert bench.driver.status() == (DriverState.IN_USE, 0, 2, 1)
-
-
 def test_release_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker does it and then exits, if it gets the time."""
     for name, value in fake_driver.environ.items():
