@@ -122,6 +122,18 @@ def test_speed_is_retried_after_running_out_of_descriptors(tmp_path: Path) -> No
     assert values([collector.collect()])["rankwatch_network_speed_bytes", "eth0"] == 25e9 / 8
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "-1", ""])
+def test_garbled_sysfs_file(tmp_path: Path, text: str) -> None:
+    """Impossible numbers and empty states give no value."""
+    collector = node(tmp_path)
+    for name in ("mtu", "operstate"):
+        (tmp_path / "sys/class/net/eth0" / name).write_text(text if name == "mtu" else "")
+    found = values([collector.collect()])
+    assert ("rankwatch_network_mtu_bytes", "eth0") not in found
+    assert ("rankwatch_network_up", "eth0") not in found
+    assert found["rankwatch_network_speed_bytes", "eth0"] == 3.125e9
+
+
 @pytest.mark.parametrize("name", ["e" * 300, "e\0h"])
 def test_impossible_interface_name(tmp_path: Path, name: str) -> None:
     """No sysfs path can be made of it. The other interfaces stay."""
