@@ -25,10 +25,8 @@ pytestmark = pytest.mark.process
 
 
 def test_ended_run_is_removed(tmp_path: Path) -> None:
-    """An ended run is forgotten and its files removed.
-
-    After the retention, and not while its process still lives on.
-    """
+    """An ended run is forgotten and its files removed. After the retention, and not while its process still
+    lives on."""
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=100.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
@@ -41,10 +39,8 @@ def test_ended_run_is_removed(tmp_path: Path) -> None:
 
 
 def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is resumed while its old files are removed keeps its new ones.
-
-    The new process has put its box in the place of the old one just before that is removed.
-    """
+    """A run that is resumed while its old files are removed keeps its new ones. The new process has put its
+    box in the place of the old one just before that is removed."""
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
@@ -76,10 +72,8 @@ def test_attempts_between_two_looks(tmp_path: Path, collector: RanksCollector) -
 
 
 def test_rank_in_tick_of_listing(tmp_path: Path, collector: RanksCollector) -> None:
-    """A rank that appears in the tick of a listing is found.
-
-    Its directory has the same mtime as when it was listed.
-    """
+    """A rank that appears in the tick of a listing is found. Its directory has the same mtime as when it was
+    listed."""
     with rank(tmp_path, "ready()", world=2):
         collector.collect()
         before = (tmp_path / "job").stat()
@@ -89,10 +83,8 @@ def test_rank_in_tick_of_listing(tmp_path: Path, collector: RanksCollector) -> N
 
 
 def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files that cannot be removed are left and not taken up again.
-
-    An agent without the right to remove them still forgets the run, and says so once.
-    """
+    """Files that cannot be removed are left and not taken up again. An agent without the right to remove them
+    still forgets the run, and says so once."""
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
@@ -107,10 +99,8 @@ def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_odd_files(tmp_path: Path, collector: RanksCollector, caplog: pytest.LogCaptureFixture) -> None:
-    """Odd files are counted once and named in the log once.
-
-    The healthy rank beside them is exported all the same.
-    """
+    """Odd files are counted once and named in the log once. The healthy rank beside them is exported all the
+    same."""
     run = tmp_path / "odd"
     run.mkdir()
     (run / "0.blackbox").write_bytes(os.urandom(8192))
@@ -140,10 +130,8 @@ def test_odd_files(tmp_path: Path, collector: RanksCollector, caplog: pytest.Log
 
 
 def test_thousand_runs(tmp_path: Path) -> None:
-    """A thousand runs do not crowd out the newest.
-
-    At most `max_runs` are followed, the newest first; the others are counted.
-    """
+    """A thousand runs do not crowd out the newest. At most `max_runs` are followed, the newest first; the
+    others are counted."""
     for number in range(1000):
         run = tmp_path / f"old{number}"
         run.mkdir()
@@ -161,10 +149,8 @@ def test_missing_directory(tmp_path: Path) -> None:
 
 
 def test_odd_run_names(tmp_path: Path, collector: RanksCollector) -> None:
-    """A run directory with an odd name is a fault or a label and never a crash.
-
-    Quotes, newlines, bytes that are no UTF-8, and a very long name.
-    """
+    """A run directory with an odd name is a fault or a label and never a crash. Quotes, newlines, bytes that
+    are no UTF-8, and a very long name."""
     with rank(tmp_path, "steps(2)\nready()"):
         content = (tmp_path / "job" / "0.blackbox").read_bytes()
         for name in (b'qu"ote\n\\', b"\xff\xfe", b"x" * 250):
@@ -181,10 +167,8 @@ def test_odd_run_names(tmp_path: Path, collector: RanksCollector) -> None:
 
 
 def test_rank_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that cannot be asked costs only itself.
-
-    A run's directory that is closed to the agent must not cost the other runs their series.
-    """
+    """A rank that cannot be asked costs only itself. A run's directory that is closed to the agent must not
+    cost the other runs their series."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(1)\nready()"), rank(tmp_path, "steps(1)\nready()", run="other"):
         assert len(values(collector.collect(), "rankwatch_rank_state")) == 2
@@ -217,10 +201,8 @@ def as_nobody() -> Iterator[None]:
 
 
 def test_strict_umask(node_directory: Path) -> None:
-    """A trainer with a strict umask is still seen.
-
-    A black box tells nothing secret, and the agent has a user of its own.
-    """
+    """A trainer with a strict umask is still seen. A black box tells nothing secret, and the agent has a user
+    of its own."""
     with rank(node_directory, "steps(1); ready()", before="os.umask(0o077)"), as_nobody():
         collected = RanksCollector(directory=node_directory).collect()
     assert values(collected, "rankwatch_blackboxes") == {(): 1}
@@ -228,10 +210,8 @@ def test_strict_umask(node_directory: Path) -> None:
 
 @pytest.mark.parametrize("closed", ["job", "job/0.blackbox"])
 def test_closed_run(node_directory: Path, closed: str) -> None:
-    """A run that is closed to the agent is a fault and no silence.
-
-    Else a node whose runs cannot be read looks like one without runs; once it is opened it is read.
-    """
+    """A run that is closed to the agent is a fault and no silence. Else a node whose runs cannot be read
+    looks like one without runs; once it is opened it is read."""
     collector = RanksCollector(directory=node_directory)
     with rank(node_directory, "steps(1); ready()"):
         mode = (node_directory / closed).stat().st_mode

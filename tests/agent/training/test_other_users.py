@@ -1,7 +1,5 @@
-"""A directory of black boxes that other users of the node fill: an honest run keeps its series.
-
-The users are real, and so are their files; only root can start their programs.
-"""
+"""A directory of black boxes that other users of the node fill: an honest run keeps its series. The users are
+real, and so are their files; only root can start their programs."""
 
 from __future__ import annotations
 

@@ -20,10 +20,8 @@ pytestmark = pytest.mark.process
 
 
 def test_every_rank_metric(tmp_path: Path) -> None:
-    """Every declared metric of a rank can be exported.
-
-    A rank that uses the whole interface gives each series once, with the labels declared.
-    """
+    """Every declared metric of a rank can be exported. A rank that uses the whole interface gives each series
+    once, with the labels declared."""
     code = """
 steps(25)
 for _ in range(25):
@@ -125,10 +123,8 @@ def test_states(tmp_path: Path) -> None:
 
 
 def test_killed_and_terminated(tmp_path: Path) -> None:
-    """A rank that was killed is lost and one that was terminated is not.
-
-    torchrun terminates the others after one has died: only that one is lost.
-    """
+    """A rank that was killed is lost and one that was terminated is not. torchrun terminates the others after
+    one has died: only that one is lost."""
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(1)\nready()", number=0, world=2) as first,
@@ -184,10 +180,8 @@ def test_open_phase(tmp_path: Path) -> None:
 
 
 def test_progress_timeout(tmp_path: Path) -> None:
-    """The timeout of progress is learnt.
-
-    Unknown at first; then five times the longest step; within an evaluation that of evaluations.
-    """
+    """The timeout of progress is learnt. Unknown at first; then five times the longest step; within an
+    evaluation that of evaluations."""
     collector = RanksCollector(directory=tmp_path)
     code = """
 steps(4)
@@ -211,10 +205,8 @@ with run.evaluation(): ready()
 
 
 def test_truncated_box(tmp_path: Path) -> None:
-    """A box that is cut short while followed costs only itself.
-
-    Its rank disappears, the fault is counted, the other rank stays.
-    """
+    """A box that is cut short while followed costs only itself. Its rank disappears, the fault is counted,
+    the other rank stays."""
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(2)\nready()", number=0, world=2),
@@ -231,10 +223,8 @@ def test_truncated_box(tmp_path: Path) -> None:
 
 
 def test_too_many_names(tmp_path: Path) -> None:
-    """More names than are exported become one.
-
-    A trainer that puts the step into the name of a scalar does not fill the database.
-    """
+    """More names than are exported become one. A trainer that puts the step into the name of a scalar does
+    not fill the database."""
     collector = RanksCollector(directory=tmp_path, max_names=5)
     with rank(tmp_path, "for each in range(50): run.scalar(f'loss/{each}\\n\"', each)\nready()"):
         collection = collector.collect()
@@ -258,10 +248,8 @@ def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> C
 
 
 def test_overwritten_phase_end(tmp_path: Path) -> None:
-    """A phase whose end was overwritten is not open.
-
-    An agent that starts late has missed the end of an evaluation of long ago.
-    """
+    """A phase whose end was overwritten is not open. An agent that starts late has missed the end of an
+    evaluation of long ago."""
     code = "with run.evaluation(): pass\nsteps(8000)\nrun.begin_step()\nrun.begin_phase('backward')\n"
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code + "run.end_phase('backward')\nready()"):
@@ -301,10 +289,8 @@ def _shown(collection: Collection) -> set[tuple[str, str]]:
 
 
 def test_rank_gpu(tmp_path: Path) -> None:
-    """A rank whose GPU is known is joined to it.
-
-    Before that there is no series, and none after the end of the rank: another run may have the GPU.
-    """
+    """A rank whose GPU is known is joined to it. Before that there is no series, and none after the end of
+    the rank: another run may have the GPU."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, f"steps(1); ready(); run._writer.set_gpu('{GPU}'); ready()") as process:
         assert values(collector.collect(), "rankwatch_rank_gpu_info") == {}

@@ -49,11 +49,9 @@ def test_overlapped_buckets() -> None:
 
 
 def test_waits_beside_buckets() -> None:
-    """Waits that were seen are taken out beside buckets that run on.
-
-    A wait that was seen blocks from its begin, as a blocking collective does; of the asynchronous ones in the
-    same phase only what follows the last enqueue is taken to block, and nothing counts twice.
-    """
+    """Waits that were seen are taken out beside buckets that run on. A wait that was seen blocks from its
+    begin, as a blocking collective does; of the asynchronous ones in the same phase only what follows the
+    last enqueue is taken to block, and nothing counts twice."""
     waits = [(1.0, 2.0, True), (3.0, 3.5, True), (5.5, 6.5, True)]
     buckets = [(0.5, 4.0, False), (5.0, 6.0, False)]
     parts, _ = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])
@@ -131,10 +129,8 @@ def test_phases_in_phases_in_phases() -> None:
 
 
 def test_overlapped_between_two_phases() -> None:
-    """One that is enqueued between two phases blocks to the beginning of the next, and not beyond it.
-
-    Those inside of phases do so on their own: the first from 1 s, the last from 7 s.
-    """
+    """One that is enqueued between two phases blocks to the beginning of the next, and not beyond it. Those
+    inside of phases do so on their own: the first from 1 s, the last from 7 s."""
     phases = [(0.0, 2.0, "forward"), (6.0, 8.0, "backward")]
     calls = [(1.0, 1.5, False), (3.0, 9.0, False), (7.0, 7.5, False)]
     assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls)] == [

@@ -46,10 +46,8 @@ def on_device(steps: StepAssembler, number: int, own: float) -> None:
 
 
 def test_phases_of_far_future() -> None:
-    """Phases of the far future are not looked at with each step.
-
-    A box that held 4,096 of them and many steps kept the agent busy for 15 s at each poll.
-    """
+    """Phases of the far future are not looked at with each step. A box that held 4,096 of them and many steps
+    kept the agent busy for 15 s at each poll."""
 
     def lines(far: int) -> int:
         steps = StepAssembler(LearntTimeouts(), lambda _: None)
@@ -68,10 +66,8 @@ def test_phases_of_far_future() -> None:
 
 
 def test_phases_of_next_step(steps: StepAssembler) -> None:
-    """Phases of the step to come are kept for it.
-
-    A step is settled when the next one arrives, whose phases arrived before.
-    """
+    """Phases of the step to come are kept for it. A step is settled when the next one arrives, whose phases
+    arrived before."""
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.25, "forward"))
         steps.step(float(number), number + 0.5, number)
@@ -106,11 +102,8 @@ def _of_rank(samples: Mapping[str, float | None], name: str, number: int) -> tup
 
 
 def test_pauses_between_steps() -> None:
-    """Pauses between steps are learnt as normal.
-
-    A slow loader that is not wrapped would look like a stall before each step; so would an evaluation that is
-    not told.
-    """
+    """Pauses between steps are learnt as normal. A slow loader that is not wrapped would look like a stall
+    before each step; so would an evaluation that is not told."""
     progress = LearntTimeouts()
     steps = StepAssembler(progress, lambda _: None)
     for number in range(20):
@@ -137,10 +130,8 @@ PHASES = st.lists(st.tuples(MOMENTS, MOMENTS).map(sorted).map(lambda at: (at[0],
 @BUSY_MACHINE
 @given(before=PHASES, after=PHASES)
 def test_phase_order(before: list[tuple[float, float, str]], after: list[tuple[float, float, str]]) -> None:
-    """Where a phase belongs does not depend on when it was recorded.
-
-    One of another thread may come behind the record of its step.
-    """
+    """Where a phase belongs does not depend on when it was recorded. One of another thread may come behind
+    the record of its step."""
     unsettled = Unsettled()
     unsettled.phases.extend(before)
     unsettled.step_recorded()
@@ -168,10 +159,8 @@ def test_collective_of_step(
 
 
 def test_cost_of_later_phases() -> None:
-    """The phases of the step to come cost nothing when a step is settled.
-
-    A step is settled when the next one ends, so the phases of that one are there each time.
-    """
+    """The phases of the step to come cost nothing when a step is settled. A step is settled when the next one
+    ends, so the phases of that one are there each time."""
 
     def lines(to_come: int) -> int:
         unsettled = Unsettled()
@@ -183,10 +172,8 @@ def test_cost_of_later_phases() -> None:
 
 
 def test_unsettled_is_bounded() -> None:
-    """What waits for a step that does not end is bounded.
-
-    The oldest are let go, and the step that is to be settled loses no more than them.
-    """
+    """What waits for a step that does not end is bounded. The oldest are let go, and the step that is to be
+    settled loses no more than them."""
     unsettled = Unsettled()
     unsettled.phases.extend((START, END, f"phase {number}") for number in range(5000))
     unsettled.collectives.extend((float(number), 1e9, False) for number in range(5000))
@@ -198,10 +185,8 @@ def test_unsettled_is_bounded() -> None:
 
 
 def test_work_by_step() -> None:
-    """Work is counted to the step whose number it bears.
-
-    The next step's work arrives before this step is settled.
-    """
+    """Work is counted to the step whose number it bears. The next step's work arrives before this step is
+    settled."""
     done: list[StepParts] = []
     steps = OpenSteps(done.append)
     steps.work(1, 100.0)
@@ -214,10 +199,8 @@ def test_work_by_step() -> None:
 
 
 def test_open_steps_are_bounded() -> None:
-    """Steps that never end and microbatches without end are bounded.
-
-    A hostile box may claim any number of either.
-    """
+    """Steps that never end and microbatches without end are bounded. A hostile box may claim any number of
+    either."""
     steps = OpenSteps(lambda _: None)
     for number in range(100_000):
         steps.work(number, 1.0)
@@ -227,10 +210,8 @@ def test_open_steps_are_bounded() -> None:
 
 
 def test_checkpoint_in_step(steps: StepAssembler) -> None:
-    """A checkpoint in a step makes it neither late nor uneven.
-
-    Sections of a known kind are told apart from the step's own time.
-    """
+    """A checkpoint in a step makes it neither late nor uneven. Sections of a known kind are told apart from
+    the step's own time."""
     for number in range(40):
         start = 10.0 * number
         last = 5.0 if number == 30 else 0.0
@@ -259,10 +240,8 @@ ready()
 
 @pytest.mark.process
 def test_work_of_counted_steps(tmp_path: Path, collector: RanksCollector) -> None:
-    """At every moment, the work is that of the steps counted.
-
-    The work of the step that is open waits for it, or a rate over few steps is off by one.
-    """
+    """At every moment, the work is that of the steps counted. The work of the step that is open waits for it,
+    or a rate over few steps is off by one."""
 
     def counted() -> float:
         collection = collector.collect()

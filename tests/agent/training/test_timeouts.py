@@ -95,10 +95,8 @@ def test_first_start() -> None:
 
 
 def test_restart() -> None:
-    """A restart is allowed what starts have taken.
-
-    From its beginning through its first steps; then the steps count again.
-    """
+    """A restart is allowed what starts have taken. From its beginning through its first steps; then the steps
+    count again."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout(None) == FACTOR * 10.0
@@ -112,10 +110,8 @@ def test_restart() -> None:
 
 
 def test_step_of_previous_process() -> None:
-    """The last step of the process before is none of the start.
-
-    It is settled only when the new process has begun.
-    """
+    """The last step of the process before is none of the start. It is settled only when the new process has
+    begun."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     progress.step(1.0, 999.0)
@@ -126,10 +122,8 @@ def test_step_of_previous_process() -> None:
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
 def test_section_timeout(phase: str) -> None:
-    """A section has a timeout of its own beside that of steps.
-
-    Unknown until the first one has ended; the single longest one is allowed half as much again.
-    """
+    """A section has a timeout of its own beside that of steps. Unknown until the first one has ended; the
+    single longest one is allowed half as much again."""
     progress = _after(1.0, 1.0)
     assert progress.timeout(phase) is None
     progress.section(phase, 30.0)
@@ -140,10 +134,8 @@ def test_section_timeout(phase: str) -> None:
 
 
 def test_load_at_restart() -> None:
-    """A load at a restart belongs to the start.
-
-    Checkpoints are loaded more slowly than they are saved, or never were.
-    """
+    """A load at a restart belongs to the start. Checkpoints are loaded more slowly than they are saved, or
+    never were."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout("checkpoint") == FACTOR * 10.0
@@ -169,10 +161,8 @@ def _settled(collector: RanksCollector, steps: int) -> None:
 
 @pytest.mark.process
 def test_real_long_checkpoint(tmp_path: Path, collector: RanksCollector) -> None:
-    """A long checkpoint of a real rank does not pass the timeout learnt from the one before.
-
-    While it saves, it is allowed five times the save before; afterwards five steps again.
-    """
+    """A long checkpoint of a real rank does not pass the timeout learnt from the one before. While it saves,
+    it is allowed five times the save before; afterwards five steps again."""
     code = """
 steps(8, 0.01)
 with run.checkpoint("save"): ready()
@@ -200,10 +190,8 @@ ready()
 
 @pytest.mark.process
 def test_real_restart(tmp_path: Path, collector: RanksCollector) -> None:
-    """A real rank that restarts is allowed its start and not its steps.
-
-    The agent sees both processes; a start takes longer than a step.
-    """
+    """A real rank that restarts is allowed its start and not its steps. The agent sees both processes; a
+    start takes longer than a step."""
     with rank(tmp_path, "time.sleep(0.3)\nsteps(8, 0.001)\nready()") as process:
         _settled(collector, 8)
         of_steps = _timeout(collector)
@@ -222,10 +210,8 @@ def test_real_restart(tmp_path: Path, collector: RanksCollector) -> None:
 
 @pytest.mark.process
 def test_real_failed_step(tmp_path: Path, collector: RanksCollector) -> None:
-    """A real step that an exception ended teaches nothing.
-
-    As a collective's timeout does at the end of a hang.
-    """
+    """A real step that an exception ended teaches nothing. As a collective's timeout does at the end of a
+    hang."""
     code = """
 steps(8, 0.001)
 for _ in range(2):

@@ -44,10 +44,8 @@ def test_running_median(values: list[float], span: int) -> None:
 
 
 def test_late_step() -> None:
-    """A step half again as long is late by the other half.
-
-    Its excess over the median is counted; the next ordinary one is not late.
-    """
+    """A step half again as long is late by the other half. Its excess over the median is counted; the next
+    ordinary one is not late."""
     variation = _settled(2.0)
     variation.add(StepParts(3.0))
     variation.add(StepParts(2.0))
@@ -79,10 +77,8 @@ def test_first_steps() -> None:
 
 
 def test_change_of_level() -> None:
-    """A change of level is normal after half a span.
-
-    A rank that has become slow for good is a straggler, not late again and again.
-    """
+    """A change of level is normal after half a span. A rank that has become slow for good is a straggler, not
+    late again and again."""
     variation = _settled()
     for _ in range(200):
         variation.add(StepParts(2.0))
@@ -90,10 +86,8 @@ def test_change_of_level() -> None:
 
 
 def test_step_with_more_work() -> None:
-    """A step with more work is not late.
-
-    Three times the tokens may take three times as long; half of them excuse nothing.
-    """
+    """A step with more work is not late. Three times the tokens may take three times as long; half of them
+    excuse nothing."""
     variation = _settled(work=100.0)
     variation.add(StepParts(3.0, 300.0))
     assert variation.late_steps == 0
@@ -102,10 +96,8 @@ def test_step_with_more_work() -> None:
 
 
 def test_time_follows_work() -> None:
-    """Time that follows work covaries with it.
-
-    Deviations of +20 % and -20 % in both: each term 0.08, the covariance as much.
-    """
+    """Time that follows work covaries with it. Deviations of +20 % and -20 % in both: each term 0.08, the
+    covariance as much."""
     variation = _settled(work=100.0)
     variation.add(StepParts(1.2, 120.0))
     variation.add(StepParts(0.8, 80.0))
@@ -121,10 +113,8 @@ def test_no_tokens() -> None:
 
 
 def test_unequal_microbatches() -> None:
-    """Unequal microbatches covary in forward and backward.
-
-    One is 20 % longer than the mean and one 20 % shorter, in both: a variance of 0.08.
-    """
+    """Unequal microbatches covary in forward and backward. One is 20 % longer than the mean and one 20 %
+    shorter, in both: a variance of 0.08."""
     variation = Variation()
     variation.add(StepParts(3.0, forward_seconds=[1.2, 0.8], backward_seconds=[2.4, 1.6]))
     assert variation.microbatches == 2
@@ -133,10 +123,8 @@ def test_unequal_microbatches() -> None:
 
 
 def test_independent_noise() -> None:
-    """Noise of forward and backward does not covary.
-
-    Each phase varies by 10 % on its own: the covariance is small against either variance.
-    """
+    """Noise of forward and backward does not covary. Each phase varies by 10 % on its own: the covariance is
+    small against either variance."""
     noise = random.Random(3)
     variation = Variation()
     for _ in range(500):
@@ -148,20 +136,16 @@ def test_independent_noise() -> None:
 
 @pytest.mark.parametrize(("forward", "backward"), [([1.0], [2.0]), ([1.0, 2.0], [3.0]), ([], [])])
 def test_unmatched_microbatches(forward: list[float], backward: list[float]) -> None:
-    """Steps without matching microbatches show nothing of them.
-
-    One microbatch has no peer; where the counts differ, order does not say which belongs to which.
-    """
+    """Steps without matching microbatches show nothing of them. One microbatch has no peer; where the counts
+    differ, order does not say which belongs to which."""
     variation = Variation()
     variation.add(StepParts(1.0, forward_seconds=forward, backward_seconds=backward))
     assert (variation.microbatches, variation.terms) == (0, {})
 
 
 def test_freak_step() -> None:
-    """One freak step counts no more than one of twice the time.
-
-    A pause of minutes would hide all other steps of a window.
-    """
+    """One freak step counts no more than one of twice the time. A pause of minutes would hide all other steps
+    of a window."""
     variation = _settled(work=100.0)
     variation.add(StepParts(1000.0, 100.0))
     assert variation.terms["local"] == 1.0
@@ -225,10 +209,8 @@ def _series(tmp_path: Path, code: str) -> Collection:
 
 @pytest.mark.process
 def test_variation_series(tmp_path: Path) -> None:
-    """Unequal microbatches covary and the late step is counted.
-
-    One forward and backward are three times as long as the others: a variance of 0.5, all of it shared.
-    """
+    """Unequal microbatches covary and the late step is counted. One forward and backward are three times as
+    long as the others: a variance of 0.5, all of it shared."""
     found = _series(tmp_path, _UNEQUAL)
     steps = values(found, "rankwatch_steps_total")["job", "0"]
     assert values(found, "rankwatch_late_steps_total")["job", "0"] == 1

@@ -1,7 +1,5 @@
-"""An agent with a collector `host` that never returns, as behind a dead file server, beside healthy ones.
-
-Run as a program: ADDRESS_FILE PROCFS SYSFS. It ends on SIGTERM.
-"""
+"""An agent with a collector `host` that never returns, as behind a dead file server, beside healthy ones. Run
+as a program: ADDRESS_FILE PROCFS SYSFS. It ends on SIGTERM."""
 
 from __future__ import annotations
 

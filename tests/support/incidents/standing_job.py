@@ -1,8 +1,6 @@
-"""A real gloo job of the tests of evidence: after some steps the rank that is named sleeps in data_wait.
-
-Its arguments: that rank, how many there are, and a file by which they find each other. They are forked from
-one process, which says `ready` once it has imported PyTorch: that takes seconds, on a busy machine many.
-"""
+"""A real gloo job of the tests of evidence: after some steps the rank that is named sleeps in data_wait. Its
+arguments: that rank, how many there are, and a file by which they find each other. They are forked from one
+process, which says `ready` once it has imported PyTorch: that takes seconds, on a busy machine many."""
 
 from __future__ import annotations
 

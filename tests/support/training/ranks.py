@@ -46,10 +46,8 @@ def rank(
     before: str = "",
     prefix: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs `code` as a rank, up to its first `ready()`; killed at the end.
-
-    `before` is code that runs before the run starts, `prefix` a command that runs another command.
-    """
+    """A process that runs `code` as a rank, up to its first `ready()`; killed at the end. `before` is code
+    that runs before the run starts, `prefix` a command that runs another command."""
     command = [*prefix, sys.executable, "-c", _PRELUDE + code]
     command += [str(directory), run, str(number), str(world), gpu, before]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,7 +1,5 @@
-"""Flight recorders for tests: entries as torch writes them, dumps as pickles, and a rank's worker server.
-
-The server speaks real HTTP over a real unix socket.
-"""
+"""Flight recorders for tests: entries as torch writes them, dumps as pickles, and a rank's worker server. The
+server speaks real HTTP over a real unix socket."""
 
 from __future__ import annotations
 

@@ -86,9 +86,7 @@ def scrape_live(
     large: bool = False,
 ) -> Scrapes:
     """The whole run, from its first scrape to the last one before its end; only metrics of these names.
-
-    large: agents export it as a run of which not every rank is exported.
-    """
+    large: agents export it as a run of which not every rank is exported."""
     single = 1 if large else shape.ranks
     boxes = [_GrowingBox(*each) for each in job_boxes(job.table, shape, directory, run=RUN)]
     clock = _Clock()

@@ -25,10 +25,8 @@ from support.training.collectives import (
 
 
 def test_totals_by_group_and_operation() -> None:
-    """Totals are kept by group, members and operation.
-
-    The number of the group in a record names its row in the table.
-    """
+    """Totals are kept by group, members and operation. The number of the group in a record names its row in
+    the table."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(TENSOR, "0-1", 2))
     complete(rank, 0, 0.5, size=100)
     complete(rank, 1, 0.25, size=50)
@@ -40,10 +38,7 @@ def test_totals_by_group_and_operation() -> None:
 
 
 def test_totals_survive_a_restart() -> None:
-    """Totals go on over a restart of the process.
-
-    Counters do not fall back.
-    """
+    """Totals go on over a restart of the process. Counters do not fall back."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.5)
     rank.begin_process()
@@ -52,10 +47,8 @@ def test_totals_survive_a_restart() -> None:
 
 
 def test_new_group_has_its_members() -> None:
-    """A group made while the records are read has its members.
-
-    The table is looked at again for a group it did not hold a moment ago.
-    """
+    """A group made while the records are read has its members. The table is looked at again for a group it
+    did not hold a moment ago."""
     rank = rank_collectives(group_now(TENSOR, "0-1", 2))
     rank.resolve_by(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
     complete(rank, 0, 0.5)
@@ -63,10 +56,8 @@ def test_new_group_has_its_members() -> None:
 
 
 def test_positions() -> None:
-    """The last completed collective is exported where completions are seen.
-
-    Numbers count from 1; a group on a GPU has no completions in the black box.
-    """
+    """The last completed collective is exported where completions are seen. Numbers count from 1; a group on
+    a GPU has no completions in the black box."""
     seen = group_now(WORLD, "0-3", 4)._replace(enqueued=7, oldest=50.0)
     unseen = group_now(TENSOR, "0-1", 2)._replace(enqueued=3)
     rank = rank_collectives(seen, unseen)
@@ -80,10 +71,7 @@ def test_positions() -> None:
 
 
 def test_position_after_the_end() -> None:
-    """The position of a rank is known after its end.
-
-    It is the final state of a lost rank.
-    """
+    """The position of a rank is known after its end. It is the final state of a lost rank."""
     row = group_now(WORLD, "0-3", 4)._replace(enqueued=7)
     rank = rank_collectives(row)
     complete(rank, 5, 0.5)
@@ -95,10 +83,8 @@ def test_position_after_the_end() -> None:
 
 
 def test_many_groups_become_one() -> None:
-    """More groups than are exported become one.
-
-    A trainer that makes a group each step does not fill the database.
-    """
+    """More groups than are exported become one. A trainer that makes a group each step does not fill the
+    database."""
     rank = rank_collectives(max_names=5)
     for number in range(100, 200):
         complete(rank, 0, 0.5, group=number)
@@ -107,10 +93,8 @@ def test_many_groups_become_one() -> None:
 
 
 def test_numbers_without_a_name() -> None:
-    """Numbers that name nothing are one.
-
-    A hostile black box: each record claims another group and another operation.
-    """
+    """Numbers that name nothing are one. A hostile black box: each record claims another group and another
+    operation."""
     rank = rank_collectives()
     for number in range(1000, 6000):
         complete(rank, number, 0.5, group=number, operation=number)
@@ -119,10 +103,7 @@ def test_numbers_without_a_name() -> None:
 
 
 def test_pending_is_bounded() -> None:
-    """What waits for comparison is bounded over all groups.
-
-    There are many groups, and no peer of any.
-    """
+    """What waits for comparison is bounded over all groups. There are many groups, and no peer of any."""
     rank = rank_collectives()
     for number, group in itertools.product(range(1000), range(100, 120)):
         complete(rank, number, 0.5, group=group)
@@ -131,20 +112,15 @@ def test_pending_is_bounded() -> None:
 
 
 def test_two_groups_of_one_number() -> None:
-    """Two groups of one number are not kept apart.
-
-    A broken table: neither's members are named.
-    """
+    """Two groups of one number are not kept apart. A broken table: neither's members are named."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(WORLD, "4-7", 4))
     complete(rank, 0, 0.5)
     assert list(rank.totals) == [("default_pg", "", "all_reduce")]
 
 
 def test_collective_without_a_known_end() -> None:
-    """A collective without a known end counts and takes no time.
-
-    Nor is it infinitely fast: there are no seconds until one is timed.
-    """
+    """A collective without a known end counts and takes no time. Nor is it infinitely fast: there are no
+    seconds until one is timed."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.0, size=100, flags=layout.UNTIMED)
     (totals,) = rank.totals.values()
@@ -171,10 +147,8 @@ def test_collective_without_a_known_end() -> None:
     ],
 )
 def test_blocked_time(flags: int, waited: float, blocked: float) -> None:
-    """A collective blocks from where a thread began to wait for it.
-
-    Where that is unknown or impossible it is estimated; one without a known end blocks nothing.
-    """
+    """A collective blocks from where a thread began to wait for it. Where that is unknown or impossible it is
+    estimated; one without a known end blocks nothing."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 1.0, start=11.0, flags=flags, waited=waited)
     steps.step(10.0, 14.0, 0)
@@ -183,10 +157,8 @@ def test_blocked_time(flags: int, waited: float, blocked: float) -> None:
 
 
 def test_several_waits_in_one_phase() -> None:
-    """Several waits in one phase are all taken out of it.
-
-    Tensor parallelism has them. The estimate for asynchronous ones sees only the last of them.
-    """
+    """Several waits in one phase are all taken out of it. Tensor parallelism has them. The estimate for
+    asynchronous ones sees only the last of them."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):
         complete(rank, number, 1.0, start=10.0 + 2 * number, waited=10.25 + 2 * number)

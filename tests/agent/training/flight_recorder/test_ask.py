@@ -92,10 +92,7 @@ def pull(asking: FlightRecorderClient) -> dict[str, Dump]:
     ],
 )
 def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: str) -> None:
-    """An odd server is one error.
-
-    The message names the socket.
-    """
+    """An odd server is one error. The message names the socket."""
     with (
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
@@ -105,19 +102,13 @@ def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: 
 
 
 def test_silent_server(tmp_path: Path) -> None:
-    """A server that never answers costs only the timeout.
-
-    It accepts the connection and sends nothing.
-    """
+    """A server that never answers costs only the timeout. It accepts the connection and sends nothing."""
     with listening_at(tmp_path / "0.sock"), pytest.raises(FlightRecorderError, match="timed out"):
         client(tmp_path / "0.sock", 0.05).ask()
 
 
 def test_dripping_server(tmp_path: Path) -> None:
-    """A server that drips is given up at the timeout.
-
-    Each byte comes in time, the whole never does.
-    """
+    """A server that drips is given up at the timeout. Each byte comes in time, the whole never does."""
     stop = threading.Event()
     with listening_at(tmp_path / "0.sock") as listening:
 
@@ -136,19 +127,14 @@ def test_dripping_server(tmp_path: Path) -> None:
 
 
 def test_no_socket(tmp_path: Path) -> None:
-    """No socket is not applicable.
-
-    It is no failure: the run may not use torch.
-    """
+    """No socket is not applicable. It is no failure: the run may not use torch."""
     with pytest.raises(NotApplicable):
         CollectivesCollector(directory=tmp_path).collect()
 
 
 def test_dead_socket(tmp_path: Path) -> None:
-    """A dead socket is counted and the living rank is exported.
-
-    Series of one rank do not depend on another's.
-    """
+    """A dead socket is counted and the living rank is exported. Series of one rank do not depend on
+    another's."""
     dead = tmp_path / "job" / "1.sock"
     dead.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as gone:
@@ -175,11 +161,8 @@ def test_dead_socket(tmp_path: Path) -> None:
 
 
 def test_endless_small_parts() -> None:
-    """A reply of endless small parts is refused before it is decoded.
-
-    In memory each takes twenty times its size: eight such ranks would take all that the agent may
-    have.
-    """
+    """A reply of endless small parts is refused before it is decoded. In memory each takes twenty times its
+    size: eight such ranks would take all that the agent may have."""
     endless = b",".join([b"[]"] * MAX_OBJECTS)
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
     with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
@@ -213,10 +196,8 @@ def test_large_ring() -> None:
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
-    """Both recorders of a rank share the bytes of a reply.
-
-    The first takes them nearly all, so the second is too large.
-    """
+    """Both recorders of a rank share the bytes of a reply. The first takes them nearly all, so the second is
+    too large."""
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):
@@ -227,10 +208,8 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
 
 
 def test_recorder_per_backend(tmp_path: Path) -> None:
-    """NCCL2 has a recorder of its own at the handler of gloo's, and is the one that matters.
-
-    Releases without `fr_dump_file` ignore the backend and would show gloo's recorder twice.
-    """
+    """NCCL2 has a recorder of its own at the handler of gloo's, and is the one that matters. Releases without
+    `fr_dump_file` ignore the backend and would show gloo's recorder twice."""
     gloo = reply(entry(0, profiling_name="gloo:all_reduce"), enqueued=1)
     nccl2 = reply(entry(41, profiling_name="nccl2:all_reduce"), enqueued=42, done=41)
     handlers = {"fr_trace_json": gloo, "fr_dump_file": {}, "fr_trace_json?backend=nccl2": nccl2}

@@ -38,11 +38,8 @@ def totals(recorder: MergedRecorder) -> dict[tuple[str, str, str], tuple[int, in
 
 
 def test_oldest_incomplete_collective() -> None:
-    """The oldest incomplete collective is exported with its signature.
-
-    Its enqueue in Unix time and its signature are exported; members come from the group's
-    configuration.
-    """
+    """The oldest incomplete collective is exported with its signature. Its enqueue in Unix time and its
+    signature are exported; members come from the group's configuration."""
     pending = entry(8, collective_seq_id=9)
     body = reply(completed(7), pending, entry(9, profiling_name="nccl:broadcast"), enqueued=10, done=8)
     recorder = pull(MergedRecorder(8), body)
@@ -53,28 +50,21 @@ def test_oldest_incomplete_collective() -> None:
 
 
 def test_completed_group_has_no_oldest() -> None:
-    """A group that has completed all has no oldest.
-
-    It has no signature either. Gloo's entries stay scheduled and are retired.
-    """
+    """A group that has completed all has no oldest. It has no signature either. Gloo's entries stay scheduled
+    and are retired."""
     body = reply(entry(0, retired=True, profiling_name="gloo:all_reduce"), enqueued=1, done=1)
     assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(1, 1, None)}
 
 
 def test_numbers_before_the_first_collective() -> None:
-    """Before the first collective the numbers are zero.
-
-    PyTorch writes -1.
-    """
+    """Before the first collective the numbers are zero. PyTorch writes -1."""
     body = reply(entry(0), enqueued=1, done=-1)
     assert pull(MergedRecorder(8), body).positions[DEFAULT].completed == 0
 
 
 def test_messages_are_no_collectives() -> None:
-    """Sends and receives do not count as collectives.
-
-    The status of NCCL counts both, and stages of a pipeline differ in the first.
-    """
+    """Sends and receives do not count as collectives. The status of NCCL counts both, and stages of a
+    pipeline differ in the first."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:send 0->1"}
     body = reply(
         completed(0, collective_seq_id=26, **message),
@@ -106,10 +96,8 @@ def batch(first: int) -> list[dict[str, object]]:
 
 
 def test_completed_batch_is_nothing_pending() -> None:
-    """Parts of a completed batch have no state and are no oldest entry.
-
-    The entry that closes it has the number of the last collective and is none.
-    """
+    """Parts of a completed batch have no state and are no oldest entry. The entry that closes it has the
+    number of the last collective and is none."""
     before = completed(10, collective_seq_id=26)
     body = reply(before, *batch(11), completed(13, **END), enqueued=7, done=7)
     assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(26, 26, None)}
@@ -144,11 +132,9 @@ UNEVEN = {"collective_seq_id": 5, "p2p_seq_id": 0}
     [("ALLGATHER", "_broadcast_oop", 1005), ("REDUCE_SCATTER", "_reduce_oop", 2010)],
 )
 def test_uneven_collective(operation: str, part: str, elements: int, done: bool) -> None:
-    """The entry that closes it is the collective; its parts are nothing but its bytes.
-
-    Each rank counts the mean of what is gathered, so all of them count all of it. Of a reduce_scatter it has
-    an input for each rank, which all count.
-    """
+    """The entry that closes it is the collective; its parts are nothing but its bytes. Each rank counts the
+    mean of what is gathered, so all of them count all of it. Of a reduce_scatter it has an input for each
+    rank, which all count."""
     parts = [
         entry(each, **UNEVEN, profiling_name=f"nccl:{part}", input_sizes=[[1000 + 10 * each]])
         for each in range(2)
@@ -202,11 +188,8 @@ def test_given_up_by_the_watchdog() -> None:
 
 
 def test_waiting_receive_has_no_number() -> None:
-    """A rank that waits in a receive is exported as waiting where its group has nothing else.
-
-    As in a pipeline. Without a position the rules would name the rank, because it waits in no
-    collective.
-    """
+    """A rank that waits in a receive is exported as waiting where its group has nothing else. As in a
+    pipeline. Without a position the rules would name the rank, because it waits in no collective."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:recv 0<-1", "collective_seq_id": 0}
     waits = reply(completed(0, **message), entry(1, **message), enqueued=2, done=1)
     assert pull(MergedRecorder(8), waits).positions == {DEFAULT: Position(None, None, 1001.0)}
@@ -215,11 +198,8 @@ def test_waiting_receive_has_no_number() -> None:
 
 
 def test_gloo_status_counts_messages() -> None:
-    """The status of Gloo counts messages that have no entry.
-
-    In torch 2.13 a rank that sent 40 times writes 81 after 41 collectives. What is unknown is not
-    exported.
-    """
+    """The status of Gloo counts messages that have no entry. In torch 2.13 a rank that sent 40 times writes
+    81 after 41 collectives. What is unknown is not exported."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(39), entry(40), enqueued=81, done=79))
     assert recorder.positions[DEFAULT][:2] == (41, 40)
@@ -229,10 +209,8 @@ def test_gloo_status_counts_messages() -> None:
 
 
 def test_group_outlives_its_entries() -> None:
-    """A group is known after its entries were overwritten.
-
-    Only entries link a status to a name: the link is kept.
-    """
+    """A group is known after its entries were overwritten. Only entries link a status to a name: the link is
+    kept."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(0, pg_id=3, process_group=["7", "mesh_tp"]), more={"3": (1, 1)}))
     pull(recorder, reply(completed(1), enqueued=2, done=2, more={"3": (5, 4), "4": (2, 2)}))
@@ -243,10 +221,8 @@ def test_group_outlives_its_entries() -> None:
 
 
 def test_members_from_the_black_box() -> None:
-    """Members come from the black box where the recorder has none.
-
-    Gloo's recorder writes an empty configuration; two groups of one label stay without members.
-    """
+    """Members come from the black box where the recorder has none. Gloo's recorder writes an empty
+    configuration; two groups of one label stay without members."""
     body = {**reply(completed(0), enqueued=1, done=1), "pg_config": {"": {"ranks": "[]"}}}
     rows = [GroupNow(1, "default_pg", members, 2, 1, 0.0, "all_reduce") for members in ("0-1", "0-3")]
     assert list(pull(MergedRecorder(8), body, rows[:1]).positions) == [DEFAULT]
@@ -254,10 +230,7 @@ def test_members_from_the_black_box() -> None:
 
 
 def test_samples_count_once() -> None:
-    """Completed collectives are sampled once.
-
-    This includes one that was still pending at the pull before.
-    """
+    """Completed collectives are sampled once. This includes one that was still pending at the pull before."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(0, 2.0), entry(1)))
     assert totals(recorder) == {(*DEFAULT, "all_reduce"): (1, 4096, 0.002)}
@@ -269,29 +242,21 @@ def test_samples_count_once() -> None:
 
 
 def test_gloo_is_not_sampled() -> None:
-    """What the black box counts is not sampled.
-
-    Gloo's completions are all recorded there.
-    """
+    """What the black box counts is not sampled. Gloo's completions are all recorded there."""
     body = reply(completed(0, profiling_name="gloo:all_reduce"), enqueued=1, done=1)
     assert not pull(MergedRecorder(8), body).totals
 
 
 def test_no_time_without_timing() -> None:
-    """Without timing there is no time.
-
-    An unknown time is no time of zero.
-    """
+    """Without timing there is no time. An unknown time is no time of zero."""
     recorder = pull(MergedRecorder(8), reply(completed(0), completed(1)))
     (found,) = recorder.totals.values()
     assert (found.count, found.timed, list(recorder.groups)) == (2, False, [])
 
 
 def test_new_process_with_a_longer_ring() -> None:
-    """A new process whose ring is longer than the old one is recognised.
-
-    It has come further than the last record id that was read: the same ids are other entries.
-    """
+    """A new process whose ring is longer than the old one is recognised. It has come further than the last
+    record id that was read: the same ids are other entries."""
     recorder = pull(MergedRecorder(8), reply(*(completed(each, 1.0) for each in range(3))))
     anew = [completed(each, 1.0, time_created_ns=5_000_000_000_000 + each) for each in range(10)]
     pull(recorder, reply(*anew))
@@ -300,10 +265,7 @@ def test_new_process_with_a_longer_ring() -> None:
 
 
 def test_gap_is_counted() -> None:
-    """A gap wider than the ring is counted.
-
-    The entries on its other side are new.
-    """
+    """A gap wider than the ring is counted. The entries on its other side are new."""
     recorder = pull(MergedRecorder(8), reply(completed(0, 1.0), completed(1, 1.0)))
     pull(recorder, reply(completed(10, 1.0), completed(11, 1.0)))
     assert (counted(recorder), recorder.missed) == (4, 8)
@@ -318,10 +280,8 @@ def test_completed_entries_that_are_left_out() -> None:
 
 
 def test_odd_entry_is_missed_once() -> None:
-    """An entry that is not understood counts as missed once.
-
-    It is in the ring at each pull, and costs no other entry.
-    """
+    """An entry that is not understood counts as missed once. It is in the ring at each pull, and costs no
+    other entry."""
     recorder = MergedRecorder(8)
     body = reply(completed(0, 1.0), entry(1, state=["x"]), completed(2, 1.0))
     for _ in range(2):
@@ -330,10 +290,8 @@ def test_odd_entry_is_missed_once() -> None:
 
 
 def test_older_format() -> None:
-    """A recorder of an older format is merged.
-
-    It calls the number of a collective `seq_id`, and does not mark sends and receives.
-    """
+    """A recorder of an older format is merged. It calls the number of a collective `seq_id`, and does not
+    mark sends and receives."""
     entries = [completed(0, 1.0), entry(1, profiling_name="nccl:recv 0<-1"), entry(2)]
     for each in entries:
         each["seq_id"] = each.pop("collective_seq_id")
@@ -345,10 +303,7 @@ def test_older_format() -> None:
 
 
 def test_nccl_beside_gloo() -> None:
-    """Entries of NCCL and Gloo in one recorder are kept apart.
-
-    Each belongs to its own group.
-    """
+    """Entries of NCCL and Gloo in one recorder are kept apart. Each belongs to its own group."""
     gloo = completed(
         1, collective_seq_id=1, pg_id=1, process_group=["1", "cpu"], profiling_name="gloo:all_reduce"
     )
@@ -358,10 +313,7 @@ def test_nccl_beside_gloo() -> None:
 
 
 def test_hostile_recorder_is_bounded() -> None:
-    """A hostile recorder is bounded.
-
-    It sends groups, operations, ranks and times that nobody has.
-    """
+    """A hostile recorder is bounded. It sends groups, operations, ranks and times that nobody has."""
     recorder = MergedRecorder(8)
     entries = [
         completed(
@@ -395,10 +347,7 @@ def ring(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Dum
 
 
 def test_overlapping_pulls() -> None:
-    """Entries are counted once over overlapping pulls.
-
-    Every reply holds the whole ring.
-    """
+    """Entries are counted once over overlapping pulls. Every reply holds the whole ring."""
     recorder = MergedRecorder(max_groups=8)
     recorder.merge(ring(0, 10))
     recorder.merge(ring(5, 15))
@@ -408,10 +357,8 @@ def test_overlapping_pulls() -> None:
 
 
 def test_overwritten_entries_are_missed() -> None:
-    """Entries that were overwritten are counted as missed.
-
-    Between two pulls more came than the ring holds.
-    """
+    """Entries that were overwritten are counted as missed. Between two pulls more came than the ring
+    holds."""
     recorder = MergedRecorder(max_groups=8)
     recorder.merge(ring(0, 10))
     recorder.merge(ring(25, 30))
@@ -419,10 +366,7 @@ def test_overwritten_entries_are_missed() -> None:
 
 
 def test_new_process() -> None:
-    """A new process begins a new ring.
-
-    Its record ids start again at 0; that is no gap.
-    """
+    """A new process begins a new ring. Its record ids start again at 0; that is no gap."""
     recorder = MergedRecorder(max_groups=8)
     recorder.merge(ring(0, 100))
     recorder.merge(ring(0, 3))
@@ -430,10 +374,7 @@ def test_new_process() -> None:
 
 
 def test_real_reply() -> None:
-    """A real reply of torch is decoded.
-
-    Sequence numbers come as text.
-    """
+    """A real reply of torch is decoded. Sequence numbers come as text."""
     body = {
         "entries": [{"record_id": 0, "pg_id": 0, "process_group": ["0", "mesh_tp"], "state": "scheduled"}],
         "pg_status": {"0": {"last_completed_collective": "5", "last_enqueued_collective": "6"}},
@@ -447,19 +388,13 @@ def test_real_reply() -> None:
 @BUSY_MACHINE
 @given(ANY_REPLY)
 def test_any_reply_is_merged_or_refused(body: bytes) -> None:
-    """Any reply is merged or refused with one error.
-
-    No other error comes out of a hostile reply.
-    """
+    """Any reply is merged or refused with one error. No other error comes out of a hostile reply."""
     with suppress(DumpError):
         MergedRecorder(max_groups=8).merge(parse_json(body))
 
 
 def test_destroyed_groups_are_gone() -> None:
-    """Groups that were destroyed are gone.
-
-    A run that makes a group a step does not fill the database.
-    """
+    """Groups that were destroyed are gone. A run that makes a group a step does not fill the database."""
     recorder = MergedRecorder(max_groups=8)
     for number in range(100):
         names = (str(number), f"group{number}")

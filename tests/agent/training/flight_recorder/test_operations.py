@@ -43,10 +43,7 @@ def test_operation_names(name: str, backend: str, operation: str) -> None:
 
 
 def test_input_bytes() -> None:
-    """Bytes are elements times the size of their type.
-
-    They are summed over all tensors of the input.
-    """
+    """Bytes are elements times the size of their type. They are summed over all tensors of the input."""
     sizes, types = [[2, 3], [5], []], ["Float", "BFloat16", "Float8_e4m3fn"]
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) == 2 * 3 * 4 + 5 * 2 + 1
 
@@ -64,18 +61,14 @@ def test_input_bytes() -> None:
     ],
 )
 def test_unknown_input_bytes(sizes: list[list[int]] | None, types: list[str] | None) -> None:
-    """Bytes that cannot be known are not guessed.
-
-    Types may be unknown, and sizes may be those of no tensor.
-    """
+    """Bytes that cannot be known are not guessed. Types may be unknown, and sizes may be those of no
+    tensor."""
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) is None
 
 
 def test_equal_calls_have_one_signature() -> None:
-    """Ranks that call the same collective have one signature.
-
-    The number of elements counts, not their shape, and the same operation has several names.
-    """
+    """Ranks that call the same collective have one signature. The number of elements counts, not their shape,
+    and the same operation has several names."""
     one = made(input_sizes=[[4, 8]], input_dtypes=["Float"])
     other = made(input_sizes=[[32]], input_dtypes=["Float"])
     assert signature(one) == signature(other)
@@ -91,18 +84,13 @@ def test_equal_calls_have_one_signature() -> None:
     ],
 )
 def test_other_calls_have_other_signatures(other: Entry) -> None:
-    """Another operation, size or type has another signature.
-
-    Each of them is a desync.
-    """
+    """Another operation, size or type has another signature. Each of them is a desync."""
     assert signature(other) != signature(made(input_sizes=[[32]], input_dtypes=["Float"]))
 
 
 def test_uneven_operations_compare_by_name() -> None:
-    """Uneven operations are compared by their name alone.
-
-    The parts of an all-to-all differ between the ranks by design.
-    """
+    """Uneven operations are compared by their name alone. The parts of an all-to-all differ between the ranks
+    by design."""
     one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
     assert signature(one) == signature(other)
 
@@ -137,8 +125,6 @@ def test_uneven_lists(
 
 
 def test_signature_is_stable() -> None:
-    """The signature is the same in every process.
-
-    Agents of two nodes compare it, so its hash has no random seed.
-    """
+    """The signature is the same in every process. Agents of two nodes compare it, so its hash has no random
+    seed."""
     assert signature(made(input_sizes=[[32]], output_sizes=[[32]], input_dtypes=["Float"])) == 2184440343
