@@ -128,27 +128,19 @@ def test_phases_in_phases_in_phases() -> None:
     assert parts["other"] == 3.0
 
 
-def test_overlapped_between_two_phases() -> None:
-    """One that is enqueued between two phases blocks to the beginning of the next, and not beyond it. Those
-    inside of phases do so on their own: the first from 1 s, the last from 7 s."""
+@pytest.mark.parametrize(
+    ("calls", "blocked"),
+    [
+        ([(1.0, 1.5), (3.0, 9.0), (7.0, 7.5)], [(1.0, 1.5), (3.0, 6.0), (7.0, 7.5)]),
+        ([(1.0, 1.5), (3.0, 9.0)], [(1.0, 1.5), (3.0, 6.0)]),
+        ([(1.0, 1.5), (2.0, 5.0)], [(1.0, 1.5), (2.0, 5.0)]),
+    ],
+    ids=["between two phases: to the beginning of the next", "none in the next", "at the end: outside"],
+)
+def test_overlapped_between_phases(
+    calls: list[tuple[float, float]], blocked: list[tuple[float, float]]
+) -> None:
+    """What is enqueued between two phases blocks to the next one; those inside of a phase on their own."""
     phases = [(0.0, 2.0, "forward"), (6.0, 8.0, "backward")]
-    calls = [(1.0, 1.5, False), (3.0, 9.0, False), (7.0, 7.5, False)]
-    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls)] == [
-        (1.0, 1.5),
-        (3.0, 6.0),
-        (7.0, 7.5),
-    ]
-    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls[:2])] == [
-        (1.0, 1.5),
-        (3.0, 6.0),
-    ]
-
-
-def test_overlapped_at_the_end_of_a_phase() -> None:
-    """A phase does not hold the moment of its end: what is enqueued then is outside of it."""
-    phases = [(0.0, 2.0, "forward"), (6.0, 8.0, "backward")]
-    calls = [(1.0, 1.5, False), (2.0, 5.0, False)]
-    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls)] == [
-        (1.0, 1.5),
-        (2.0, 5.0),
-    ]
+    found = blocked_times(0.0, 10.0, phases, [(start, end, False) for start, end in calls])
+    assert [(start, end) for start, end, _ in found] == blocked

@@ -16,53 +16,51 @@ from support.training.ranks import go_on, kill, rank, settled, values
 TIMEOUT = "rankwatch_progress_timeout_seconds"
 
 
-def _after(*steps: float, progress: LearntTimeouts | None = None, start: float = 0.0) -> LearntTimeouts:
-    """A process that began at `start`, made its first steps in 10 s each, and then these."""
-    progress = progress or LearntTimeouts()
-    progress.begin_process(start)
-    moment = start
+def _after(*steps: float) -> LearntTimeouts:
+    """A process that made its first steps in 10 s each, and then these."""
+    progress, moment = LearntTimeouts(), 0.0
+    progress.begin_process(moment)
     for seconds in (*[10.0] * SKIPPED_STEPS, *steps):
         moment += seconds
         progress.step(seconds, moment)
     return progress
 
 
-def test_step_timeout() -> None:
-    """The longest step times five is the timeout. The first steps of a process are left out."""
-    assert _after(1.0, 2.0, 2.0).timeout("forward") == FACTOR * 2.0
+NORMAL = [1.0] * 50
+MINUTES = [[1.0] * count for count in (99, 105, 7)]
+DIFFER = [(10, 20.0), (11, 20.0), (40, 20.0), (20, 21.0), (90, 20.0)]
 
 
-def test_stalls_teach_nothing() -> None:
-    """However often a run stalls: a stall of twenty minutes must not allow the next one a hundred."""
-    steps = [1.0] * 50
-    twice = _after(*steps, 1200.0, *steps, 900.0, *steps)
-    assert twice.timeout(None) == FACTOR * 1.0
-    often = _after(*steps, 1200.0, 700.0, *steps, 40.0, *steps, *steps, 90.0, *steps, 300.0, 1200.0)
-    assert often.timeout(None) == FACTOR * 1.0
-
-
-def test_long_steps_become_normal() -> None:
-    """The third step of a new length in a row is a lesson."""
-    longer = _after(*[1.0] * 50, 8.0, 8.5)
-    assert longer.timeout(None) == FACTOR * 1.0
-    longer = _after(*[1.0] * 50, 8.0, 8.5, 9.0)
-    assert longer.timeout(None) == FACTOR * 8.5
-
-
-@pytest.mark.parametrize("distances", [(99, 99), (99, 105), (7, 7)])
-def test_unmarked_evaluation(distances: tuple[int, int]) -> None:
-    """What comes at even distances and takes about as long each time is a routine of the run."""
-    first, second = ([1.0] * count for count in distances)
-    assert _after(*first, 60.0, *first, 55.0, *second, 70.0).timeout(None) == FACTOR * 60.0
-
-
-def test_frequent_long_steps() -> None:
-    """Five alike at odd distances are part of the run, as where batches differ; five in thousands are not."""
-    steps = [(10, 20), (11, 20), (40, 20), (20, 21), (90, 20)]
-    often = _after(1.0, *(each for count, long in steps for each in (*[1.0] * count, float(long))))
-    assert often.timeout(None) == FACTOR * 20.0
-    seldom = _after(1.0, *(each for count, long in steps for each in (*[1.0] * (9 * count), float(long))))
-    assert seldom.timeout(None) == FACTOR * 1.0
+@pytest.mark.parametrize(
+    ("steps", "longest"),
+    [
+        ([1.0, 2.0, 2.0], 2.0),
+        ([*NORMAL, 1200.0, *NORMAL, 900.0, *NORMAL], 1.0),
+        ([*NORMAL, 1200.0, 700.0, *NORMAL, 40.0, *NORMAL, *NORMAL, 90.0, *NORMAL, 300.0, 1200.0], 1.0),
+        ([*NORMAL, 8.0, 8.5], 1.0),
+        ([*NORMAL, 8.0, 8.5, 9.0], 8.5),
+        ([*MINUTES[0], 60.0, *MINUTES[0], 55.0, *MINUTES[0], 70.0], 60.0),
+        ([*MINUTES[0], 60.0, *MINUTES[0], 55.0, *MINUTES[1], 70.0], 60.0),
+        ([*MINUTES[2], 60.0, *MINUTES[2], 55.0, *MINUTES[2], 70.0], 60.0),
+        ([1.0, *(each for count, long in DIFFER for each in (*[1.0] * count, long))], 20.0),
+        ([1.0, *(each for count, long in DIFFER for each in (*[1.0] * (9 * count), long))], 1.0),
+    ],
+    ids=[
+        "the first steps of a process are left out",
+        "a stall of twenty minutes must not allow the next one a hundred",
+        "however often a run stalls",
+        "two steps of a new length are no lesson",
+        "the third in a row is one",
+        "what comes at even distances and takes about as long is a routine, as an unmarked evaluation",
+        "also at about even distances",
+        "also at short distances",
+        "five alike at odd distances are part of the run, as where batches differ",
+        "five in thousands are not",
+    ],
+)
+def test_step_timeout(steps: list[float], longest: float) -> None:
+    """The longest step times five is the timeout."""
+    assert _after(*steps).timeout(None) == FACTOR * longest
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
@@ -95,8 +93,7 @@ def test_first_start() -> None:
 
 
 def test_restart() -> None:
-    """A restart is allowed what starts have taken. From its beginning through its first steps; then the steps
-    count again."""
+    """A restart is allowed what starts have taken, through its first steps; then the steps count again."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout(None) == FACTOR * 10.0
@@ -151,18 +148,16 @@ def test_invalid_times() -> None:
     assert longest.timeout() is None
 
 
-def _timeout(collector: RanksCollector) -> float | None:
-    return next(iter(values(collector.collect(), TIMEOUT).values()), None)
-
-
-def _settled(collector: RanksCollector, steps: int) -> None:
-    settled(collector, lambda each: sum(values(each, "rankwatch_steps_total").values()) == steps)
+def _timeout(collector: RanksCollector, steps: int) -> float:
+    """The timeout of the only rank once so many steps are settled."""
+    found = settled(collector, lambda each: sum(values(each, "rankwatch_steps_total").values()) == steps)
+    (timeout,) = values(found, TIMEOUT).values()
+    return timeout
 
 
 @pytest.mark.process
 def test_real_long_checkpoint(tmp_path: Path, collector: RanksCollector) -> None:
-    """A long checkpoint of a real rank does not pass the timeout learnt from the one before. While it saves,
-    it is allowed five times the save before; afterwards five steps again."""
+    """While a real rank saves, it is allowed five times the save before; afterwards five steps again."""
     code = """
 steps(8, 0.01)
 with run.checkpoint("save"): ready()
@@ -173,45 +168,32 @@ ready()
 """
     with rank(tmp_path, code) as process:
         began = time.monotonic()
-        assert _timeout(collector) is None, "nobody knows how long a save takes"
+        assert not values(collector.collect(), TIMEOUT), "nobody knows how long a save takes"
         until(lambda: time.monotonic() - began > 0.2, "the save has taken a while")
         go_on(process)
         took = time.monotonic() - began
-        _settled(collector, 9)
-        while_saving = _timeout(collector)
-        assert while_saving is not None
+        while_saving = _timeout(collector, 9)
         assert FACTOR * 0.2 < while_saving < FACTOR * (took + 5.0)
         go_on(process)
-        _settled(collector, 10)
-        afterwards = _timeout(collector)
-        assert afterwards is not None
-        assert afterwards < while_saving
+        assert _timeout(collector, 10) < while_saving
 
 
 @pytest.mark.process
 def test_real_restart(tmp_path: Path, collector: RanksCollector) -> None:
-    """A real rank that restarts is allowed its start and not its steps. The agent sees both processes; a
-    start takes longer than a step."""
+    """A real rank that restarts is allowed its start, which takes longer than a step, and not its steps."""
     with rank(tmp_path, "time.sleep(0.3)\nsteps(8, 0.001)\nready()") as process:
-        _settled(collector, 8)
-        of_steps = _timeout(collector)
+        _timeout(collector, 8)
         kill(process)
-    assert of_steps is not None
     with rank(tmp_path, "ready()\nsteps(8, 0.001)\nready()") as process:
-        of_start = _timeout(collector)
-        assert of_start is not None
+        (of_start,) = values(collector.collect(), TIMEOUT).values()
         assert of_start > FACTOR * 0.3
         go_on(process)
-        _settled(collector, 16)
-        again = _timeout(collector)
-    assert again is not None
-    assert again < of_start
+        assert _timeout(collector, 16) < of_start
 
 
 @pytest.mark.process
 def test_real_failed_step(tmp_path: Path, collector: RanksCollector) -> None:
-    """A real step that an exception ended teaches nothing. As a collective's timeout does at the end of a
-    hang."""
+    """A real step that an exception ended teaches nothing, as a collective's timeout at the end of a hang."""
     code = """
 steps(8, 0.001)
 for _ in range(2):
@@ -224,7 +206,4 @@ for _ in range(2):
 ready()
 """
     with rank(tmp_path, code):
-        _settled(collector, 10)
-        timeout = _timeout(collector)
-    assert timeout is not None
-    assert timeout < FACTOR * 0.5
+        assert _timeout(collector, 10) < FACTOR * 0.5

@@ -26,11 +26,6 @@ def _settled(local: float = 1.0, work: float = 0.0) -> Variation:
     return variation
 
 
-def _covariance(variation: Variation, one: str, other: str) -> float:
-    terms = variation.terms
-    return (terms[f"{one}_and_{other}"] - terms[one] - terms[other]) / 2
-
-
 @BUSY_MACHINE
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.integers(1, 31))
 def test_running_median(values: list[float], span: int) -> None:
@@ -43,29 +38,41 @@ def test_running_median(values: list[float], span: int) -> None:
     assert median.value == last[len(last) // 2]
 
 
-def test_late_step() -> None:
-    """A step half again as long is late by the other half. Its excess over the median is counted; the next
-    ordinary one is not late."""
-    variation = _settled(2.0)
-    variation.add(StepParts(3.0))
-    variation.add(StepParts(2.0))
-    assert (variation.late_steps, variation.late_seconds) == (1, 1.0)
-
-
-def test_unknown_local_time() -> None:
-    """Steps whose own time is not known, as of a CUDA graph with collectives, show no variation."""
-    variation = _settled()
-    for local in (0.0, 0.0, 1.0):
-        variation.add(StepParts(local))
-    assert variation.terms == {"local": 0.0}
-
-
-def test_ordinary_steps() -> None:
-    """Steps that differ by a fifth are not late. Noise of a few percent is far below."""
-    variation = _settled()
-    for local in (1.2, 0.8, 1.24):
-        variation.add(StepParts(local))
-    assert (variation.late_steps, variation.late_seconds) == (0, 0.0)
+@pytest.mark.parametrize(
+    ("work", "steps", "late", "terms"),
+    [
+        (0.0, [(3.0, 0.0), (2.0, 0.0)], (2, 3.0), None),
+        (0.0, [(1.5, 0.0), (1.0, 0.0)], (1, 0.5), None),
+        (0.0, [(1.2, 0.0), (0.8, 0.0), (1.24, 0.0)], (0, 0.0), None),
+        (0.0, [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)], (0, 0.0), {"local": 0.0}),
+        (0.0, [(1.2, 0.0)], (0, 0.0), {"local": 0.04}),
+        (100.0, [(3.0, 300.0)], (0, 0.0), None),
+        (100.0, [(3.0, 300.0), (1.5, 50.0)], (1, 0.5), None),
+        (100.0, [(1.2, 120.0), (0.8, 80.0)], (0, 0.0), {"local": 0.08, "work": 0.08, "local_and_work": 0.32}),
+        (100.0, [(1000.0, 100.0)], (1, 999.0), {"local": 1.0, "work": 0.0, "local_and_work": 1.0}),
+    ],
+    ids=[
+        "of two late ones in a row both count",
+        "a step half again as long is late by the other half, and the next ordinary one is not",
+        "noise of a few percent is far below, and so is a fifth",
+        "steps whose own time is not known, as of a CUDA graph with collectives, show no variation",
+        "unknown work is no series, not a zero",
+        "three times the tokens may take three times as long",
+        "half of the tokens excuse nothing",
+        "time that follows work covaries with it: each term 0.08, the covariance as much",
+        "a pause of minutes counts no more than a step of twice the time: it would hide all others",
+    ],
+)
+def test_steps(
+    work: float, steps: list[tuple[float, float]], late: tuple[int, float], terms: dict[str, float] | None
+) -> None:
+    """Late steps with their excess over the median, and how time and work vary, after equal steps of 1 s."""
+    variation = _settled(work=work)
+    for each in steps:
+        variation.add(StepParts(*each))
+    assert (variation.late_steps, variation.late_seconds) == pytest.approx(late)
+    if terms is not None:
+        assert variation.terms == pytest.approx(terms)
 
 
 def test_first_steps() -> None:
@@ -77,78 +84,39 @@ def test_first_steps() -> None:
 
 
 def test_change_of_level() -> None:
-    """A change of level is normal after half a span. A rank that has become slow for good is a straggler, not
-    late again and again."""
+    """It is normal after half a span: a rank that is slow for good is no straggler again and again."""
     variation = _settled()
     for _ in range(200):
         variation.add(StepParts(2.0))
     assert variation.late_steps <= 16
 
 
-def test_step_with_more_work() -> None:
-    """A step with more work is not late. Three times the tokens may take three times as long; half of them
-    excuse nothing."""
-    variation = _settled(work=100.0)
-    variation.add(StepParts(3.0, 300.0))
-    assert variation.late_steps == 0
-    variation.add(StepParts(1.5, 50.0))
-    assert (variation.late_steps, variation.late_seconds) == (1, 0.5)
-
-
-def test_time_follows_work() -> None:
-    """Time that follows work covaries with it. Deviations of +20 % and -20 % in both: each term 0.08, the
-    covariance as much."""
-    variation = _settled(work=100.0)
-    variation.add(StepParts(1.2, 120.0))
-    variation.add(StepParts(0.8, 80.0))
-    assert variation.terms == pytest.approx({"local": 0.08, "work": 0.08, "local_and_work": 0.32})
-    assert _covariance(variation, "local", "work") == pytest.approx(0.08)
-
-
-def test_no_tokens() -> None:
-    """Without tokens nothing is said of work. Unknown is no series, not a zero."""
-    variation = _settled()
-    variation.add(StepParts(1.2))
-    assert variation.terms == pytest.approx({"local": 0.04})
-
-
 def test_unequal_microbatches() -> None:
-    """Unequal microbatches covary in forward and backward. One is 20 % longer than the mean and one 20 %
-    shorter, in both: a variance of 0.08."""
+    """One is 20 % longer than the mean and one shorter, in both: a variance of 0.08, and the covariance."""
     variation = Variation()
     variation.add(StepParts(3.0, forward_seconds=[1.2, 0.8], backward_seconds=[2.4, 1.6]))
     assert variation.microbatches == 2
     assert variation.terms == pytest.approx({"forward": 0.08, "backward": 0.08, "forward_and_backward": 0.32})
-    assert _covariance(variation, "forward", "backward") == pytest.approx(0.08)
 
 
 def test_independent_noise() -> None:
-    """Noise of forward and backward does not covary. Each phase varies by 10 % on its own: the covariance is
-    small against either variance."""
+    """Each phase varies by 10 % on its own: the covariance is small against either variance."""
     noise = random.Random(3)
     variation = Variation()
     for _ in range(500):
         parts = [[noise.gauss(1.0, 0.1) for _ in range(4)] for _ in range(2)]
         variation.add(StepParts(8.0, forward_seconds=parts[0], backward_seconds=parts[1]))
-    assert variation.terms["forward"] / 500 == pytest.approx(0.01, rel=0.1)
-    assert abs(_covariance(variation, "forward", "backward")) < 0.1 * variation.terms["forward"]
+    forward, backward, both = (variation.terms[e] for e in ("forward", "backward", "forward_and_backward"))
+    assert forward / 500 == pytest.approx(0.01, rel=0.1)
+    assert abs(both - forward - backward) / 2 < 0.1 * forward
 
 
 @pytest.mark.parametrize(("forward", "backward"), [([1.0], [2.0]), ([1.0, 2.0], [3.0]), ([], [])])
 def test_unmatched_microbatches(forward: list[float], backward: list[float]) -> None:
-    """Steps without matching microbatches show nothing of them. One microbatch has no peer; where the counts
-    differ, order does not say which belongs to which."""
+    """One has no peer; where the counts differ, order does not say which belongs to which."""
     variation = Variation()
     variation.add(StepParts(1.0, forward_seconds=forward, backward_seconds=backward))
     assert (variation.microbatches, variation.terms) == (0, {})
-
-
-def test_freak_step() -> None:
-    """One freak step counts no more than one of twice the time. A pause of minutes would hide all other steps
-    of a window."""
-    variation = _settled(work=100.0)
-    variation.add(StepParts(1000.0, 100.0))
-    assert variation.terms["local"] == 1.0
 
 
 @BUSY_MACHINE
@@ -215,7 +183,8 @@ def test_variation_series(tmp_path: Path) -> None:
     steps = values(found, "rankwatch_steps_total")["job", "0"]
     assert values(found, "rankwatch_late_steps_total")["job", "0"] == 1
     assert values(found, "rankwatch_late_step_seconds_total")["job", "0"] == pytest.approx(0.5)
-    terms = {labels[2]: value / steps for labels, value in _terms(found).items()}
+    totals = values(found, "rankwatch_step_variation_total")
+    terms = {labels[2]: value / steps for labels, value in totals.items()}
     shared = (terms["forward_and_backward"] - terms["forward"] - terms["backward"]) / 2
     assert (terms["forward"], terms["backward"], shared) == pytest.approx((0.5, 0.5, 0.5))
 
@@ -224,8 +193,4 @@ def test_variation_series(tmp_path: Path) -> None:
 def test_variation_series_without_terms(tmp_path: Path) -> None:
     """A rank with one microbatch and no work has no terms. What cannot be told has no series."""
     found = _series(tmp_path, "for _ in range(12):\n    with run.step(): pass\nready()")
-    assert _terms(found) == {}
-
-
-def _terms(collection: Collection) -> dict[tuple[str, ...], float]:
-    return values(collection, "rankwatch_step_variation_total")
+    assert values(found, "rankwatch_step_variation_total") == {}
