@@ -77,8 +77,7 @@ def test_runs_that_come_and_go() -> None:
 
 
 def test_losses_before_a_stall() -> None:
-    """They are one incident with the stall. A second rank is lost a second later, and the others wait for
-    both."""
+    """One incident with the stall: a second rank is lost a second later, and the others wait for both."""
     episodes = Episodes(30.0)
     lost = [condition(0, state=RankState.LOST), condition(1, state=RankState.LOST)]
     assert observe(episodes, 101.0, lost[0], condition(1), condition(2)) == [LOST]
@@ -101,8 +100,7 @@ def test_kills_during_a_stall() -> None:
 
 
 def test_loss_after_a_restart() -> None:
-    """It is another incident, even if the process has the same id, as the first process of a container
-    has."""
+    """It is another incident, even if the process has the same id, as the first of a container has."""
     episodes = Episodes(30.0)
     assert observe(episodes, 101.0, condition(0, state=RankState.LOST)) == [LOST]
     assert observe(episodes, 165.0, condition(0, progress=160.0)) == []

@@ -323,8 +323,7 @@ def test_paths_of_checkpoints(tmp_path: Path, standing: RankCondition) -> None:
 
 
 def test_killed_by_the_kernel(tmp_path: Path, standing: RankCondition) -> None:
-    """The kernel's line about a kill for lack of memory lies beside the box, where `diagnose run` reads it;
-    a link to another file is not followed."""
+    """The kernel's line about a kill lies beside the box, for `diagnose run`; no link is followed."""
     note = standing.path.with_suffix(".killed")
     note.write_text("Memory cgroup out of memory: Killed process 7 (python3)")
     _, bundle = write(writer(), tmp_path, standing)

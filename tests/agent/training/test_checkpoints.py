@@ -118,8 +118,7 @@ ready()
 
 @pytest.mark.process
 def test_error_of_a_failure(tmp_path: Path, collector: RanksCollector) -> None:
-    """The newest failure of each operation says why, and where it is known, at which path; also to an agent
-    that starts after it."""
+    """The newest failure of each operation says why and at which path, also to an agent that starts later."""
     name, error = "rankwatch_checkpoint_last_failure_info", ("OSError", "[Errno 28] No space left on device")
     with rank(tmp_path, _FAILS) as process:
         assert set(values(collector.collect(), name)) == {(*SAVE, *error, f"{tmp_path}/a"[:160])}
@@ -132,14 +131,13 @@ def test_error_of_a_failure(tmp_path: Path, collector: RanksCollector) -> None:
             assert set(values(each.collect(), name)) == {newest, verified}
 
 
-def test_error_that_is_not_noted(tmp_path: Path) -> None:
+def test_error_that_is_not_noted(tmp_path: Path, collector: RanksCollector) -> None:
     """Of a note that is missing, or somebody else's, nothing is exported, and the failure counts."""
     run = _start(tmp_path)
     note = tmp_path / "job" / "0.checkpoints"
     with run.checkpoint("save", step=3) as save:
         save.failed("no space")
     note.unlink()
-    collector = RanksCollector(directory=tmp_path)
     for _ in range(12):
         found = collector.collect()
     assert not values(found, "rankwatch_checkpoint_last_failure_info")

@@ -61,8 +61,7 @@ def test_doubtful() -> None:
 
 
 def test_never_suspect() -> None:
-    """Ranks that ended and ranks without history are not suspect. Nobody waits for the first, and nothing is
-    known of the second."""
+    """Nobody waits for ranks that ended, and nothing is known of those without history."""
     conditions = RunConditions()
     ended = condition(0, 100.0, state=RankState.FINISHED)
     conditions.update({"job": [ended, condition(1, 100.0, timeout=None)]}, 1000.0)

@@ -58,8 +58,7 @@ def test_single_spike() -> None:
 
 
 def test_divergence() -> None:
-    """A divergence is seen within twenty steps and stays. A loss that climbs stands ever further above its
-    trend."""
+    """It is seen within twenty steps and stays: a loss that climbs stands ever further above its trend."""
     statistics = after(curve(3, 400))
     level = statistics.trend
     for step in range(20):
@@ -71,8 +70,7 @@ def test_divergence() -> None:
 
 
 def test_slow_drift() -> None:
-    """A drift that takes the trend along is seen against the lowest level. A loss that grows by a thousandth
-    of itself with each step."""
+    """One that takes the trend along, by a thousandth each step, is seen against the lowest level."""
     losses = [loss * (1.0 + 0.001 * max(0, step - 400)) for step, loss in enumerate(curve(5, 800))]
     assert not after(losses[:400]).deviation > 3.0
     statistics = after(losses)
@@ -82,8 +80,7 @@ def test_slow_drift() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_correlated_noise(seed: int) -> None:
-    """Noise carried over from step to step is no divergence. Neighbours are alike then, but the averages
-    sway."""
+    """Neighbours are alike where noise is carried over, but the averages sway: no divergence."""
     source, carried = random.Random(seed), 0.0
     statistics = LossStatistics()
     for step in range(1500):
@@ -272,8 +269,7 @@ def test_trend_that_always_follows() -> None:
 
 
 def test_new_process_new_trend() -> None:
-    """Another process begins with another trend. It may go on from an earlier step, with the higher loss of
-    that step; totals go on."""
+    """It may go on from an earlier step, with the higher loss of that step; totals go on."""
     statistics = after([*curve(6, 300), 9.0, math.nan])
     trend = statistics.trend
     statistics.begin_process()
@@ -309,8 +305,7 @@ def test_constant_loss() -> None:
 
 
 def test_huge_loss() -> None:
-    """A loss near the end of all numbers leaves no nan. The distance of two such values is infinite, and
-    infinity minus itself is NaN."""
+    """The distance of two such values is infinite, and infinity minus itself is NaN."""
     assert math.isfinite(after([1e308, -1e308, 1e308, 1.0, 2.0] * 20).trend)
 
 

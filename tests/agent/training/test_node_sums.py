@@ -88,12 +88,14 @@ def test_checkpoints(tmp_path: Path, collector: RanksCollector) -> None:
     assert _one(collection, "rankwatch_node_checkpoint_saved_step") == saved["job", "1"]
 
 
+_NO_LOSS = "for _ in range(30):\n    with run.step(): pass\n"
+
+
 def test_reporting(tmp_path: Path, collector: RanksCollector) -> None:
     """Counted is what is exported: a rank without a loss has none."""
-    silent = "for _ in range(30):\n    with run.step(): pass\nready()"
     with (
         rank(tmp_path, "steps(30)\nready()", number=0, world=2),
-        rank(tmp_path, silent, number=1, world=2),
+        rank(tmp_path, f"{_NO_LOSS}ready()", number=1, world=2),
     ):
         collector.collect()
         collection = collector.collect()
@@ -103,33 +105,22 @@ def test_reporting(tmp_path: Path, collector: RanksCollector) -> None:
     assert {name for _, name in found} <= {*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM}
 
 
-_ENDED_LOSS = "for _ in range(30):\n    with run.step(): run.scalar('loss', 8.0)\nrun.finish()\nready()"
-
-
-def test_ended_rank_reports_nothing(tmp_path: Path, collector: RanksCollector) -> None:
-    """An ended rank had a loss: it does not make up for the running one that has none."""
-    silent = "for _ in range(30):\n    with run.step(): pass\nready()"
+@pytest.mark.parametrize(
+    ("code", "reporting", "half"), [(_NO_LOSS, 0.0, set()), ("steps(30)\n", 1.0, {2.0})], ids=["none", "2.0"]
+)
+def test_loss_of_ended_ranks(tmp_path: Path, code: str, reporting: float, half: set[float]) -> None:
+    """That of an ended rank neither makes up for a running one that has none, nor speaks for a large run."""
+    collector = RanksCollector(directory=tmp_path, max_single_ranks=1)
+    loss = "for _ in range(30):\n    with run.step(): run.scalar('loss', 8.0)\nrun.finish()\nready()"
     with (
-        rank(tmp_path, silent, number=0, world=2),
-        rank(tmp_path, _ENDED_LOSS, number=1, world=2),
+        rank(tmp_path, f"{code}ready()", number=0, world=2),
+        rank(tmp_path, loss, number=1, world=2),
     ):
         collector.collect()
         collection = collector.collect()
     assert state(collection) == {"0": "running", "1": "finished"}
     found = values(collection, "rankwatch_node_ranks_reporting")
     assert found["job", "rankwatch_steps_total"] == 1.0
-    assert found["job", "rankwatch_scalar_nonfinite_total"] == 0.0
-
-
-def test_loss_of_ended_ranks(tmp_path: Path) -> None:
-    """The loss of an ended rank does not speak for a large run: its attempt may be over."""
-    collector = RanksCollector(directory=tmp_path, max_single_ranks=1)
-    with (
-        rank(tmp_path, "steps(30)\nready()", number=0, world=2),
-        rank(tmp_path, _ENDED_LOSS, number=1, world=2),
-    ):
-        collector.collect()
-        collection = collector.collect()
-    assert state(collection) == {"0": "running", "1": "finished"}
-    assert set(values(collection, "rankwatch_half_loss_trend").values()) == {2.0}
-    assert len(values(collection, "rankwatch_loss_trend")) == 2
+    assert found["job", "rankwatch_scalar_nonfinite_total"] == reporting
+    assert set(values(collection, "rankwatch_half_loss_trend").values()) == half
+    assert len(values(collection, "rankwatch_loss_trend")) == 1 + reporting

@@ -437,19 +437,26 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["poll", "judge_gpu", "_compared"], ids=["reading", "what follows", "exporting"]
+    ("broken", "error", "fault"),
+    [
+        ("poll", OverflowError("math range error"), BoxFault.GARBAGE),
+        ("poll", PermissionError(13, "Permission denied"), BoxFault.UNREADABLE),
+        ("judge_gpu", OverflowError("math range error"), BoxFault.GARBAGE),
+        ("_compared", OverflowError("math range error"), BoxFault.GARBAGE),
+    ],
+    ids=["reading", "its folder was closed", "what follows", "exporting"],
 )
-def test_figures_that_break_something(
-    node_directory: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+def test_box_that_breaks_something(
+    node_directory: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception, fault: BoxFault
 ) -> None:
-    """An error of arithmetic by one box costs that box, whatever it was, and is counted."""
+    """An error by one box costs that box, whatever it was, and is counted."""
     owner = RankSeries if broken == "_compared" else RankFollower
     whole = getattr(owner, broken)
 
     def break_one(self: object, *given: Any) -> object:
         rank = self if isinstance(self, RankFollower) else given[0]
         if rank.run == "bad":
-            raise OverflowError("math range error")
+            raise error
         return whole(self, *given)
 
     monkeypatch.setattr(owner, broken, break_one)
@@ -459,4 +466,4 @@ def test_figures_that_break_something(
         for _ in range(2):
             collection = collector.collect()
             assert ("job", "0", "running") in values(collection, "rankwatch_rank_state")
-    assert faults(collection) == {BoxFault.GARBAGE: 1}
+    assert faults(collection) == {fault: 1}

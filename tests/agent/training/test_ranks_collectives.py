@@ -56,8 +56,7 @@ def test_ranks_are_compared(tmp_path: Path, collector: RanksCollector) -> None:
 
 
 def test_position_of_hanging_rank(tmp_path: Path, collector: RanksCollector) -> None:
-    """The place of a hanging rank is shown. Last enqueued, last completed, and since when the oldest one is
-    open."""
+    """Last enqueued, last completed, and since when the oldest one is open."""
     place = ("job", "0", *GROUP, "black_box")
     before = time.time()
     with rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()"):
@@ -72,8 +71,7 @@ def test_position_of_hanging_rank(tmp_path: Path, collector: RanksCollector) -> 
 
 
 def test_position_of_ended_ranks(tmp_path: Path, collector: RanksCollector) -> None:
-    """A lost rank's final position stay and a finished rank's does not. Where the first stood is what the
-    others wait for."""
+    """A lost rank's position stays, as what the others wait for; a finished rank's does not."""
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()", number=0, world=2) as lost,
         rank(
@@ -108,8 +106,7 @@ def test_ended_rank_is_left_out(tmp_path: Path, collector: RanksCollector) -> No
 
 
 def test_restarted_rank_is_compared(tmp_path: Path, collector: RanksCollector) -> None:
-    """A restarted rank is compared from its first collective on. Numbers begin anew with the process; totals
-    go on."""
+    """From its first collective on: numbers begin anew with the process; totals go on."""
     code = COLLECTIVES + "reduce(0, {})\nready()"
     for _ in range(2):
         with (
@@ -150,8 +147,7 @@ def test_stalled_run_is_suspect(tmp_path: Path) -> None:
 
 
 def test_killed_before_first_record(tmp_path: Path, collector: RanksCollector) -> None:
-    """A rank killed before its first record is kept as lost. It has no sign of life but its start, and that
-    was just now."""
+    """It is kept as lost: it has no sign of life but its start, and that was just now."""
     with rank(tmp_path, "ready()") as process:
         collector.collect()
         kill(process)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,21 @@ import pytest
 from rankwatch.conventions.metrics import METRICS
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from support.training.ranks import faults, go_on, rank, state, values
+from support.training.ranks import faults, go_on, kill, rank, settled, state, values
 
 pytestmark = pytest.mark.process
 
 
+_OF_OTHER_TESTS = (
+    *("flight_recorder", "collective", "nccl", "incident", "rank_gpu_memory", "rank_fingerprint"),
+    *("rank_uninterruptible_threads", "run_attempt_end_timestamp", "rank_end_timestamp", "rank_failures"),
+    *("loss_improvement", "norm_last_explosion", "instrumentation_device_events_dropped"),
+)
+"""Parts of the names of metrics of a rank that other tests hold."""
+
+
 def test_every_rank_metric(tmp_path: Path) -> None:
-    """Every declared metric of a rank can be exported. A rank that uses the whole interface gives each series
-    once, with the labels declared."""
+    """A rank that uses the whole interface gives each declared series once, with the labels declared."""
     code = """
 steps(25)
 for _ in range(25):
@@ -49,7 +54,7 @@ with run.step():
 """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code):
-        collection = _settled(
+        collection = settled(
             collector, lambda each: bool(values(each, "rankwatch_outside_step_seconds_total"))
         )
     seen = [(each.metric.name, each.labels) for each in collection.series]
@@ -57,45 +62,27 @@ with run.step():
     for each in collection.series:
         assert len(each.labels) == len(each.metric.labels), each.metric.name
     declared = {each.name for each in METRICS if "rank" in [str(label) for label in each.labels]}
-    elsewhere = {name for name in declared if "flight_recorder" in name or "collective" in name}
-    elsewhere |= {name for name in declared if "nccl" in name or "incident" in name}
-    elsewhere |= {"rankwatch_rank_uninterruptible_threads"}  # of the process table
-    elsewhere |= {name for name in declared if name.startswith("rankwatch_rank_gpu_memory")}  # test_memory.py
-    elsewhere |= {"rankwatch_run_attempt_end_timestamp_seconds"}  # life/test_attempts.py
-    elsewhere |= {name for name in declared if "rank_fingerprint" in name}  # test_fingerprints.py
-    elsewhere |= {"rankwatch_loss_improvement", "rankwatch_norm_last_explosion_timestamp_seconds"}  # learning
-    elsewhere |= {"rankwatch_rank_end_timestamp_seconds"}  # test_states
-    elsewhere |= {"rankwatch_rank_failures_total", "rankwatch_instrumentation_device_events_dropped"}
-    assert declared - elsewhere <= {name for name, _ in seen}
+    others = {name for name in declared if any(part in name for part in _OF_OTHER_TESTS)}
+    assert declared - others <= {name for name, _ in seen}
 
 
-def test_late_target(tmp_path: Path) -> None:
-    """What a framework says of its number of steps when it begins to train replaces that of `start`."""
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "run.target(40)\nsteps(1)\nrun.finish()\nready()"):
-        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 1)
-    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 40.0}
-
-
-def test_steps_add_up(tmp_path: Path) -> None:
-    """Steps and their parts add up. Phases sum to the steps; work, loss and target come along."""
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "steps(10, 0.002)\nrun.finish()\nready()"):
-        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
+def test_steps_add_up(tmp_path: Path, collector: RanksCollector) -> None:
+    """Phases sum to the steps; work, loss and the last target that a framework has told come along."""
+    with rank(tmp_path, "run.target(40)\nsteps(10, 0.002)\nrun.finish()\nready()"):
+        collection = settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
     phases = values(collection, "rankwatch_step_phase_seconds_total")
     assert sum(phases.values()) == pytest.approx(_total(collection, "rankwatch_step_seconds_total"))
     assert phases["job", "0", "forward"] >= 0.02
     assert values(collection, "rankwatch_work_total") == {("job", "0", "tokens"): 640.0}
     assert values(collection, "rankwatch_scalar") == {("job", "0", "loss"): 2.0}
-    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 100.0}
+    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 40.0}
     assert values(collection, "rankwatch_step") == {("job", "0"): 9.0}
     (histogram,) = collection.histograms
     assert histogram.buckets[-1] == (math.inf, 10)
 
 
-def test_value_that_is_not_finite(tmp_path: Path) -> None:
+def test_value_that_is_not_finite(tmp_path: Path, collector: RanksCollector) -> None:
     """A store that keeps no NaN still tells that the last value of a scalar is none, until it is finite."""
-    collector = RanksCollector(directory=tmp_path)
     losses = ("2", "nan", "inf", "-inf", "2")
     code = "\n".join(f"run.scalar('loss', float('{each}')); ready()" for each in losses)
     with rank(tmp_path, code) as process:
@@ -106,9 +93,8 @@ def test_value_that_is_not_finite(tmp_path: Path) -> None:
                 go_on(process)
 
 
-def test_states(tmp_path: Path) -> None:
+def test_states(tmp_path: Path, collector: RanksCollector) -> None:
     """States follow the life of a rank. Starting, running, finished."""
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()\nsteps(1)\nready()\nrun.finish()\nready()") as process:
         assert state(collector.collect()) == {"0": "starting"}
         go_on(process)
@@ -122,26 +108,22 @@ def test_states(tmp_path: Path) -> None:
         assert values(collection, "rankwatch_rank_end_timestamp_seconds") == pytest.approx(heartbeat)
 
 
-def test_killed_and_terminated(tmp_path: Path) -> None:
-    """A rank that was killed is lost and one that was terminated is not. torchrun terminates the others after
-    one has died: only that one is lost."""
-    collector = RanksCollector(directory=tmp_path)
+def test_killed_and_terminated(tmp_path: Path, collector: RanksCollector) -> None:
+    """torchrun terminates the others after one has died: only that one is lost."""
     with (
         rank(tmp_path, "steps(1)\nready()", number=0, world=2) as first,
         rank(tmp_path, "steps(1)\nready()", number=1, world=2) as second,
     ):
         assert state(collector.collect()) == {"0": "running", "1": "running"}
-        first.send_signal(signal.SIGTERM)
-        second.send_signal(signal.SIGKILL)
+        first.terminate()
         first.wait()
-        second.wait()
-        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
-        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
+        kill(second)
+        for _ in range(2):
+            assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
 
 
-def test_failure_type(tmp_path: Path) -> None:
+def test_failure_type(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank that failed shows the type of the exception. As a counter by type."""
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()\nraise MemoryError") as process:
         go_on(process)
         process.wait()
@@ -152,62 +134,19 @@ def test_failure_type(tmp_path: Path) -> None:
     }
 
 
-def test_restarted_rank(tmp_path: Path) -> None:
-    """A restarted rank goes on counting. Counters do not fall back."""
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "steps(3)\nready()") as process:
-        collector.collect()
-        process.kill()
-        process.wait()
-    assert state(collector.collect()) == {"0": "lost"}
-    with rank(tmp_path, "steps(2)\nready()"):
-        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 5)
-        assert state(collection) == {"0": "running"}
-
-
-def test_open_phase(tmp_path: Path) -> None:
+def test_open_phase(tmp_path: Path, collector: RanksCollector) -> None:
     """The open phase of a hanging rank is shown. The innermost one, and since when."""
-    collector = RanksCollector(directory=tmp_path)
-    code = (
-        "steps(2)\nrun.begin_step()\nrun.begin_phase('backward')\nrun.begin_phase('communication')\nready()"
-    )
+    opens = "run.begin_step()\nrun.begin_phase('backward')\nrun.begin_phase('communication')\nready()"
     before = time.time()
-    with rank(tmp_path, code):
+    with rank(tmp_path, f"steps(2)\n{opens}"):
         collection = collector.collect()
     ((labels, since),) = values(collection, "rankwatch_rank_phase_start_timestamp_seconds").items()
     assert labels == ("job", "0", "communication")
     assert before - 1.0 < since < time.time() + 1.0
 
 
-def test_progress_timeout(tmp_path: Path) -> None:
-    """The timeout of progress is learnt. Unknown at first; then five times the longest step; within an
-    evaluation that of evaluations."""
-    collector = RanksCollector(directory=tmp_path)
-    code = """
-steps(4)
-ready()
-steps(6, 0.01)
-ready()
-with run.evaluation(): time.sleep(0.05)
-with run.evaluation(): ready()
-"""
-    with rank(tmp_path, code) as process:
-        assert values(collector.collect(), "rankwatch_progress_timeout_seconds") == {}
-        go_on(process)
-        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
-        step = _total(collection, "rankwatch_progress_timeout_seconds")
-        assert step >= 5 * 0.01
-        go_on(process)
-        collection = _settled(
-            collector, lambda each: bool(values(each, "rankwatch_outside_step_seconds_total"))
-        )
-        assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
-
-
-def test_truncated_box(tmp_path: Path) -> None:
-    """A box that is cut short while followed costs only itself. Its rank disappears, the fault is counted,
-    the other rank stays."""
-    collector = RanksCollector(directory=tmp_path)
+def test_truncated_box(tmp_path: Path, collector: RanksCollector) -> None:
+    """A box that is cut short while followed costs only its rank, and is counted."""
     with (
         rank(tmp_path, "steps(2)\nready()", number=0, world=2),
         rank(tmp_path, "steps(2)\nready()", number=1, world=2) as process,
@@ -223,8 +162,7 @@ def test_truncated_box(tmp_path: Path) -> None:
 
 
 def test_too_many_names(tmp_path: Path) -> None:
-    """More names than are exported become one. A trainer that puts the step into the name of a scalar does
-    not fill the database."""
+    """A trainer that puts the step into the name of a scalar does not fill the database."""
     collector = RanksCollector(directory=tmp_path, max_names=5)
     with rank(tmp_path, "for each in range(50): run.scalar(f'loss/{each}\\n\"', each)\nready()"):
         collection = collector.collect()
@@ -236,22 +174,9 @@ def _total(collection: Collection, name: str) -> float:
     return sum(values(collection, name).values())
 
 
-def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
-    """Collect until it is so: the last step is settled a moment after its end."""
-    deadline = time.monotonic() + 20.0
-    while True:
-        collection = collector.collect()
-        if good(collection):
-            return collection
-        assert time.monotonic() < deadline, "what was expected did not come"
-        time.sleep(0.05)
-
-
-def test_overwritten_phase_end(tmp_path: Path) -> None:
-    """A phase whose end was overwritten is not open. An agent that starts late has missed the end of an
-    evaluation of long ago."""
+def test_overwritten_phase_end(tmp_path: Path, collector: RanksCollector) -> None:
+    """An agent that starts late has missed the end of an evaluation of long ago: it is not open."""
     code = "with run.evaluation(): pass\nsteps(8000)\nrun.begin_step()\nrun.begin_phase('backward')\n"
-    collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code + "run.end_phase('backward')\nready()"):
         collector.collect()
         collection = collector.collect()
@@ -271,7 +196,7 @@ def test_large_run(tmp_path: Path) -> None:
     with rank(tmp_path, fast, world=2), rank(tmp_path, slow, number=1, world=2):
         for most, shown in ((1, {("1", "outstanding")}), (2, {("0", ""), ("1", "")})):
             collector = RanksCollector(directory=tmp_path, max_single_ranks=most, step_window_seconds=1.0)
-            found[most] = _settled(collector, lambda each, shown=shown: _shown(each) == shown)  # type: ignore[misc]
+            found[most] = settled(collector, lambda each, shown=shown: _compared(each) == shown)  # type: ignore[misc]
     large, small = ({each.metric.name for each in found[most].series} for most in (1, 2))
     idle = "rankwatch_rank_resumes_total"
     assert idle in small - large
@@ -282,16 +207,14 @@ def test_large_run(tmp_path: Path) -> None:
     assert values(found[1], "rankwatch_node_ranks_reporting")["job", loss] == 2
 
 
-def _shown(collection: Collection) -> set[tuple[str, str]]:
+def _compared(collection: Collection) -> set[tuple[str, str]]:
     """Ranks whose own work is exported, with their label `shown`."""
     work = values(collection, "rankwatch_recent_step_local_seconds")
     return {(labels[1], labels[3]) for labels in work}
 
 
-def test_rank_gpu(tmp_path: Path) -> None:
-    """A rank whose GPU is known is joined to it. Before that there is no series, and none after the end of
-    the rank: another run may have the GPU."""
-    collector = RanksCollector(directory=tmp_path)
+def test_rank_gpu(tmp_path: Path, collector: RanksCollector) -> None:
+    """No series before it is known, and none after the end of the rank: another run may have the GPU."""
     with rank(tmp_path, f"steps(1); ready(); run._writer.set_gpu('{GPU}'); ready()") as process:
         assert values(collector.collect(), "rankwatch_rank_gpu_info") == {}
         go_on(process)
@@ -322,8 +245,7 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
 
 
 def test_what_is_visible(tmp_path: Path) -> None:
-    """One series for each capability that is known. If one rank of the node does not see it, it is not
-    visible, for the reason of most such ranks."""
+    """What one rank of the node does not see is not visible, for the reason of most such ranks."""
     said = "from rankwatch.conventions.vocabulary import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
     why = said + "run.cannot_see(Capability.LOSS, Unseen.{})\nready()"
     with (

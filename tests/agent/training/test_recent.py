@@ -84,8 +84,7 @@ def test_unknown_local_time() -> None:
 
 
 def test_some_unknown_steps() -> None:
-    """What follows from local time is of the steps of which it is known: in a mixed run it is neither too low
-    nor too high."""
+    """In a mixed run what follows from local time is neither too low nor too high: of known steps."""
     steps, recent = _assembler(), RecentSteps(WINDOW)
     for number in range(51):
         if number == 20:

@@ -50,8 +50,7 @@ def test_link_in_the_place_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o1733, 0o1766])
 def test_tenant_that_cannot_be_read(node_directory: Path, mode: int) -> None:
-    """One tenant's directory that the agent may not list, or not look into, takes no run of others away, and
-    is counted."""
+    """One that the agent may not list or look into takes no run of others away, and is counted."""
     for name in ("team-a", "team-b"):
         (node_directory / name).mkdir()
         (node_directory / name).chmod(0o777)

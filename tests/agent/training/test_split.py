@@ -108,8 +108,7 @@ def test_phase_named_other() -> None:
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_split_cost(blocking: bool) -> None:
-    """Pipeline schedules have thousands of phases; the square of 4,096 took most of a second for each
-    step."""
+    """Pipeline schedules have thousands of phases; the square of 4,096 took most of a second a step."""
 
     def lines(count: int) -> int:
         phases = [(1.0 + i / count, 1.0 + (i + 0.5) / count, "a") for i in range(count)]

@@ -46,8 +46,7 @@ def on_device(steps: StepAssembler, number: int, own: float) -> None:
 
 
 def test_phases_of_far_future() -> None:
-    """Phases of the far future are not looked at with each step. A box that held 4,096 of them and many steps
-    kept the agent busy for 15 s at each poll."""
+    """They are not looked at with each step: 4,096 and many steps kept the agent busy for 15 s a poll."""
 
     def lines(far: int) -> int:
         steps = StepAssembler(LearntTimeouts(), lambda _: None)
@@ -66,8 +65,7 @@ def test_phases_of_far_future() -> None:
 
 
 def test_phases_of_next_step(steps: StepAssembler) -> None:
-    """Phases of the step to come are kept for it. A step is settled when the next one arrives, whose phases
-    arrived before."""
+    """A step is settled when the next one arrives, whose phases arrived before: they are kept for it."""
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.25, "forward"))
         steps.step(float(number), number + 0.5, number)
@@ -130,8 +128,7 @@ PHASES = st.lists(st.tuples(MOMENTS, MOMENTS).map(sorted).map(lambda at: (at[0],
 @BUSY_MACHINE
 @given(before=PHASES, after=PHASES)
 def test_phase_order(before: list[tuple[float, float, str]], after: list[tuple[float, float, str]]) -> None:
-    """Where a phase belongs does not depend on when it was recorded. One of another thread may come behind
-    the record of its step."""
+    """Where it belongs does not depend on when it came: one of another thread may come after its step."""
     unsettled = Unsettled()
     unsettled.phases.extend(before)
     unsettled.step_recorded()
@@ -159,8 +156,7 @@ def test_collective_of_step(
 
 
 def test_cost_of_later_phases() -> None:
-    """The phases of the step to come cost nothing when a step is settled. A step is settled when the next one
-    ends, so the phases of that one are there each time."""
+    """A step is settled when the next one ends, so the phases of that one are there each time."""
 
     def lines(to_come: int) -> int:
         unsettled = Unsettled()
@@ -172,8 +168,7 @@ def test_cost_of_later_phases() -> None:
 
 
 def test_unsettled_is_bounded() -> None:
-    """What waits for a step that does not end is bounded. The oldest are let go, and the step that is to be
-    settled loses no more than them."""
+    """The oldest are let go, and the step that is to be settled loses no more than them."""
     unsettled = Unsettled()
     unsettled.phases.extend((START, END, f"phase {number}") for number in range(5000))
     unsettled.collectives.extend((float(number), 1e9, False) for number in range(5000))
@@ -185,8 +180,7 @@ def test_unsettled_is_bounded() -> None:
 
 
 def test_work_by_step() -> None:
-    """Work is counted to the step whose number it bears. The next step's work arrives before this step is
-    settled."""
+    """Work counts to the step whose number it bears: the next one's arrives before this one is settled."""
     done: list[StepParts] = []
     steps = OpenSteps(done.append)
     steps.work(1, 100.0)
@@ -199,8 +193,7 @@ def test_work_by_step() -> None:
 
 
 def test_open_steps_are_bounded() -> None:
-    """Steps that never end and microbatches without end are bounded. A hostile box may claim any number of
-    either."""
+    """A hostile box may claim any number of steps that never end, and of microbatches."""
     steps = OpenSteps(lambda _: None)
     for number in range(100_000):
         steps.work(number, 1.0)
@@ -210,8 +203,7 @@ def test_open_steps_are_bounded() -> None:
 
 
 def test_checkpoint_in_step(steps: StepAssembler) -> None:
-    """A checkpoint in a step makes it neither late nor uneven. Sections of a known kind are told apart from
-    the step's own time."""
+    """It makes the step neither late nor uneven: sections of a known kind are told from its own time."""
     for number in range(40):
         start = 10.0 * number
         last = 5.0 if number == 30 else 0.0
@@ -240,8 +232,7 @@ ready()
 
 @pytest.mark.process
 def test_work_of_counted_steps(tmp_path: Path, collector: RanksCollector) -> None:
-    """At every moment, the work is that of the steps counted. The work of the step that is open waits for it,
-    or a rate over few steps is off by one."""
+    """The work of the step that is open waits for it, or a rate over few steps is off by one."""
 
     def counted() -> float:
         collection = collector.collect()
@@ -360,8 +351,7 @@ def test_no_timed_phases_yet(steps: StepAssembler) -> None:
 
 
 def test_step_that_the_device_never_ends(steps: StepAssembler) -> None:
-    """It counts a minute after its process has ended, as time of no known use; so do the oldest of more than
-    64."""
+    """A minute after its process it counts as of no known use; so do the oldest of more than 64."""
     for number in range(100):
         steps.step(number / 2, number / 2 + 0.25, number, on_device=True)
     assert steps.steps == 100 - 1 - 64
@@ -417,8 +407,7 @@ def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
 
 
 def test_gpu_that_reports_a_step_too_late(steps: StepAssembler) -> None:
-    """A step that the GPU reports after it was counted is not taken for the one of this number in the next
-    epoch."""
+    """It is not taken for the step of this number in the next epoch."""
     steps.step(0.0, 1.0, 0, on_device=True)
     steps.settle(3.0, 3.0)
     steps.settle(300.0, 300.0)

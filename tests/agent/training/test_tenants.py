@@ -93,8 +93,7 @@ def test_labels(tmp_path: Path, run: str, owner: int, label: str) -> None:
 
 
 def test_no_label_of_others(tmp_path: Path) -> None:
-    """Whatever users call their folders: two that have one label belong to one user, and not to two
-    tenants."""
+    """Whatever folders are called: two that have one label belong to one user, not to two tenants."""
     for name in ("a", "b"):
         tenant(tmp_path, name)
     endings = ("", "-uid1", "-uid2", "-uid1-2", "-uid1-uid2", "-uid2-uid1", "-uid01")

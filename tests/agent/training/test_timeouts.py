@@ -107,8 +107,7 @@ def test_restart() -> None:
 
 
 def test_step_of_previous_process() -> None:
-    """The last step of the process before is none of the start. It is settled only when the new process has
-    begun."""
+    """It is settled only when the new process has begun, and is none of the start."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     progress.step(1.0, 999.0)
@@ -131,8 +130,7 @@ def test_section_timeout(phase: str) -> None:
 
 
 def test_load_at_restart() -> None:
-    """A load at a restart belongs to the start. Checkpoints are loaded more slowly than they are saved, or
-    never were."""
+    """It belongs to the start: checkpoints are loaded more slowly than they are saved, or never were."""
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout("checkpoint") == FACTOR * 10.0

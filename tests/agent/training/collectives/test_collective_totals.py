@@ -25,8 +25,7 @@ from support.training.collectives import (
 
 
 def test_totals_by_group_and_operation() -> None:
-    """Totals are kept by group, members and operation. The number of the group in a record names its row in
-    the table."""
+    """The number of the group in a record names its row in the table, which tells its members."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(TENSOR, "0-1", 2))
     complete(rank, 0, 0.5, size=100)
     complete(rank, 1, 0.25, size=50)
@@ -37,18 +36,8 @@ def test_totals_by_group_and_operation() -> None:
     }
 
 
-def test_totals_survive_a_restart() -> None:
-    """Totals go on over a restart of the process. Counters do not fall back."""
-    rank = rank_collectives(group_now(WORLD, "0-3", 4))
-    complete(rank, 0, 0.5)
-    rank.begin_process()
-    complete(rank, 0, 0.5)
-    assert rank.totals["default_pg", "0-3", "all_reduce"].count == 2
-
-
 def test_new_group_has_its_members() -> None:
-    """A group made while the records are read has its members. The table is looked at again for a group it
-    did not hold a moment ago."""
+    """The table is looked at again for a group that it did not hold a moment ago."""
     rank = rank_collectives(group_now(TENSOR, "0-1", 2))
     rank.resolve_by(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
     complete(rank, 0, 0.5)
@@ -56,8 +45,7 @@ def test_new_group_has_its_members() -> None:
 
 
 def test_positions() -> None:
-    """The last completed collective is exported where completions are seen. Numbers count from 1; a group on
-    a GPU has no completions in the black box."""
+    """Numbers count from 1; a group on a GPU has no completions in the black box, and shows none."""
     seen = group_now(WORLD, "0-3", 4)._replace(enqueued=7, oldest=50.0)
     unseen = group_now(TENSOR, "0-1", 2)._replace(enqueued=3)
     rank = rank_collectives(seen, unseen)
@@ -70,21 +58,8 @@ def test_positions() -> None:
     }
 
 
-def test_position_after_the_end() -> None:
-    """The position of a rank is known after its end. It is the final state of a lost rank."""
-    row = group_now(WORLD, "0-3", 4)._replace(enqueued=7)
-    rank = rank_collectives(row)
-    complete(rank, 5, 0.5)
-    rank.note_completed()
-    rank.end_process()
-    rank.observe([row])
-    rank.note_completed()
-    assert rank.positions([row], float) == {GroupKey("default_pg", "0-3"): Position(7, 6, None)}
-
-
 def test_many_groups_become_one() -> None:
-    """More groups than are exported become one. A trainer that makes a group each step does not fill the
-    database."""
+    """A trainer that makes a group each step does not fill the database."""
     rank = rank_collectives(max_names=5)
     for number in range(100, 200):
         complete(rank, 0, 0.5, group=number)
@@ -93,8 +68,7 @@ def test_many_groups_become_one() -> None:
 
 
 def test_numbers_without_a_name() -> None:
-    """Numbers that name nothing are one. A hostile black box: each record claims another group and another
-    operation."""
+    """A hostile black box, whose records each claim another group and operation, has one of them."""
     rank = rank_collectives()
     for number in range(1000, 6000):
         complete(rank, number, 0.5, group=number, operation=number)
@@ -119,8 +93,7 @@ def test_two_groups_of_one_number() -> None:
 
 
 def test_collective_without_a_known_end() -> None:
-    """A collective without a known end counts and takes no time. Nor is it infinitely fast: there are no
-    seconds until one is timed."""
+    """It counts and takes no time; nor is it infinitely fast: no seconds until one is timed."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.0, size=100, flags=layout.UNTIMED)
     (totals,) = rank.totals.values()
@@ -157,8 +130,7 @@ def test_blocked_time(flags: int, waited: float, blocked: float) -> None:
 
 
 def test_several_waits_in_one_phase() -> None:
-    """Several waits in one phase are all taken out of it. Tensor parallelism has them. The estimate for
-    asynchronous ones sees only the last of them."""
+    """All are taken out, as tensor parallelism has them; an estimate sees only the last of them."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):
         complete(rank, number, 1.0, start=10.0 + 2 * number, waited=10.25 + 2 * number)

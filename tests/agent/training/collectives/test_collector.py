@@ -97,8 +97,7 @@ def test_healthy_rank_is_asked_seldom(node: Node) -> None:
 
 
 def test_suspect_run_is_asked_often(node: Node) -> None:
-    """A suspect run is asked at once and then every few seconds. All of its ranks: the late one must be
-    distinguished from those that wait."""
+    """All of its ranks, at once and then often: the late one must be told from those that wait."""
     node.set_idle(0.1, 0.1)
     node.collect()
     node.collect(after=10.0)
@@ -123,8 +122,7 @@ def test_suspect_run_is_asked_often(node: Node) -> None:
 
 
 def test_lost_rank_is_not_asked(node: Node) -> None:
-    """When a rank is lost those that live are asked and it is not. Its position at the last pull is not where
-    it ended."""
+    """Those that live are asked. The position of a lost one at the last pull is not where it ended."""
     node.set_idle(0.1, 0.1)
     node.collect()
     node.set_idle(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
@@ -134,8 +132,7 @@ def test_lost_rank_is_not_asked(node: Node) -> None:
 
 
 def test_two_recorders(node: Node) -> None:
-    """Both recorders of a torch with CUDA are read. NCCL and other backends each have one, with record ids of
-    its own."""
+    """NCCL and other backends of a torch with CUDA each have one, with record ids of its own."""
     names = {"process_group": ["2", "cpu"], "profiling_name": "gloo:all_reduce"}
     gloo = completed(0, collective_seq_id=3, **names)
     node.recorders[0] = {OTHER: reply(gloo, enqueued=3, done=3), **node.recorders[0]}
@@ -148,8 +145,7 @@ def test_two_recorders(node: Node) -> None:
 
 
 def test_nccl_wait_and_transfer(node: Node) -> None:
-    """Wait and transfer of NCCL come from timed entries. The last arriver spent the least time in it; sends
-    take no part."""
+    """By timed entries: the last arriver spent the least time in it; sends take no part."""
     for recorder, milliseconds in zip(node.recorders, (5.0, 2.0), strict=True):
         send = completed(1, 9.0, is_p2p=True, profiling_name="nccl:send 0->1")
         recorder[NCCL] = reply(completed(0, milliseconds), send, enqueued=1, done=1)
@@ -177,8 +173,7 @@ def test_what_waits_to_be_compared_is_bounded(node: Node, monkeypatch: pytest.Mo
 
 
 def test_no_double_counting(node: Node) -> None:
-    """What the black box counts is not exported twice. A group with two backends: the whole counts, not the
-    sample."""
+    """What the black box counts is not exported twice: of two backends the whole counts, not the sample."""
     for recorder in node.recorders:
         recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
     node.set_idle(6.0, 6.0, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
@@ -202,8 +197,7 @@ def test_what_is_incomplete_comes_from_one_source(node: Node) -> None:
 
 
 def test_gloo_members(node: Node) -> None:
-    """Members of a gloo group are those of the black box. Gloo's recorder leaves the configuration of groups
-    empty."""
+    """They are those of the black box: gloo's recorder leaves the configuration of groups empty."""
     for recorder in node.recorders:
         recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
     node.set_idle(6.0, 6.0, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
@@ -212,8 +206,7 @@ def test_gloo_members(node: Node) -> None:
 
 
 def test_silent_rank_has_no_position(node: Node) -> None:
-    """A rank that does not answer shows no old position. Its peers go on: an old number would make it look
-    behind."""
+    """Its peers go on: an old number would make it look behind."""
     node.collect()
     del node.recorders[0][NCCL]
     collection = node.collect(after=60.0)
@@ -234,8 +227,7 @@ def test_forgotten_ranks(node: Node) -> None:
 
 
 def test_long_stall_is_asked_less_often(node: Node) -> None:
-    """A run that hangs for long is asked ever less often. Each answer copies a whole ring, and after ten
-    minutes nothing in it is new."""
+    """Each answer copies a whole ring, and after ten minutes nothing in it is new."""
     for _ in range(3600):
         node.set_idle(7.0, 7.0)
         node.collect()
@@ -243,8 +235,7 @@ def test_long_stall_is_asked_less_often(node: Node) -> None:
 
 
 def test_stale_sockets(tmp_path: Path) -> None:
-    """Sockets of ranks that ended do not crowd out the living. A job that crashed and was started again all
-    day leaves one with each run."""
+    """A job that crashed and was started again all day leaves one with each run; the living are asked."""
     conditions = RunConditions()
     with ExitStack() as stack:
         for number in range(70):
@@ -257,8 +248,7 @@ def test_stale_sockets(tmp_path: Path) -> None:
 
 
 def test_symlinked_run(tmp_path: Path) -> None:
-    """A link in place of a run leads nowhere. Whoever may make one would have the agent speak to any
-    socket."""
+    """Whoever may make a link would have the agent speak to any socket: it leads nowhere."""
     with worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()}) as asked:
         directory = tmp_path / "runs"
         directory.mkdir()

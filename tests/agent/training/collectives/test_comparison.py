@@ -30,21 +30,8 @@ def waits(*ranks: RankCollectives) -> list[float | None]:
     return [totals.wait_seconds for each in ranks for totals in each.totals.values()]
 
 
-def test_last_arriver_gives_the_transfer() -> None:
-    """The last arriver does not wait and gives the transfer. It spent the least time; what the others spent
-    beyond it, they waited."""
-    comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(4)]
-    for rank, seconds in zip(ranks, (0.5, 0.75, 0.125, 0.5), strict=True):
-        complete(rank, 0, seconds)
-    compare(comparison, *ranks)
-    assert waits(*ranks) == [0.375, 0.625, 0.0, 0.375]
-    (transfers,) = comparison.transfers.values()
-    assert (transfers.count, transfers.seconds) == (1, 0.125)
-
-
 def test_bus_bytes() -> None:
-    """Bus bytes are those of nccl-tests for the size of the group. The number of ranks on this node does not
-    matter."""
+    """Those of nccl-tests for the size of the group; how many ranks this node has does not matter."""
     comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     for rank in ranks:
         complete(rank, 0, 0.1, size=1 << 20)
@@ -57,8 +44,7 @@ def test_bus_bytes() -> None:
 
 
 def test_collective_counts_once_all_completed_it() -> None:
-    """A collective counts once all ranks have completed it. The ranks are read one after another, and some
-    complete a moment later."""
+    """Ranks are read one after another, and some complete a moment later."""
     comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
     complete(first, 1, 0.5)
@@ -72,8 +58,7 @@ def test_collective_counts_once_all_completed_it() -> None:
 
 
 def test_groups_of_one_name() -> None:
-    """Groups that share a name are kept apart by their members. Two tensor-parallel groups of a mesh, both
-    numbered from 0."""
+    """Two tensor-parallel groups of a mesh, both numbered from 0, are told apart by their members."""
     comparison = RunComparison()
     pairs = [rank_collectives(group_now(TENSOR, members, 2)) for members in ("0-1", "0-1", "2-3", "2-3")]
     for rank, seconds in zip(pairs, (0.5, 0.25, 4.0, 2.0), strict=True):
@@ -84,8 +69,7 @@ def test_groups_of_one_name() -> None:
 
 
 def test_rank_alone_of_its_group() -> None:
-    """The only rank of its group on the node has a transfer and no wait. The ranks that it waited for are on
-    other nodes."""
+    """It has a transfer and no wait: the ranks that it waited for are on other nodes."""
     comparison, rank = RunComparison(), rank_collectives(WORLD_OF_4)
     complete(rank, 0, 0.5)
     compare(comparison, rank)
@@ -106,8 +90,7 @@ def test_sends_receives_and_failures_take_no_part(flag: int) -> None:
 
 
 def test_collective_without_a_time() -> None:
-    """A collective is not compared where one rank has no time of it. It is not infinitely fast, and the
-    others do not keep it; the next one counts."""
+    """It is not infinitely fast, and the others do not keep it; the next one counts."""
     comparison, ranks = RunComparison(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     complete(ranks[0], 0, 0.5)
     complete(ranks[1], 0, 0.0, flags=layout.UNTIMED)
@@ -123,8 +106,7 @@ def test_collective_without_a_time() -> None:
 
 
 def test_different_collectives() -> None:
-    """Ranks that call different collectives are not compared. The same number, another operation: a desync,
-    and no wait."""
+    """The same number, another operation: a desync, and no wait."""
     comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5, operation=1)
     complete(second, 0, 0.5, operation=2)
@@ -157,8 +139,7 @@ def test_silent_rank_costs_bounded_memory() -> None:
 
 
 def test_new_process_is_not_compared_with_the_old() -> None:
-    """The numbers of a new process are not compared with those before. After a restart they begin at 0
-    again."""
+    """After a restart numbers begin at 0 again."""
     comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)  # the other was killed before it told
     for rank in (first, second):
@@ -170,8 +151,7 @@ def test_new_process_is_not_compared_with_the_old() -> None:
 
 
 def test_group_is_expected_before_its_first_record() -> None:
-    """A group is waited for before its first record. The table of groups shows that a rank belongs to it: the
-    ranks with records are not all."""
+    """By the table of groups: the ranks with records are not all."""
     comparison, first, second = RunComparison(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
     compare(comparison, first, second)
@@ -213,27 +193,16 @@ def test_a_hostile_rank_cannot_multiply_the_series() -> None:
     ],
 )
 def test_bus_factors(operation: str, of_two: float, of_eight: float) -> None:
-    """Factors are those of nccl-tests. doc/PERFORMANCE.md, and src/gather.cu and src/scatter.cu for the two
-    it leaves out."""
+    """Those of nccl-tests: doc/PERFORMANCE.md, and src/gather.cu and src/scatter.cu for two more."""
     assert (bus_factor(operation, 2), bus_factor(operation, 8)) == (of_two, of_eight)
+    assert (bus_factor(operation, 0), bus_factor("barrier", 8)) == (None, None), "unknown size or formula"
+    assert bus_factor("all_reduce", 1) == 0.0, "a rank alone moves nothing"
 
 
 def test_every_formula_has_a_literal() -> None:
-    """Every formula is tested. No formula is added without its literal above."""
+    """No formula is added without its literal above."""
     (mark,) = test_bus_factors.pytestmark  # type: ignore[attr-defined]
     assert {each[0] for each in mark.args[1]} == set(BUS_FACTORS)
-
-
-def test_unknown_bus_factor() -> None:
-    """What is not known has no factor. An operation without a formula, and a group whose size is not
-    known."""
-    assert bus_factor("barrier", 8) is None
-    assert bus_factor("all_reduce", 0) is None
-
-
-def test_rank_alone_moves_nothing() -> None:
-    """A rank alone moves nothing. An all-reduce of one rank stays where it is."""
-    assert bus_factor("all_reduce", 1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -248,8 +217,7 @@ def test_rank_alone_moves_nothing() -> None:
     ],
 )
 def test_total_bytes(operation: str, expected: int) -> None:
-    """The total size is that of nccl-tests. A rank's input to a gather is its share; elsewhere it is the
-    whole."""
+    """Those of nccl-tests: a rank's input to a gather is its share; elsewhere it is the whole."""
     assert total_bytes(operation, 1000, 4) == expected
 
 
@@ -258,5 +226,5 @@ def test_total_bytes(operation: str, expected: int) -> None:
     [(0, "small"), (65_535, "small"), (65_536, "medium"), (1_048_575, "medium"), (1_048_576, "large")],
 )
 def test_size_classes(size: int, expected: str) -> None:
-    """Size classes begin at 64 KiB and 1 MiB. The bound itself belongs to the larger class."""
+    """They begin at 64 KiB and 1 MiB; the bound itself belongs to the larger class."""
     assert size_class(size) == expected

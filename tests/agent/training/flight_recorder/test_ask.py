@@ -133,8 +133,7 @@ def test_no_socket(tmp_path: Path) -> None:
 
 
 def test_dead_socket(tmp_path: Path) -> None:
-    """A dead socket is counted and the living rank is exported. Series of one rank do not depend on
-    another's."""
+    """It is counted, and series of one rank do not depend on another's."""
     dead = tmp_path / "job" / "1.sock"
     dead.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as gone:
@@ -196,8 +195,7 @@ def test_large_ring() -> None:
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
-    """Both recorders of a rank share the bytes of a reply. The first takes them nearly all, so the second is
-    too large."""
+    """The first recorder takes the bytes of a reply nearly all, so the second is too large."""
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):

@@ -280,8 +280,7 @@ def test_completed_entries_that_are_left_out() -> None:
 
 
 def test_odd_entry_is_missed_once() -> None:
-    """An entry that is not understood counts as missed once. It is in the ring at each pull, and costs no
-    other entry."""
+    """One that is not understood is in the ring at each pull, and costs no other entry."""
     recorder = MergedRecorder(8)
     body = reply(completed(0, 1.0), entry(1, state=["x"]), completed(2, 1.0))
     for _ in range(2):
@@ -290,8 +289,7 @@ def test_odd_entry_is_missed_once() -> None:
 
 
 def test_older_format() -> None:
-    """A recorder of an older format is merged. It calls the number of a collective `seq_id`, and does not
-    mark sends and receives."""
+    """It calls the number of a collective `seq_id`, and does not mark sends and receives."""
     entries = [completed(0, 1.0), entry(1, profiling_name="nccl:recv 0<-1"), entry(2)]
     for each in entries:
         each["seq_id"] = each.pop("collective_seq_id")

@@ -61,14 +61,12 @@ def test_input_bytes() -> None:
     ],
 )
 def test_unknown_input_bytes(sizes: list[list[int]] | None, types: list[str] | None) -> None:
-    """Bytes that cannot be known are not guessed. Types may be unknown, and sizes may be those of no
-    tensor."""
+    """They are not guessed: types may be unknown, and sizes may be those of no tensor."""
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) is None
 
 
 def test_equal_calls_have_one_signature() -> None:
-    """Ranks that call the same collective have one signature. The number of elements counts, not their shape,
-    and the same operation has several names."""
+    """The number of elements counts, not their shape; one operation may have several names."""
     one = made(input_sizes=[[4, 8]], input_dtypes=["Float"])
     other = made(input_sizes=[[32]], input_dtypes=["Float"])
     assert signature(one) == signature(other)
@@ -89,8 +87,7 @@ def test_other_calls_have_other_signatures(other: Entry) -> None:
 
 
 def test_uneven_operations_compare_by_name() -> None:
-    """Uneven operations are compared by their name alone. The parts of an all-to-all differ between the ranks
-    by design."""
+    """The parts of an all-to-all differ between the ranks by design."""
     one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
     assert signature(one) == signature(other)
 
@@ -125,6 +122,5 @@ def test_uneven_lists(
 
 
 def test_signature_is_stable() -> None:
-    """The signature is the same in every process. Agents of two nodes compare it, so its hash has no random
-    seed."""
+    """Agents of two nodes compare it, so its hash has no random seed."""
     assert signature(made(input_sizes=[[32]], output_sizes=[[32]], input_dtypes=["Float"])) == 2184440343

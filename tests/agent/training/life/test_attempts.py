@@ -82,8 +82,7 @@ def agent(tmp_path: Path) -> Agent:
 
 
 def test_counted_once(agent: Agent, tmp_path: Path) -> None:
-    """The series of a class exist at 0 before anything is counted, and an attempt counts once, also for the
-    agent that follows."""
+    """Series of a class exist at 0 before that; the agent that follows counts nothing again."""
     with rank(tmp_path / "boxes", "steps(1)\nready()\nrun.finish()\nready()", before=CLASS) as process:
         born = values(agent.after(0.0), "rankwatch_run_attempts_total")
         assert set(born.values()) == {0.0}
