@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 
 import pytest
 
@@ -26,10 +27,18 @@ def curve(seed: int, steps: int, noise: float = 0.05) -> list[float]:
     return [1.5 + 4.0 * math.exp(-step / 80) + source.gauss(0.0, noise) for step in range(steps)]
 
 
-def after(values: list[float]) -> LossStatistics:
+def add(statistics: LossStatistics, values: Iterable[float], begin: int | None = None) -> bool:
+    """Add these losses, those of the steps from `begin` on; whether they diverge at any of them."""
+    seen = False
+    for step, value in enumerate(values, begin or 0):
+        statistics.add(value, step=-1 if begin is None else step)
+        seen |= statistics.diverging
+    return seen
+
+
+def after(values: Iterable[float]) -> LossStatistics:
     statistics = LossStatistics()
-    for value in values:
-        statistics.add(value)
+    add(statistics, values)
     return statistics
 
 
@@ -49,10 +58,9 @@ def test_single_spike() -> None:
     """A single spike is counted and soon forgotten. It recovers at once: information, no divergence."""
     statistics = after(curve(1, 400))
     before = statistics.trend
-    statistics.add(before + 5.0)
+    add(statistics, [before + 5.0])
     assert statistics.spikes == 1
-    for value in curve(2, 430)[400:]:
-        statistics.add(value)
+    add(statistics, curve(2, 430)[400:])
     assert abs(statistics.deviation) < 3.0
     assert statistics.trend == pytest.approx(before, abs=0.1)
 
@@ -61,8 +69,7 @@ def test_divergence() -> None:
     """It is seen within twenty steps and stays: a loss that climbs stands ever further above its trend."""
     statistics = after(curve(3, 400))
     level = statistics.trend
-    for step in range(20):
-        statistics.add(level + 0.1 * step)
+    add(statistics, [level + 0.1 * step for step in range(20)])
     assert statistics.deviation > 6.0
     for _ in range(60):
         statistics.add(level + 3.0)
@@ -104,9 +111,8 @@ def test_divergence_is_certain() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_drift_within_noise(seed: int) -> None:
     """A drift that no single value shows adds up. It diverges before it is four sigma high."""
-    statistics, source = LossStatistics(), random.Random(seed)
-    for _ in range(500):
-        statistics.add(2.0 + source.gauss(0.0, 0.1))
+    source = random.Random(seed)
+    statistics = after(2.0 + source.gauss(0.0, 0.1) for _ in range(500))
     steps = 0
     while not statistics.diverging:
         steps += 1
@@ -116,13 +122,11 @@ def test_drift_within_noise(seed: int) -> None:
 
 def test_growing_oscillation() -> None:
     """A loss that swings ever further diverges, although it comes back with each swing."""
-    source, statistics = random.Random(1), LossStatistics()
-    losses = [2.0 + source.gauss(0.0, 0.02) for _ in range(400)]
-    for loss in losses:
-        statistics.add(loss)
+    source = random.Random(1)
+    losses = [2.0 + source.gauss(0.0, 0.02) for _ in range(550)]
     for step in range(150):
-        statistics.add(2.0 + 0.02 * math.exp(step / 40) * math.sin(step) + source.gauss(0.0, 0.02))
-    assert statistics.diverging
+        losses[400 + step] += 0.02 * math.exp(step / 40) * math.sin(step)
+    assert after(losses).diverging
 
 
 def test_swing_through_the_trend() -> None:
@@ -145,65 +149,58 @@ def test_spikes_that_recover() -> None:
         for offset in range(40):
             losses[begin + offset] *= 1.0 + 2.0 * math.exp(-offset / 8)
     statistics = LossStatistics()
-    for loss in losses:
-        statistics.add(loss)
-        assert not statistics.diverging
+    assert not add(statistics, losses)
     assert statistics.spikes > 20
 
 
 def test_spike_that_settles_higher() -> None:
     """What stays at a part of its spike has not recovered."""
     losses = curve(9, 600)
-    for step in range(400, 600):
-        losses[step] += 1.0 + 5.0 * math.exp(-(step - 400) / 8)
+    for step in range(200):
+        losses[400 + step] += 1.0 + 5.0 * math.exp(-step / 8)
     assert after(losses).diverging
 
 
 def test_frozen_reference_is_bounded() -> None:
     """A divergence does not become the trend while an alert may wait for it. For ever it does not alarm."""
-    statistics, ends = after(curve(3, 400)), list[float]()
+    statistics, at = after(curve(3, 400)), 1.0
     for step in range(100 * FROZEN_STEPS):
         at = 1.0 + 0.1 * step  # ten steps a second: a thousand steps are too short for an alert to wait
         statistics.add(4.5, at)
         if step > CONFIRM_STEPS and not statistics.diverging:
-            ends.append(at)
             break
         assert step < 20 or statistics.deviation > DIVERGENCE_SIGMAS
-    assert FROZEN_SECONDS <= ends[0] < FROZEN_SECONDS + 10.0
+    assert FROZEN_SECONDS <= at < FROZEN_SECONDS + 10.0
     assert statistics.trend == pytest.approx(4.5)
-    statistics.add(4.5, ends[0])
+    statistics.add(4.5, at)
     assert abs(statistics.deviation) < 1.0
 
 
-def test_known_rise() -> None:
+@pytest.mark.parametrize(("rise", "diverges"), [(0.2, False), (1.0, True)])
+def test_known_rise(rise: float, diverges: bool) -> None:
     """After a known change of the learning rate the loss may rise by a part, but not diverge."""
-    for rise, diverges in ((0.2, False), (1.0, True)):
-        statistics = after(curve(3, 400))
-        statistics.relearn(RelearnReason.LEARNING_RATE)
-        seen = False
-        for step, loss in enumerate(curve(4, 400 + 2 * GRACE_STEPS)[400:]):
-            statistics.add(loss * (1.0 + rise * min(1.0, step / 50)))
-            seen |= statistics.diverging
-        assert seen == diverges
+    statistics = after(curve(3, 400))
+    statistics.relearn(RelearnReason.LEARNING_RATE)
+    losses = curve(4, 400 + 2 * GRACE_STEPS)[400:]
+    risen = (loss * (1.0 + rise * min(1.0, step / 50)) for step, loss in enumerate(losses))
+    assert add(statistics, risen) == diverges
 
 
-def at_steps(statistics: LossStatistics, losses: list[float], begin: int) -> bool:
-    """Show the losses of steps from `begin` on; whether they diverge at any of them."""
-    seen = False
-    for step, loss in enumerate(losses, begin):
-        statistics.add(loss, step=step)
-        seen |= statistics.diverging
-    return seen
+def restarted(
+    losses: list[float], reason: RelearnReason = RelearnReason.RESTART, begin: int = 0
+) -> LossStatistics:
+    """Statistics that have seen these losses from this step on, before a restart."""
+    statistics = LossStatistics()
+    assert not add(statistics, losses, begin)
+    statistics.relearn(reason)
+    return statistics
 
 
 @pytest.mark.parametrize("begin", [100, 350, 400])
 def test_restart_that_stands_higher(begin: int) -> None:
     """A run that goes on far above its loss of the same step diverges: a bad checkpoint, other weights."""
-    statistics = LossStatistics()
-    assert not at_steps(statistics, curve(3, 400), 0)
-    statistics.relearn(RelearnReason.RESTART)
-    before = curve(4, 500)[begin:]
-    assert at_steps(statistics, [loss + 1.5 for loss in before][:60], begin)
+    statistics, before = restarted(curve(3, 400)), curve(4, 500)[begin:]
+    assert add(statistics, [loss + 1.5 for loss in before[:60]], begin)
     assert statistics.deviation > DIVERGENCE_SIGMAS
     assert statistics.expected < before[0] + 1.0
 
@@ -211,31 +208,23 @@ def test_restart_that_stands_higher(begin: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_restart_that_stands_higher_in_noise(seed: int) -> None:
     """The mean tells it where no single value does: noise of a third, a loss higher by two thirds."""
-    source, statistics = random.Random(seed), LossStatistics()
-    losses = [2.0 * (1.0 + 0.33 * source.gauss(0.0, 1.0)) for _ in range(600)]
-    assert not at_steps(statistics, losses[:400], 0)
-    statistics.relearn(RelearnReason.RESTART)
-    assert at_steps(statistics, [1.66 * loss for loss in losses[400:]], 400)
+    losses = noisy([2.0] * 600, 0.33, seed)
+    assert add(restarted(losses[:400]), [1.66 * loss for loss in losses[400:]], 400)
 
 
 @pytest.mark.parametrize("begin", [0, 100, 350, 400])
 def test_restart_with_a_bump(begin: int) -> None:
     """A run that goes on from an earlier step has the loss of that step, and a little more for a while."""
-    statistics = LossStatistics()
-    at_steps(statistics, curve(3, 400), 0)
-    statistics.relearn(RelearnReason.RESTART)
-    losses = curve(4, begin + 400)[begin:]
-    bump = [loss * (1.0 + 0.15 * math.exp(-step / 40)) for step, loss in enumerate(losses)]
-    assert not at_steps(statistics, bump, begin)
+    losses = enumerate(curve(4, begin + 400)[begin:])
+    bump = [loss * (1.0 + 0.15 * math.exp(-step / 40)) for step, loss in losses]
+    assert not add(restarted(curve(3, 400)), bump, begin)
 
 
-def test_restart_at_an_unknown_step() -> None:
+@pytest.mark.parametrize(("reason", "begin"), [(RelearnReason.RESTART, 200), (RelearnReason.DATASET, 1000)])
+def test_restart_at_an_unknown_step(reason: RelearnReason, begin: int) -> None:
     """Before the first step that is known, the loss may stand anywhere, and so it may on other data."""
-    for reason, begin in ((RelearnReason.RESTART, 200), (RelearnReason.DATASET, 1000)):
-        statistics = LossStatistics()
-        at_steps(statistics, curve(3, 400), 1000)
-        statistics.relearn(reason)
-        assert not at_steps(statistics, [6.0 + loss for loss in curve(4, 800)[400:]], begin)
+    statistics = restarted(curve(3, 400), reason, 1000)
+    assert not add(statistics, [6.0 + loss for loss in curve(4, 800)[400:]], begin)
 
 
 def test_restart_late_in_a_long_run() -> None:
@@ -254,41 +243,31 @@ def test_other_data() -> None:
     """On other data the loss may stand anywhere and settle."""
     statistics = after(curve(3, 400))
     statistics.relearn(RelearnReason.DATASET)
-    for step in range(1000):
-        statistics.add((4.0 + 0.3 * min(1.0, step / 100)) * (1.0 + 0.02 * math.sin(7.0 * step)))
-        assert not statistics.diverging
+    rises = (4.0 + 0.3 * min(1.0, step / 100) for step in range(1000))
+    assert not add(
+        statistics, (loss * (1.0 + 0.02 * math.sin(7.0 * step)) for step, loss in enumerate(rises))
+    )
 
 
 def test_trend_that_always_follows() -> None:
     """Other values than losses may rise: without a number of steps to confirm, nothing diverges."""
     statistics = LossStatistics(confirm_steps=math.inf)
-    for step in range(3000):
-        statistics.add(1.0 + 0.0003 * step + 0.01 * math.sin(7.0 * step))
-        assert not statistics.diverging
+    assert not add(statistics, (1.0 + 0.0003 * step + 0.01 * math.sin(7.0 * step) for step in range(3000)))
     assert statistics.trend == pytest.approx(1.9, abs=0.1)
 
 
 def test_new_process_new_trend() -> None:
     """It may go on from an earlier step, with the higher loss of that step; totals go on."""
-    statistics = after([*curve(6, 300), 9.0, math.nan])
+    totals = RankTotals(lambda _: None, max_names=10)
+    statistics = totals.learning.loss
+    add(statistics, [*curve(6, 300), 9.0, math.nan])
     trend = statistics.trend
-    statistics.begin_process()
+    totals.begin_process()
     assert statistics.trend == trend  # until there is a loss: a NaN would be exported
     assert math.isnan(statistics.deviation)
-    for _ in range(40):
-        statistics.add(4.0)
+    add(statistics, [4.0] * 40)
     assert abs(statistics.deviation) < 1.0
     assert (statistics.count, statistics.spikes, statistics.nonfinite) == (341, 1, 1)
-
-
-def test_restarted_rank_new_trend() -> None:
-    """A rank that restarts begins with another trend. The totals of the rank tells its statistics."""
-    totals = RankTotals(lambda _: None, max_names=10)
-    for value in curve(7, 100):
-        totals.learning.loss.add(value)
-    assert math.isfinite(totals.learning.loss.deviation)
-    totals.begin_process()
-    assert math.isnan(totals.learning.loss.deviation)
 
 
 def test_nonfinite_values() -> None:
@@ -314,13 +293,11 @@ STEPS = 2000
 
 def improvements(losses: list[float], steps: int = STEPS) -> list[float]:
     """What a window of so many steps tells after each step from its first on."""
-    plateau = Plateau(steps)
-    found = []
+    plateau, found = Plateau(steps), []
     for step, loss in enumerate(losses):
         plateau.add(loss, step)
-        if not math.isnan(plateau.improvement):
-            found.append(plateau.improvement)
-    return found
+        found.append(plateau.improvement)
+    return [each for each in found if not math.isnan(each)]
 
 
 def noisy(clean: list[float], noise: float, seed: int) -> list[float]:
@@ -341,8 +318,7 @@ def test_loss_that_improves(noise: float) -> None:
 def test_loss_that_stands(noise: float) -> None:
     """A loss that falls no more is a plateau once that fills the window."""
     clean = [2.0 + 2.0 * math.exp(-step / 500) for step in range(6 * STEPS)]
-    losses = noisy(clean, noise, 2)
-    found = improvements(losses)
+    found = improvements(noisy(clean, noise, 2))
     assert found[0] > PLATEAU_IMPROVEMENT
     assert sum(each < PLATEAU_IMPROVEMENT for each in found[-STEPS:]) > 0.9 * STEPS
 

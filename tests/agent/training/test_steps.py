@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,22 @@ def steps() -> StepAssembler:
     return StepAssembler(LearntTimeouts(), lambda _: None)
 
 
-def report(steps: StepAssembler, number: int, *, known: bool = True) -> None:
-    """The GPU has finished a step of a second."""
-    steps.device.phase("forward", 0.6, number)
-    steps.device.message(0.1, number)
-    steps.device_step(number, 1.0, 0.3, known=known)
-
-
-def on_device(steps: StepAssembler, number: int, own: float) -> None:
-    """The GPU has finished a step that waited for nobody."""
-    steps.device.phase("forward", own, number)
-    steps.device_step(number, own, 0.0, known=True)
+def on_device(
+    steps: StepAssembler,
+    number: int,
+    seconds: float,
+    *,
+    phases: Sequence[tuple[str, float]] | None = None,
+    message: float = 0.0,
+    waited: float = 0.0,
+    **told: bool,
+) -> None:
+    """The GPU has finished a step, by default one that only computed and waited for nobody."""
+    for name, spent in [("forward", seconds)] if phases is None else phases:
+        steps.device.phase(name, spent, number)
+    if message:
+        steps.device.message(message, number)
+    steps.device_step(number, seconds, waited, **{"known": True, **told})
 
 
 def test_phases_of_far_future() -> None:
@@ -81,43 +86,34 @@ def test_pipeline_of_simulated_ranks(tmp_path: Path) -> None:
     job = simulate(Job(shape=shape, steps=12, seed=3))
     names = ("rankwatch_rank_info", "rankwatch_step_message_seconds_total", "rankwatch_steps_total")
     scrapes = scrape_live(job, shape, tmp_path, names=frozenset(names), interval_seconds=0.2)
-    last = {name: values[-1] for name, values in scrapes.values.items()}
     sent = np.isin(np.array(job.table.operations)[job.table.operation], ("send", "recv"))
     for number in range(shape.ranks):
-        info, messages, steps = (_of_rank(last, name, number) for name in names)
+        of_rank = {each: last[-1] for each, last in scrapes.values.items() if f',rank="{number}"' in each}
+        info, messages, steps = (
+            next(item for item in of_rank.items() if item[0].startswith(each)) for each in names
+        )
         assert f'stage="{number // 2}",data_parallel="{number % 2}"' in info[0]
         rows = sent & (job.table.rank == number) & (job.table.step < steps[1])
         assert messages[1] == pytest.approx(job.table.duration_seconds[rows].sum(), rel=1e-6)
 
 
-def _of_rank(samples: Mapping[str, float | None], name: str, number: int) -> tuple[str, float]:
-    """A series of a rank and its value."""
-    ((series, value),) = (
-        each for each in samples.items() if each[0].startswith(name) and f',rank="{number}"' in each[0]
-    )
-    assert value is not None
-    return series, value
-
-
-def test_pauses_between_steps() -> None:
-    """Pauses between steps are learnt as normal. A slow loader that is not wrapped would look like a stall
-    before each step; so would an evaluation that is not told."""
+@pytest.mark.parametrize(
+    ("told", "timeouts"),
+    [(False, {None: 50.0}), (True, {None: 5.0, "checkpoint": 50.0})],
+    ids=[
+        "not told: normal, or a slow loader that is not wrapped would look like a stall",
+        "has its own history",
+    ],
+)
+def test_pauses_between_steps(told: bool, timeouts: dict[str | None, float]) -> None:
+    """A pause between steps teaches how long one may last, and a recorded checkpoint makes no step longer."""
     progress = LearntTimeouts()
     steps = StepAssembler(progress, lambda _: None)
     for number in range(20):
+        if told:
+            steps.unsettled.phases.append((10.0 * number - 9.0, 10.0 * number, "checkpoint"))
         steps.step(10.0 * number, 10.0 * number + 1.0, number)
-    assert progress.timeout(None) == 50.0
-
-
-def test_checkpoint_between_steps() -> None:
-    """A recorded checkpoint between steps makes no step longer. It has a history of its own."""
-    progress = LearntTimeouts()
-    steps = StepAssembler(progress, lambda _: None)
-    for number in range(20):
-        steps.unsettled.phases.append((10.0 * number - 9.0, 10.0 * number, "checkpoint"))
-        steps.step(10.0 * number, 10.0 * number + 1.0, number)
-    assert progress.timeout(None) == 5.0
-    assert progress.timeout("checkpoint") == 50.0
+    assert {name: progress.timeout(name) for name in timeouts} == timeouts
 
 
 START, END, UNTIL = 10.0, 20.0, 30.0
@@ -143,15 +139,12 @@ def test_phase_order(before: list[tuple[float, float, str]], after: list[tuple[f
 
 @BUSY_MACHINE
 @given(st.lists(st.tuples(MOMENTS, st.just(40.0), st.booleans())))
-def test_collective_of_step(
-    told: list[tuple[float, float, bool]],
-) -> None:
+def test_collective_of_step(told: list[tuple[float, float, bool]]) -> None:
     """A collective belongs to the step that enqueued it. Those of the next step are kept for it."""
     unsettled = Unsettled()
     unsettled.collectives.extend(told)
-    assert unsettled.take_collectives(START, END, UNTIL) == sorted(
-        each for each in told if START <= each[0] < END
-    )
+    taken = unsettled.take_collectives(START, END, UNTIL)
+    assert taken == sorted(each for each in told if START <= each[0] < END)
     assert unsettled.collectives == sorted(each for each in told if END <= each[0] < UNTIL)
 
 
@@ -183,12 +176,10 @@ def test_work_by_step() -> None:
     """Work counts to the step whose number it bears: the next one's arrives before this one is settled."""
     done: list[StepParts] = []
     steps = OpenSteps(done.append)
-    steps.work(1, 100.0)
-    steps.work(2, 300.0)
-    steps.work(1, 50.0)
-    steps.ended(1)
-    steps.ended(2)
-    steps.ended(3)
+    for number, amount in ((1, 100.0), (2, 300.0), (1, 50.0)):
+        steps.work(number, amount)
+    for number in (1, 2, 3):
+        steps.ended(number)
     assert [each.work for each in done] == [150.0, 300.0, 0.0]
 
 
@@ -206,13 +197,13 @@ def test_checkpoint_in_step(steps: StepAssembler) -> None:
     """It makes the step neither late nor uneven: sections of a known kind are told from its own time."""
     for number in range(40):
         start = 10.0 * number
-        last = 5.0 if number == 30 else 0.0
         for phase in ("forward", "forward", "backward", "backward"):
             steps.unsettled.phases.append((start, start + 0.25, phase))
             start += 0.25
-        if last:
-            steps.unsettled.phases.append((start, start + last, "checkpoint"))
-        steps.step(10.0 * number, start + last, number)
+        last = start + 5.0 * (number == 30)
+        if last > start:
+            steps.unsettled.phases.append((start, last, "checkpoint"))
+        steps.step(10.0 * number, last, number)
     steps.settle(1e6, 1e6)
     variation = steps.variation
     assert (variation.late_steps, variation.microbatches) == (0, 80)
@@ -259,6 +250,7 @@ TWICE = [("add", 9, 1.0), ("begin_process", 9), ("add", 8, 2.0), ("begin_process
         ([("add", 8, 1.0), ("add", 9, 2.0), ("begin_process", 8), ("settle", 8)], 1.0),
         ([*TWICE, ("settle", 9)], 1.0),
         ([*TWICE, ("settle", 9), ("settle", 8)], 5.0),
+        ([("add", number, 1.0) for number in range(1000)], 936.0),
     ],
     ids=[
         "before the first step, or in a run that has none: at once",
@@ -267,6 +259,7 @@ TWICE = [("add", 9, 1.0), ("begin_process", 9), ("add", 8, 2.0), ("begin_process
         "of a process that died only the work of ended steps: the next one does the rest again",
         "the last step of a process that died counts none of the work of the next one",
         "which goes back some steps, and may die in one of them as well: it is done once more",
+        "work of steps that never end does not pile up: a box may hold any numbers",
     ],
 )
 def test_work(events: Sequence[tuple[Any, ...]], counted: float) -> None:
@@ -279,41 +272,55 @@ def test_work(events: Sequence[tuple[Any, ...]], counted: float) -> None:
     assert work.by_unit == {"tokens": counted}
 
 
-def test_work_is_bounded() -> None:
-    """Work of steps that never end does not pile up. A box may hold any numbers."""
-    work = WorkTotals()
-    for number in range(1000):
-        work.add(number, "tokens", 1.0)
-    assert work.by_unit["tokens"] > 900.0
-
-
 def test_step_on_device(steps: StepAssembler) -> None:
     """On a GPU a step counts once the GPU has done it, by its clock, whichever comes first: the records of
     the host show when work was enqueued."""
+    report = {"phases": [("forward", 0.6)], "message": 0.1, "waited": 0.3}
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.5, "forward"))
         steps.step(float(number), number + 0.5, number, on_device=True)
         if number == 1:  # the GPU is done before the next step is over on the host
-            report(steps, 1)
+            on_device(steps, 1, 1.0, **report)
     assert (steps.steps, steps.last_step) == (1, 1)
-    report(steps, 0)
-    report(steps, 2)
+    on_device(steps, 0, 1.0, **report)
+    on_device(steps, 2, 1.0, **report)
     steps.settle(10.0, 10.0)
     assert steps.steps == 3
     assert steps.phase_seconds == pytest.approx({"forward": 1.8, "communication": 0.9, "other": 0.3})
-    assert steps.seconds == pytest.approx(3.0)
-    assert steps.local_seconds == pytest.approx(2.1)
-    assert steps.message_seconds == pytest.approx(0.3)
+    sums = (steps.seconds, steps.local_seconds, steps.message_seconds)
+    assert sums == pytest.approx((3.0, 2.1, 0.3))
 
 
-def test_unknown_waits(steps: StepAssembler) -> None:
-    """Where own time and waits cannot be told apart there is no communication and no local time."""
+@pytest.mark.parametrize(
+    ("told", "phases", "local"),
+    [
+        ({"phases": [("forward", 0.6)], "message": 0.1, "known": False}, {"forward": 0.6, "other": 0.4}, 0.0),
+        (
+            {"phases": [], "timed": False},
+            {"communication": 0.3, "other": 0.7},
+            0.7,
+        ),
+        ({"phases": [("forward", 1e308)] * 2, "message": 1e308}, {"other": 1.0}, 0.0),
+        ({"phases": [("communication", 1e308)] * 2, "message": 1e308}, {"other": 1.0}, 0.0),
+    ],
+    ids=[
+        "where own time and waits cannot be told apart there is no communication and no local time",
+        "an agent that comes in between knows the use of a step without timed phases only as other",
+        "phases longer than their step are not honest: its time has no known use, and no sum grows beyond it",
+        "nor is such communication",
+    ],
+)
+def test_what_is_known_of_a_step_on_a_gpu(
+    steps: StepAssembler, told: dict[str, Any], phases: dict[str, float], local: float
+) -> None:
+    """One step of a second, of which the GPU says that it waited 0.3 s."""
     steps.step(0.0, 0.5, 0, on_device=True)
-    report(steps, 0, known=False)
+    on_device(steps, 0, 1.0, waited=0.3, **told)
     steps.settle(10.0, 10.0)
-    assert not steps.local_known
-    assert steps.local_seconds == 0.0
-    assert steps.phase_seconds == pytest.approx({"forward": 0.6, "other": 0.4})
+    assert steps.steps == 1
+    assert steps.phase_seconds == pytest.approx(phases)
+    assert (steps.local_seconds, steps.local_known) == (pytest.approx(local), local > 0.0)
+    assert steps.message_seconds <= 0.3
 
 
 def test_untimed_phases(steps: StepAssembler) -> None:
@@ -321,33 +328,21 @@ def test_untimed_phases(steps: StepAssembler) -> None:
     way, but for those that take long in single steps: these are timed in each."""
     for number in range(2):
         steps.step(float(number), number + 0.5, number, on_device=True)
-    steps.device.phase("forward", 0.2, 0)
-    steps.device.phase("backward", 0.4, 0)
-    steps.device.phase("evaluation", 9.0, 0)
-    steps.device_step(0, 10.0, 0.2, known=True)
-    steps.device.phase("data_wait", 0.5, 1)
-    steps.device_step(1, 2.0, 0.3, known=True, timed=False)
+    timed = [("forward", 0.2), ("backward", 0.4), ("evaluation", 9.0)]
+    on_device(steps, 0, 10.0, phases=timed, waited=0.2)
+    on_device(steps, 1, 2.0, phases=[("data_wait", 0.5)], waited=0.3, timed=False)
     steps.settle(10.0, 10.0)
-    assert steps.phase_seconds == pytest.approx(
-        {
-            "evaluation": 9.0,
-            "communication": 0.2 + 0.3,
-            "data_wait": 0.5,
-            "forward": 0.2 * (1 + 1.2 / 0.8),
-            "backward": 0.4 * (1 + 1.2 / 0.8),
-            "other": 0.2 * (1 + 1.2 / 0.8),
-        }
-    )
+    share = 1 + 1.2 / 0.8
+    own = {
+        "evaluation": 9.0,
+        "data_wait": 0.5,
+        "forward": 0.2 * share,
+        "backward": 0.4 * share,
+        "other": 0.2 * share,
+    }
+    assert steps.phase_seconds == pytest.approx({**own, "communication": 0.2 + 0.3})
     assert steps.seconds == pytest.approx(sum(steps.phase_seconds.values()))
     assert steps.local_seconds == pytest.approx(9.8 + 1.7)
-
-
-def test_no_timed_phases_yet(steps: StepAssembler) -> None:
-    """An agent that comes in between knows the use of such a step only as `other`."""
-    steps.step(0.0, 0.5, 7, on_device=True)
-    steps.device_step(7, 0.5, 0.1, known=True, timed=False)
-    steps.settle(10.0, 10.0)
-    assert steps.phase_seconds == pytest.approx({"communication": 0.1, "other": 0.4})
 
 
 def test_step_that_the_device_never_ends(steps: StepAssembler) -> None:
@@ -428,19 +423,3 @@ def test_phases_of_many_steps_on_a_gpu(steps: StepAssembler) -> None:
             steps.device.phase("forward", 0.001, number)
     kept = sum(len(each.phases) for each in steps.device._steps.values())
     assert kept <= 64 * 64
-
-
-@pytest.mark.parametrize("name", ["forward", "communication"])
-def test_phases_longer_than_their_step_on_a_gpu(steps: StepAssembler, name: str) -> None:
-    """Such records are not honest: the time of the step has no known use, and no sum grows beyond it."""
-    steps.step(0.0, 1.0, 0, on_device=True)
-    for _ in range(2):
-        steps.device.phase(name, 1e308, 0)
-    steps.device.message(1e308, 0)
-    steps.device_step(0, 0.75, 0.25, known=True)
-    steps.settle(3.0, 3.0)
-    assert steps.steps == 1
-    assert not steps.local_known
-    assert steps.local_seconds == 0.0
-    assert steps.phase_seconds == {"other": 0.75}
-    assert steps.message_seconds <= 0.25

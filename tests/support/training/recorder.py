@@ -84,10 +84,9 @@ def _reply(connection: socket.socket, answer: Callable[[], Mapping[str, object]]
 
 
 @contextmanager
-def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Iterator[list[str]]:
-    """Serves what `answer` gives (handler -> reply) until the end; yields the questions that came."""
+def answering(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Serves one connection after the other until the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    asked: list[str] = []
     with listening_at(path) as listening:
 
         def serve() -> None:
@@ -95,15 +94,23 @@ def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Ite
                 while True:
                     connection, _ = listening.accept()
                     with connection, suppress(OSError):  # the client has read enough, or has no more time
-                        _reply(connection, answer, asked)
+                        answer(connection)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         try:
-            yield asked
+            yield
         finally:
             listening.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+@contextmanager
+def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Iterator[list[str]]:
+    """Serves what `answer` gives (handler -> reply) until the end; yields the questions that came."""
+    asked: list[str] = []
+    with answering(path, lambda connection: _reply(connection, answer, asked)):
+        yield asked
 
 
 def recorder_pickle(document: object) -> bytes:

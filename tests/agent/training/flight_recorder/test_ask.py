@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import DEADLINE_SECONDS
 from support.servers.loopback import listening_at
 from support.training.ranks import values
-from support.training.recorder import entry, reply, worker_server
+from support.training.recorder import answering, entry, reply, worker_server
 
 HANDLERS = b'["ping","fr_trace_json"]'
 
@@ -46,24 +47,14 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 @contextmanager
 def server(path: Path, *replies: bytes) -> Iterator[Path]:
     """A server on a unix socket that answers one connection after another with these bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with listening_at(path) as listening:
+    left = iter(replies)
 
-        def serve() -> None:
-            for reply in replies:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(reply)
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(next(left))
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
+    with answering(path, answer):
         yield path
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
 
 
 def client(path: Path, timeout_seconds: float = DEADLINE_SECONDS) -> FlightRecorderClient:
@@ -92,7 +83,7 @@ def pull(asking: FlightRecorderClient) -> dict[str, Dump]:
     ],
 )
 def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: str) -> None:
-    """An odd server is one error. The message names the socket."""
+    """The message names the socket."""
     with (
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
@@ -101,86 +92,61 @@ def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: 
     assert str(path) in str(caught.value)
 
 
-def test_silent_server(tmp_path: Path) -> None:
-    """A server that never answers costs only the timeout. It accepts the connection and sends nothing."""
-    with listening_at(tmp_path / "0.sock"), pytest.raises(FlightRecorderError, match="timed out"):
-        client(tmp_path / "0.sock", 0.05).ask()
+@pytest.mark.parametrize("said", [b"", b"H"], ids=["silent", "each byte comes in time, the whole never does"])
+def test_server_that_takes_too_long(tmp_path: Path, said: bytes) -> None:
+    """A server that accepts the connection and comes to no end costs only the timeout."""
 
+    def drip(connection: socket.socket) -> None:
+        for _ in range(100):
+            connection.sendall(said)
+            time.sleep(0.02)
 
-def test_dripping_server(tmp_path: Path) -> None:
-    """A server that drips is given up at the timeout. Each byte comes in time, the whole never does."""
-    stop = threading.Event()
-    with listening_at(tmp_path / "0.sock") as listening:
-
-        def drip() -> None:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(OSError):
-                while not stop.wait(0.02):
-                    connection.sendall(b"H")
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        with pytest.raises(FlightRecorderError, match="timed out"):
-            client(tmp_path / "0.sock", 0.2).ask()
-        stop.set()
-        thread.join()
+    with (
+        answering(tmp_path / "0.sock", drip),
+        pytest.raises(FlightRecorderError, match="timed out"),
+    ):
+        client(tmp_path / "0.sock", 0.2).ask()
 
 
 def test_no_socket(tmp_path: Path) -> None:
-    """No socket is not applicable. It is no failure: the run may not use torch."""
+    """It is no failure: the run may not use torch."""
     with pytest.raises(NotApplicable):
         CollectivesCollector(directory=tmp_path).collect()
 
 
 def test_dead_socket(tmp_path: Path) -> None:
     """It is counted, and series of one rank do not depend on another's."""
-    dead = tmp_path / "job" / "1.sock"
-    dead.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(dead))
-    body = json.dumps(
-        {
-            "entries": [{"record_id": 7, "pg_id": 0, "process_group": ["0", "default_pg"]}],
-            "pg_status": {"0": {"last_completed_collective": 6, "last_enqueued_collective": 7}},
-        }
-    ).encode()
-    with server(tmp_path / "job" / "0.sock", http(HANDLERS), http(body)):
+    recorder = {"fr_trace_json": reply(entry(6), enqueued=7, done=6)}
+    with worker_server(tmp_path / "job" / "0.sock", lambda: recorder), socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "job" / "1.sock"))
+        gone.close()
         collection = CollectivesCollector(directory=tmp_path).collect()
-    assert values(collection, "rankwatch_flight_recorder_pulls_total") == {
-        ("job", "0", "success"): 1.0,
-        ("job", "0", "failure"): 0.0,
-        ("job", "0", "capturing"): 0.0,
-        ("job", "1", "success"): 0.0,
-        ("job", "1", "failure"): 1.0,
-        ("job", "1", "capturing"): 0.0,
+    pulls = values(collection, "rankwatch_flight_recorder_pulls_total")
+    assert {labels[1:]: value for labels, value in pulls.items() if value} == {
+        ("0", "success"): 1.0,
+        ("1", "failure"): 1.0,
     }
-    place = ("job", "0", "default_pg", "", "flight_recorder")
+    assert len(pulls) == 2 * 3
+    place = ("job", "0", "default_pg", "0-1", "flight_recorder")
     assert values(collection, "rankwatch_collective_last_enqueued") == {place: 7.0}
     assert values(collection, "rankwatch_collective_last_completed") == {place: 6.0}
 
 
-def test_endless_small_parts() -> None:
-    """A reply of endless small parts is refused before it is decoded. In memory each takes twenty times its
-    size: eight such ranks would take all that the agent may have."""
-    endless = b",".join([b"[]"] * MAX_OBJECTS)
-    body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
-    with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
-        client(Path("0.sock")).parse(body)
-
-
 @pytest.mark.parametrize(
-    ("start", "item", "end"),
+    ("start", "item", "end", "most"),
     [
-        (b'{"version":[],"a":0', b',"k":0', b"}"),
-        (b'{"entries":[{"record_id":0,"input_dtypes":["a"', b',"a"', b',"\xff"]}]}'),
-        (b'{"pg_config":{"a":{"ranks":[1', b",1", b"]}}}"),
+        (b'{"version":[],"a":0', b',"k":0', b"}", "1048576 values"),
+        (b'{"entries":[{"record_id":0,"input_dtypes":["a"', b',"a"', b',"\xff"]}]}', "1048576 values"),
+        (b'{"pg_config":{"a":{"ranks":[1', b",1", b"]}}}", "1048576 values"),
+        (b'{"entries":[{"record_id":1,"input_sizes":[[]', b",[]", b"]}]}", "262144 objects"),
     ],
-    ids=["members", "texts", "numbers"],
+    ids=["members", "texts", "numbers", "small parts, which in memory take twenty times their size"],
 )
-def test_endless_values(start: bytes, item: bytes, end: bytes) -> None:
-    """A reply of endless values is refused before it is decoded, whatever these are."""
-    body = bytearray(start + item * MAX_VALUES + end)
-    with pytest.raises(FlightRecorderError, match="more than 1048576 values"):
+def test_endless_values(start: bytes, item: bytes, end: bytes, most: str) -> None:
+    """A reply of endless values is refused before it is decoded, whatever these are: eight such ranks would
+    take all that the agent may have."""
+    body = bytearray(start + item * (MAX_OBJECTS if "objects" in most else MAX_VALUES) + end)
+    with pytest.raises(FlightRecorderError, match=f"more than {most}"):
         client(Path("0.sock")).parse(body)
 
 
@@ -226,29 +192,18 @@ def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:
     """Silent ranks cost their time once: here each rank answers only once all of them were asked."""
     ranks = 12
     together = threading.Barrier(ranks)
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(DEADLINE_SECONDS)
+        connection.sendall(http(HANDLERS))
+
     with contextlib.ExitStack() as servers:
         for number in range(ranks):
-            servers.enter_context(meeting_server(tmp_path / f"{number}.sock", together))
+            servers.enter_context(answering(tmp_path / f"{number}.sock", answer))
         clients = {number: client(tmp_path / f"{number}.sock") for number in range(ranks)}
         assert find_silent(clients) == {}
-
-
-@contextmanager
-def meeting_server(path: Path, together: threading.Barrier) -> Iterator[None]:
-    """A server that answers one question once all others were asked theirs."""
-    with listening_at(path) as listening:
-
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(threading.BrokenBarrierError):
-                connection.recv(65536)
-                together.wait(DEADLINE_SECONDS)
-                connection.sendall(http(HANDLERS))
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield
-        thread.join()
 
 
 def test_silent_and_dead_ranks(tmp_path: Path) -> None:
