@@ -22,8 +22,8 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.training.conditions import RunConditions
-from support.agent.process import ManualClock, agent_process, page, until
+from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from support.agent.process import ManualClock, page, until
 from support.incidents.incidents import condition, incident, small_disk
 from support.training.ranks import go_on, rank
 
@@ -126,18 +126,6 @@ def test_killed_rank_is_the_root_cause(tmp_path: Path, pair: Pair) -> None:
 
 
 @pytest.mark.process
-def test_stopped_rank(tmp_path: Path, pair: Pair) -> None:
-    """Ranks stopped by SIGSTOP do not hang the agent, and the bundle shows their state."""
-    for process in pair:
-        go_on(process)
-    for process in pair:
-        os.kill(process.pid, signal.SIGSTOP)
-    with watching(config(tmp_path)) as agent:
-        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
-    assert "State:\tT" in (bundle(tmp_path) / "stacks" / "0.process.txt").read_text()
-
-
-@pytest.mark.process
 def test_working_ranks(tmp_path: Path) -> None:
     """Ranks cause no incident while they work, after their end, or after the machine was suspended."""
     with rank(tmp_path / "boxes", WORK) as process, watching(config(tmp_path)) as agent:
@@ -161,20 +149,22 @@ def test_read_only_disk(tmp_path: Path) -> None:
         (disk / "there").mkdir()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         for name in ("there", "missing"):
-            settings = AgentConfig(evidence_directory=str(disk / name))
-            collector = build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory())
             with pytest.raises(CollectError, match=rf"could not (create|use) .*/{name}: "):
-                collector.collect()
+                evidence_in(str(disk / name))
 
 
 def test_no_evidence_directory(tmp_path: Path) -> None:
     """Not applicable if the setting is empty or the parent of the directory is missing."""
     for directory in ("", str(tmp_path / "missing" / "evidence")):
-        settings = AgentConfig(evidence_directory=directory)
-        collector = build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory())
-        with pytest.raises(NotApplicable):
-            collector.collect()
+        with pytest.raises(NotApplicable, match="evidence"):
+            evidence_in(directory)
     assert list(tmp_path.iterdir()) == []
+
+
+def evidence_in(directory: str) -> None:
+    """Collect once with this setting."""
+    settings = AgentConfig(evidence_directory=directory)
+    build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory()).collect()
 
 
 @pytest.mark.process
@@ -194,68 +184,54 @@ def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
     assert bundle(tmp_path).name.endswith("-job-stall")
 
 
-@pytest.mark.process
-def test_killed_agent(tmp_path: Path) -> None:
-    """The next agent removes partial bundles and keeps complete ones."""
-    place = tmp_path / "evidence"
-    for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall"):
-        (place / name).mkdir(parents=True)
-    with agent_process(tmp_path, "--evidence-directory", str(place), "--collectors", "evidence") as agent:
-        until(lambda: "rankwatch_evidence_bundles{" in agent.page(), "the directory was looked at")
-    assert [each.name for each in place.iterdir()] == ["20010909T014640Z-job-stall"]
+class Incidents:
+    """The collector of incidents, of ranks as a test says at moment 200."""
 
+    def __init__(self) -> None:
+        self.clock, self.conditions, self.registry = ManualClock(200.0), RunConditions(), IncidentRegistry()
+        self._collector = IncidentsCollector(
+            conditions=self.conditions,
+            registry=self.registry,
+            stall_seconds=30.0,
+            schedule=Schedule(1.0, 5.0),
+            monotonic=self.clock,
+        )
 
-def incidents_of(
-    conditions: RunConditions, registry: IncidentRegistry, clock: ManualClock
-) -> IncidentsCollector:
-    return IncidentsCollector(
-        conditions=conditions,
-        registry=registry,
-        stall_seconds=30.0,
-        schedule=Schedule(1.0, 5.0),
-        monotonic=clock,
-    )
+    def of(self, *ranks: RankCondition) -> dict[str, list[tuple[str, ...]]]:
+        """Labels of the series that are not 0, by the end of their names."""
+        self.conditions.update({"job": ranks}, self.clock.now)
+        found: dict[str, list[tuple[str, ...]]] = {"open": [], "root_cause": []}
+        for each in self._collector.collect().series:
+            if each.value:
+                found.setdefault(each.metric.name.removeprefix("rankwatch_incident_"), []).append(each.labels)
+        return found
 
 
 def test_no_root_cause_after_the_stall() -> None:
     """It stays open for its minute, but later evidence may show another state."""
-    clock, conditions, registry = ManualClock(200.0), RunConditions(), IncidentRegistry()
-    collector = incidents_of(conditions, registry, clock)
-
-    def series(*progress: float) -> list[tuple[str, float]]:
-        conditions.update(
-            {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, clock.now
-        )
-        found = collector.collect().series
-        wanted = ("rankwatch_incident_open", "rankwatch_incident_root_cause")
-        return [(each.metric.name, each.value) for each in found if each.metric.name in wanted and each.value]
-
-    assert series(100.0, 100.0) == [("rankwatch_incident_open", 1.0)]
-    incident = registry.next_pending()
-    assert incident is not None
-    registry.set_result(incident, EvidenceResult(Path("/bundle"), (RootCause(1, "hang", ""),)))
-    assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
-    clock.now = 201.0
-    assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]
+    incidents = Incidents()
+    found = incidents.of(condition(0), condition(1))
+    assert (len(found["open"]), found["root_cause"]) == (1, [])
+    opened = incidents.registry.next_pending()
+    assert opened is not None
+    incidents.registry.set_result(opened, EvidenceResult(Path("/bundle"), (RootCause(1, "hang", ""),)))
+    assert len(incidents.of(condition(0), condition(1))["root_cause"]) == 1
+    incidents.clock.now = 201.0
+    found = incidents.of(condition(0), condition(1, progress=200.5))
+    assert (len(found["open"]), found["root_cause"]) == (1, [])
 
 
 @pytest.mark.process
 def test_stopped_rank_without_evidence(tmp_path: Path) -> None:
     """Where no bundle is kept, a rank whose process a signal stopped is named by that alone."""
-    conditions = RunConditions()
-    collector = incidents_of(conditions, IncidentRegistry(), ManualClock(200.0))
-
-    def named() -> list[tuple[str, ...]]:
-        found = collector.collect().series
-        return [each.labels for each in found if each.metric.name == "rankwatch_incident_root_cause"]
-
+    incidents = Incidents()
     with (
         rank(tmp_path, "ready()", world=2) as runs,
         rank(tmp_path, "ready()", number=1, world=2) as stopped,
     ):
-        boxes = [tmp_path / "job" / f"{number}.blackbox" for number in range(2)]
-        conditions.update({"job": [condition(at, path=path) for at, path in enumerate(boxes)]}, 200.0)
-        assert named() == []
+        ranks = [condition(each, path=tmp_path / "job" / f"{each}.blackbox") for each in range(2)]
+        assert incidents.of(*ranks)["root_cause"] == []
         os.kill(stopped.pid, signal.SIGSTOP)
-        until(lambda: named() == [("job", "1", "stopped", "forward")], "it is named")
+        named = [("job", "1", "stopped", "forward")]
+        until(lambda: incidents.of(*ranks)["root_cause"] == named, "it is named")
         assert runs.poll() is None

@@ -26,8 +26,9 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
-from support.incidents.incidents import boxed, condition, incident, py_spy, writer
+from support.incidents.incidents import boxed, condition, incident, writer
 from support.servers.loopback import listening_at
+from support.training.checkpoint import note
 from support.training.ranks import go_on, rank
 from support.training.recorder import entry, reply, worker_server
 
@@ -45,9 +46,13 @@ def write(made: BundleWriter, tmp_path: Path, *ranks: RankCondition, **how: Any)
 
 def missing(bundle: Path) -> dict[str, str]:
     """What the manifest says the bundle lacks, and why."""
-    return {
-        each["what"]: each["why"] for each in json.loads((bundle / "manifest.json").read_text())["missing"]
-    }
+    found = json.loads((bundle / "manifest.json").read_text())["missing"]
+    return {each["what"]: each["why"] for each in found}
+
+
+def saved(bundle: Path) -> dict[str, Any]:
+    """What the bundle says of its first rank."""
+    return json.loads((bundle / "ranks.json").read_text())["ranks"][0]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -82,8 +87,8 @@ def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
         "logs/0.lines.jsonl": "the rank keeps no log lines",
         "stacks/0.txt": "py-spy is not on PATH",
     }
-    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
-    assert (saved["state"], saved["open_phase"], saved["pid_on_node"]) == ("running", "forward", standing.pid)
+    noted = [saved(bundle)[each] for each in ("state", "open_phase", "pid_on_node")]
+    assert noted == ["running", "forward", standing.pid]
     assert (written.root_causes, sum(written.faults.values())) == ((RootCause(1, "hang", ""),), 0)
 
 
@@ -103,6 +108,17 @@ def test_py_spy(tmp_path: Path, standing: RankCondition) -> None:
     assert called == f"called: dump --nonblocking --pid {standing.pid}\n"
 
 
+def py_spy(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose PATH has a fake py-spy that runs this shell script."""
+    folder.mkdir()
+    program = folder / "py-spy"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    for name in ("sleep", "cat"):
+        (folder / name).symlink_to(f"/bin/{name}")
+    return {"PATH": str(folder)}
+
+
 @pytest.mark.parametrize(
     ("script", "seconds", "why"),
     [
@@ -116,13 +132,9 @@ def test_py_spy(tmp_path: Path, standing: RankCondition) -> None:
 def test_py_spy_failure(
     tmp_path: Path, standing: RankCondition, script: str, seconds: float, why: str
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    for name in ("sleep", "cat"):
-        (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
-    environ = py_spy(tmp_path / "bin", script)
-    written, bundle = write(writer(environ=environ, stack_seconds=seconds), tmp_path, standing)
-    found = missing(bundle)["stacks/0.txt"]
-    assert found.startswith(why)
+    made = writer(environ=py_spy(tmp_path / "bin", script), stack_seconds=seconds)
+    written, bundle = write(made, tmp_path, standing)
+    assert missing(bundle)["stacks/0.txt"].startswith(why)
     assert written.faults == {EvidenceFault.STACKS: 1}
     assert not (bundle / "stacks" / "0.txt").exists()
 
@@ -138,6 +150,7 @@ def test_flight_recorders(tmp_path: Path, standing: RankCondition) -> None:
 
 
 def test_hung_flight_recorder(tmp_path: Path, standing: RankCondition) -> None:
+    """One that takes the question and gives no answer is evidence, too."""
     other = standing._replace(rank=1, path=standing.path.with_name("1.blackbox"))
     (standing.path.with_name("1.sock")).symlink_to(standing.path.with_suffix(".sock"))
     with listening_at(standing.path.with_suffix(".sock")):
@@ -147,6 +160,7 @@ def test_hung_flight_recorder(tmp_path: Path, standing: RankCondition) -> None:
     assert found["flight_recorder/1.json"] == "the rank serves no flight recorder"
     assert written.faults[EvidenceFault.FLIGHT_RECORDER] == 1
     assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
+    assert saved(bundle)["flight_recorder_silent"] is True
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 5000, None], ids=["empty", "garbage", "cut short"])
@@ -217,10 +231,8 @@ def test_root_causes_of_the_diagnosis(
 
 def test_number_of_ranks_is_bounded(tmp_path: Path, standing: RankCondition) -> None:
     """A training process can create any number of black boxes."""
-    ranks = [
-        standing._replace(rank=number, path=standing.path.with_name(f"{number}.blackbox"))
-        for number in range(3000)
-    ]
+    boxes = [standing.path.with_name(f"{number}.blackbox") for number in range(3000)]
+    ranks = [standing._replace(rank=number, path=path) for number, path in enumerate(boxes)]
     _, bundle = write(writer(max_bytes=1 << 30), tmp_path, *ranks)
     assert missing(bundle)["2936 ranks"] == "a bundle holds 64"
 
@@ -245,17 +257,9 @@ def test_stopped_rank(tmp_path: Path, standing: RankCondition) -> None:
             listening.accept()
     assert "State:\tT" in (bundle / "stacks" / "0.process.txt").read_text()
     assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
-    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
-    assert (saved["process"]["pid"], saved["process"]["state"]) == (standing.pid, "T")
+    process = saved(bundle)["process"]
+    assert (process["pid"], process["state"]) == (standing.pid, "T")
     assert missing(bundle)["flight_recorder/0.json"] == "the process of the rank is stopped (state T)"
-
-
-def test_silent_rank(tmp_path: Path, standing: RankCondition) -> None:
-    """A recorder that takes the question and gives no answer is evidence, too."""
-    with listening_at(standing.path.with_suffix(".sock")):
-        _, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing)
-    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
-    assert saved["flight_recorder_silent"] is True
 
 
 @pytest.mark.parametrize(
@@ -294,46 +298,25 @@ def test_log_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result.faults
 
 
-def test_trackers(tmp_path: Path, standing: RankCondition) -> None:
-    """The bundle says where an experiment tracker shows the run; a note that says nothing is not kept."""
-    note = standing.path.with_suffix(".trackers")
-    note.write_text("nonsense")
+def test_notes(tmp_path: Path, standing: RankCondition) -> None:
+    """What lies beside a box comes along, for `diagnose run`; no note that says nothing, and no link."""
+    folder, killed = Folder.open(standing.path.parent), standing.path.with_suffix(".killed")
+    for suffix in (".trackers", ".checkpoints"):
+        standing.path.with_suffix(suffix).write_text("nonsense")
+    killed.symlink_to("/etc/passwd")
     _, bundle = write(writer(), tmp_path, standing)
-    assert not list(bundle.glob("blackboxes/*/*.trackers"))
+    kept = bundle / "blackboxes" / "job"
+    assert [each.name for each in kept.iterdir()] == ["0.blackbox"]
     page = "https://mlflow.example/#/experiments/1/runs/2"
-    write_note(Folder.open(note.parent), note.name, [Tracker(TrackerKind.MLFLOW, "2", page)])
+    write_note(folder, "0.trackers", [Tracker(TrackerKind.MLFLOW, "2", page)])
+    note(standing.path, ("/data/step-3", 3, 1.0))
+    killed.unlink()
+    killed.write_text("Memory cgroup out of memory: Killed process 7 (python3)")
     shutil.rmtree(bundle)
-    _, bundle = write(writer(), tmp_path, standing)
-    (copied,) = bundle.glob("blackboxes/*/0.trackers")
-    assert parse_note(copied.read_bytes())[0].url == page
-
-
-def test_paths_of_checkpoints(tmp_path: Path, standing: RankCondition) -> None:
-    """The bundle says where the checkpoints of a rank lie; a note that says nothing is not kept."""
-    note = standing.path.with_suffix(".checkpoints")
-    note.write_text("nonsense")
-    _, bundle = write(writer(), tmp_path, standing)
-    assert not list(bundle.glob("blackboxes/*/*.checkpoints"))
-    entry = {"operation": "save", "step": 3, "path": "/data/step-3", "ended": 1.0, "failed": False}
-    note.write_text(json.dumps({"checkpoints": [entry]}))
-    shutil.rmtree(bundle)
-    _, bundle = write(writer(), tmp_path, standing)
-    (copied,) = bundle.glob("blackboxes/*/0.checkpoints")
-    assert read_checkpoints(copied)[0].path == "/data/step-3"
-
-
-def test_killed_by_the_kernel(tmp_path: Path, standing: RankCondition) -> None:
-    """The kernel's line about a kill lies beside the box, for `diagnose run`; no link is followed."""
-    note = standing.path.with_suffix(".killed")
-    note.write_text("Memory cgroup out of memory: Killed process 7 (python3)")
-    _, bundle = write(writer(), tmp_path, standing)
-    (copied,) = bundle.glob("blackboxes/*/0.killed")
-    assert copied.read_text() == note.read_text()
-    shutil.rmtree(bundle)
-    note.unlink()
-    note.symlink_to("/etc/passwd")
-    _, bundle = write(writer(), tmp_path, standing)
-    assert not list(bundle.glob("blackboxes/*/0.killed"))
+    write(writer(), tmp_path, standing)
+    assert parse_note((kept / "0.trackers").read_bytes())[0].url == page
+    assert read_checkpoints(kept / "0.checkpoints")[0].path == "/data/step-3"
+    assert (kept / "0.killed").read_text() == killed.read_text()
 
 
 @pytest.mark.parametrize("content", [b"no lines", b"\0" * FILE_BYTES, None])

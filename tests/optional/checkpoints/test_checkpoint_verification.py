@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,30 +43,21 @@ class Agent:
         self.directory = directory
         self.now = NOW
         self.box = directory / "r" / "0.blackbox"
-        self.box.parent.mkdir(exist_ok=True)
-        for rank in ranks:
-            self.box.with_stem(str(rank)).touch()
         self.started: list[Path] = []
         self.command: list[str] | None = None
         self.waits = True
-        conditions = RunConditions()
-        owner = os.getuid()
-        found = [
-            RankCondition(
-                rank, directory / "r" / f"{rank}.blackbox", RankState.RUNNING, 0.0, None, None, 1, owner=owner
-            )
-            for rank in ranks
-        ]
-        conditions.update({"r": found}, 0.0)
-        given = {
-            "bytes_per_second": RATE,
-            "path_map": (),
-            "rootfs": Path("/"),
-            "directory": directory / "state",
-        }
+        self.box.parent.mkdir(exist_ok=True)
+        found = []
+        for rank in ranks:
+            box = self.box.with_stem(str(rank))
+            box.touch()
+            found.append(RankCondition(rank, box, RankState.RUNNING, 0.0, None, None, 1, owner=os.getuid()))
+        self.conditions = RunConditions()
+        self.conditions.update({"r": found}, 0.0)
+        given = {"path_map": (), "rootfs": Path("/"), "directory": directory / "state", **settings}
         self.collector = CheckpointsCollector(
-            conditions=conditions,
-            settings=VerificationSettings(**{**given, **settings}),
+            conditions=self.conditions,
+            settings=VerificationSettings(bytes_per_second=RATE, **given),
             schedule=Schedule(5.0, 10.0),
             start=self._start,
             wall=lambda: self.now,
@@ -80,11 +72,16 @@ class Agent:
             process._process.wait(60)
         return process
 
-    def damaged(self, mode: int = 0o644) -> Path:
-        """A checkpoint of step 7 with other content than was saved, and a note of this mode that names it."""
+    def saved(self, ended: float = NOW - 50) -> Path:
+        """A checkpoint of step 7, and a note that names it."""
         path = checkpoint(self.directory, 7)
+        note(self.box, (path, 7, ended))
+        return path
+
+    def damaged(self, mode: int = 0o644) -> Path:
+        """One with other content than was saved, and a note of this mode."""
+        path = self.saved()
         (path / "model.bin").write_bytes(b"weighty" * 1000)
-        note(self.box, (path, 7, NOW - 50))
         self.box.with_suffix(".checkpoints").chmod(mode)
         return path
 
@@ -94,6 +91,10 @@ class Agent:
         for _ in range(count):
             collection = self.collector.collect()
         return {(each.metric.name, *each.labels): each.value for each in collection.series}
+
+    def damages(self, count: int = 2) -> list[tuple[str, ...]]:
+        """Labels of the checkpoints that are damaged, after so many turns."""
+        return [labels for name, *labels in self.turns(count) if name == DAMAGED]  # type: ignore[misc]
 
 
 _agents: list[Agent] = []
@@ -113,28 +114,25 @@ def agent(tmp_path: Path) -> Agent:
 
 
 VERIFIED, DAMAGED = "rankwatch_checkpoint_verified_step", "rankwatch_checkpoint_damaged_step"
-OUTCOMES = "rankwatch_checkpoint_verifications_total"
+OUTCOMES, PENDING = "rankwatch_checkpoint_verifications_total", "rankwatch_checkpoint_verifications_pending"
 
 
 def test_good(agent: Agent) -> None:
     """Counters are born at 0; a save that has just ended waits until other ranks have written."""
-    path = checkpoint(agent.directory, 7)
-    note(agent.box, (path, 7, NOW - 5))
+    agent.saved(NOW - 5)
     series = agent.turns()
     assert (series[OUTCOMES, "good"], series[OUTCOMES, "damaged"]) == (0, 0)
     assert agent.started == []
     agent.now += 10
     series = agent.turns()
-    assert series[VERIFIED, "r"] == 7
+    assert (series[VERIFIED, "r"], series[OUTCOMES, "good"]) == (7, 1)
     assert series["rankwatch_checkpoint_verified_timestamp_seconds", "r"] == NOW - 5
-    assert series[OUTCOMES, "good"] == 1
-    assert series["rankwatch_checkpoint_verifications_pending",] == 0
+    assert series[PENDING,] == 0
 
 
 def test_once_for_each_checkpoint(agent: Agent) -> None:
     """Also after a restart of the agent; a save into the same place is another checkpoint."""
-    path = checkpoint(agent.directory, 7)
-    note(agent.box, (path, 7, NOW - 50))
+    path = agent.saved()
     agent.turns(6)
     assert len(agent.started) == 1
     later = Agent(agent.directory)
@@ -156,19 +154,13 @@ def test_newest_first_and_none_older_than_a_good_one(agent: Agent) -> None:
 
 
 def test_damage_is_named_until_it_is_deleted(agent: Agent) -> None:
-    path = checkpoint(agent.directory, 7)
-    content = bytearray((path / "model.bin").read_bytes())
-    content[100] ^= 4
-    (path / "model.bin").write_bytes(content)
-    note(agent.box, (path, 7, NOW - 50))
-    key = (DAMAGED, "r", str(path), "model.bin", "", "flipped")
-    assert agent.turns()[key] == 7
-    assert Agent(agent.directory).turns()[key] == 7
-    for each in path.iterdir():
-        each.unlink()
-    path.rmdir()
+    path = agent.damaged()
+    named = ["r", str(path), "model.bin", "", "flipped"]
+    assert agent.damages() == [named]
+    assert Agent(agent.directory).damages() == [named]
+    shutil.rmtree(path)
     agent.now += 61
-    until(lambda: key not in agent.turns(), "it is seen that it is gone")
+    until(lambda: agent.damages() == [], "it is seen that it is gone")
 
 
 def test_incomplete_is_looked_at_again(agent: Agent) -> None:
@@ -194,11 +186,8 @@ def test_hidden_note(agent: Agent) -> None:
     are for nobody else, also after a restart of the agent."""
     path = agent.damaged(mode=0o600)
     for starts in (1, 0):
-        series = agent.turns()
-        assert [labels for labels in series if labels[0] == DAMAGED] == [
-            (DAMAGED, "r", "", "", "", "flipped")
-        ]
-        assert not any(str(path) in label for labels in series for label in labels)
+        assert agent.damages() == [["r", "", "", "", "flipped"]]
+        assert not any(str(path) in label for labels in agent.turns(1) for label in labels)
         assert len(agent.started) == starts
         agent = Agent(agent.directory)
 
@@ -207,11 +196,10 @@ def test_hidden_note_that_is_gone_at_the_end(agent: Agent) -> None:
     """A user who removes the run while its checkpoint is read does not make the path public."""
     agent.damaged(mode=0o600)
     agent.turns(1)
-    agent.box.with_suffix(".checkpoints").unlink()
-    series = agent.turns(1)
-    assert [labels for labels in series if labels[0] == DAMAGED] == [(DAMAGED, "r", "", "", "", "flipped")]
-    assert not is_hidden(agent.box.with_suffix(".checkpoints"))
-    assert is_hidden(agent.box.with_suffix(".checkpoints"), if_gone=True)
+    note_of_box = agent.box.with_suffix(".checkpoints")
+    note_of_box.unlink()
+    assert agent.damages(1) == [["r", "", "", "", "flipped"]]
+    assert (is_hidden(note_of_box), is_hidden(note_of_box, if_gone=True)) == (False, True)
 
 
 def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:
@@ -219,8 +207,7 @@ def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:
     old = {"path": "/data/7", "step": 7, "ended": 1.0, "outcome": "damaged", "finished": 2.0, "seconds": 1.0}
     (agent.directory / "state").mkdir()
     (agent.directory / "state" / "verifications.json").write_text(json.dumps({"r": [old]}))
-    series = Agent(agent.directory).turns(1)
-    assert [labels for labels in series if labels[0] == DAMAGED] == [(DAMAGED, "r", "", "", "", "")]
+    assert Agent(agent.directory).damages(1) == [["r", "", "", "", ""]]
 
 
 def test_run_that_ends_meanwhile(agent: Agent) -> None:
@@ -236,16 +223,16 @@ def test_run_that_ends_meanwhile(agent: Agent) -> None:
     path = agent.damaged()
     agent.turns()
     ending = Ending()
-    ending._runs = agent.collector._conditions.runs
+    ending._runs = agent.conditions.runs
     agent.collector._conditions = ending
     agent.now += 61
-    assert (DAMAGED, "r", str(path), "model.bin", "", "flipped") in agent.turns(1)
-    assert not any(labels[0] == DAMAGED for labels in agent.turns(1))
+    assert agent.damages(1) == [["r", str(path), "model.bin", "", "flipped"]]
+    assert agent.damages(1) == []
 
 
 def test_agent_that_ends_meanwhile(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     """The next one begins anew, once: a checkpoint may take the memory for which the kernel ended both."""
-    note(agent.box, (checkpoint(agent.directory, 7), 7, NOW - 50))
+    agent.saved()
     found = []
     for _ in range(4):
         agent.waits, agent.command = False, [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -273,7 +260,7 @@ def test_deleted_is_no_failure(agent: Agent) -> None:
     note(agent.box, (agent.directory / "step-7", 7, NOW - 50))
     series = agent.turns()
     assert (series[OUTCOMES, "gone"], series[OUTCOMES, "failed"]) == (1, 0)
-    assert not any(name[0] == DAMAGED for name in series)
+    assert agent.damages(1) == []
 
 
 def test_only_on_the_node_of_rank_0(tmp_path: Path) -> None:
@@ -295,35 +282,35 @@ def test_paths_of_the_host(tmp_path: Path) -> None:
     assert agent.started == [tmp_path / "root/mnt/pv-1/run/step-7"]
 
 
-def test_urls_loads_and_failed_saves_are_left_alone(agent: Agent) -> None:
-    note(agent.box, ("s3://bucket/step-7", 7, NOW - 50))
-    assert saves_beside(agent.box, os.getuid()) == []
-    note(agent.box, ("/data/step-7", 7, NOW - 50), failed=True)
-    assert saves_beside(agent.box, os.getuid()) == []
-    note(agent.box, ("/data/step-7", 7, NOW - 50), operation="load")
-    assert saves_beside(agent.box, os.getuid()) == []
+@pytest.mark.parametrize(
+    ("path", "others", "owner"),
+    [
+        ("s3://bucket/step-7", {}, 0),
+        ("/data/step-7", {"failed": True}, 0),
+        ("/data/step-7", {"operation": "load"}, 0),
+        ("/data/step-7", {}, 1),
+    ],
+    ids=["a URL", "a failed save", "a load", "a note of another user"],
+)
+def test_notes_that_are_left_alone(agent: Agent, path: str, others: dict[str, Any], owner: int) -> None:
+    note(agent.box, (path, 7, NOW - 50), **others)
+    assert saves_beside(agent.box, os.getuid() + owner) == []
 
 
-def test_note_of_another_user(agent: Agent) -> None:
-    note(agent.box, ("/data/step-7", 7, NOW - 50))
-    assert saves_beside(agent.box, os.getuid() + 1) == []
-
-
-def test_broken_state_file(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"r": [{}]}', '{"r": [{"path": 1}]}', "\0", '{"r": 7}'):
-        (tmp_path / "state").mkdir(exist_ok=True)
-        (tmp_path / "state" / "verifications.json").write_text(text)
-        agent = Agent(tmp_path)
-        assert agent.turns()[OUTCOMES, "good"] == 0
+@pytest.mark.parametrize("text", ["", "[]", '{"r": [{}]}', '{"r": [{"path": 1}]}', "\0", '{"r": 7}'])
+def test_broken_state_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "verifications.json").write_text(text)
+    assert Agent(tmp_path).turns()[OUTCOMES, "good"] == 0
 
 
 def test_too_little_memory(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     """A checkpoint that takes more than a process may have is a failure, and is not read again and again."""
     name, limits = "rankwatch_checkpoints.__main__", Limits(60.0, 60, 8 << 20, 1 << 20)
     agent.command = confined(name, str(os.getuid()), limits=limits)
-    note(agent.box, (checkpoint(agent.directory, 7), 7, NOW - 50))
+    agent.saved()
     series = agent.turns(4)
-    assert (series[OUTCOMES, "failed"], series["rankwatch_checkpoint_verifications_pending",]) == (1, 0)
+    assert (series[OUTCOMES, "failed"], series[PENDING,]) == (1, 0)
     assert len(agent.started) == 1
     assert "it takes more than 8 MiB of memory to verify /" in caplog.text
     later = Agent(agent.directory)
@@ -331,28 +318,26 @@ def test_too_little_memory(agent: Agent, caplog: pytest.LogCaptureFixture) -> No
     assert later.started == []
 
 
+def record(owner: int, *, path: str = "/data/7", step: int = 7) -> VerificationRecord:
+    return VerificationRecord(path, step, 1.0, "good", 2.0, 1.0, owner=owner)
+
+
 def test_users_share_the_records(tmp_path: Path) -> None:
     """A user with many short runs loses their own oldest ones, and nobody's else."""
     records = VerificationRecords(tmp_path)
     for run, owner in (("of bob", BOB), *((f"{number}", ALICE) for number in range(600))):
-        records.add(run, VerificationRecord("/data/7", 7, 1.0, "good", 2.0, 1.0, owner=owner))
+        records.add(run, record(owner))
     for kept in (records, VerificationRecords(tmp_path)):
-        assert kept.of_run("of bob") != []
-        assert kept.of_run("0") == []
-        assert kept.of_run("599") != []
+        assert [bool(kept.of_run(run)) for run in ("of bob", "0", "599")] == [True, False, True]
 
 
 def test_users_share_the_file(tmp_path: Path) -> None:
     """Nor does one with paths that are made to be long, which would be too much to read again."""
-    records = VerificationRecords(tmp_path)
-    records.add("of bob", VerificationRecord("/data/7", 7, 1.0, "good", 2.0, 1.0, owner=BOB))
+    records, path = VerificationRecords(tmp_path), "/" + 1023 * "\u2603"
+    records.add("of bob", record(BOB))
     for number in range(60):
-        path = "/" + 1023 * "\u2603"
-        for step in range(31):
-            records._runs.setdefault(f"{number}", []).append(
-                VerificationRecord(path, step, 1.0, "gone", 2.0, 1.0, owner=ALICE)
-            )
-        records.add(f"{number}", VerificationRecord(path, 31, 1.0, "gone", 2.0, 1.0, owner=ALICE))
+        records._runs[f"{number}"] = [record(ALICE, path=path, step=step) for step in range(31)]
+        records.add(f"{number}", record(ALICE, path=path, step=31))
     assert (tmp_path / "verifications.json").stat().st_size < 10 << 20
     kept = VerificationRecords(tmp_path)
-    assert kept.of_run("of bob") != [] and kept.of_run("0") == [] and kept.of_run("59") != []
+    assert [bool(kept.of_run(run)) for run in ("of bob", "0", "59")] == [True, False, True]

@@ -84,15 +84,6 @@ def writer(**how: object) -> BundleWriter:
     return BundleWriter(**settings)  # type: ignore[arg-type]  # of all settings at once
 
 
-def py_spy(folder: Path, script: str) -> dict[str, str]:
-    """Returns an environment whose PATH begins with a fake py-spy that runs this shell script."""
-    folder.mkdir(exist_ok=True)
-    program = folder / "py-spy"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    return {"PATH": str(folder)}
-
-
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
     """Mounts a small file system."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from support.training.ranks import values
 from support.training.recorder import completed, entry, reply, worker_server
 
+RUNNING = RankState.RUNNING
 NCCL, OTHER = "dump_nccl_trace_json", "fr_trace_json"
 PLACE = ("default_pg", "0-1", "flight_recorder")
 
@@ -31,45 +34,38 @@ class Node:
         self.recorders = [{NCCL: reply(completed(0), enqueued=1, done=1)} for _ in range(2)]
         self.directory = directory
         self.asked = [
-            stack.enter_context(worker_server(directory / "job" / f"{rank}.sock", self._answer(rank)))
+            stack.enter_context(
+                worker_server(directory / "job" / f"{rank}.sock", partial(self.recorders.__getitem__, rank))
+            )
             for rank in range(2)
         ]
         self.collector = CollectivesCollector(
             directory=directory, conditions=self.conditions, monotonic=lambda: self.moment
         )
 
-    def _answer(self, rank: int):  # type: ignore[no-untyped-def]
-        return lambda: self.recorders[rank]
-
     def collect(self, after: float = 1.0) -> Collection:
         self.moment += after
         return self.collector.collect()
 
+    def answer(
+        self, *entries: Mapping[str, object], enqueued: int = 1, done: int = 1, **more: object
+    ) -> None:
+        """Have both recorders say this."""
+        for recorder in self.recorders:
+            recorder[NCCL] = {**reply(*entries, enqueued=enqueued, done=done), **more}
+
     def pulls(self) -> list[int]:
         return [sum(target != "/handler/" for target in each) for each in self.asked]
 
-    def set_idle(
-        self, *idle_seconds: float, states: tuple[RankState, ...] = (RankState.RUNNING,) * 2, **more: object
-    ) -> None:
-        """Set how long each rank has made no progress, of a timeout of ten seconds."""
-        self.conditions.update(
-            {
-                "job": [
-                    RankCondition(
-                        rank,
-                        self.directory / "job" / f"{rank}.blackbox",
-                        states[rank],
-                        self.moment - idle,
-                        10.0,
-                        open_phase=None,
-                        pid=1,
-                        **more,  # type: ignore[arg-type]
-                    )
-                    for rank, idle in enumerate(idle_seconds)
-                ]
-            },
-            self.moment,
-        )
+    def set_idle(self, *idle: float, states: Sequence[RankState] = (RUNNING, RUNNING), **more: Any) -> None:
+        """Set how long (s) each rank has made no progress, of a timeout of ten seconds."""
+        ranks = [
+            _rank(self.directory / "job", states[rank], rank)._replace(
+                last_progress=self.moment - seconds, timeout=10.0, **more
+            )
+            for rank, seconds in enumerate(idle)
+        ]
+        self.conditions.update({"job": ranks}, self.moment)
 
 
 @pytest.fixture
@@ -109,9 +105,8 @@ def test_suspect_run_is_asked_often(node: Node) -> None:
     assert values(collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds") == {
         ("job", "0", *PLACE): 1001.0
     }
-    assert list(values(collection, "rankwatch_collective_oldest_incomplete_signature")) == [
-        ("job", "0", *PLACE)
-    ]
+    signed = values(collection, "rankwatch_collective_oldest_incomplete_signature")
+    assert list(signed) == [("job", "0", *PLACE)]
     for _ in range(10):
         node.set_idle(6.0, 0.1)
         node.collect()
@@ -125,7 +120,7 @@ def test_lost_rank_is_not_asked(node: Node) -> None:
     """Those that live are asked. The position of a lost one at the last pull is not where it ended."""
     node.set_idle(0.1, 0.1)
     node.collect()
-    node.set_idle(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
+    node.set_idle(0.1, 0.1, states=(RankState.LOST, RUNNING))
     collection = node.collect(after=10.0)
     assert node.pulls() == [1, 2]
     assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
@@ -174,8 +169,7 @@ def test_what_waits_to_be_compared_is_bounded(node: Node, monkeypatch: pytest.Mo
 
 def test_no_double_counting(node: Node) -> None:
     """What the black box counts is not exported twice: of two backends the whole counts, not the sample."""
-    for recorder in node.recorders:
-        recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
+    node.answer(completed(0, 2.0))
     node.set_idle(6.0, 6.0, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
     collection = node.collect()
     for name in ("rankwatch_collectives_total", "rankwatch_collective_transfers_total"):
@@ -185,8 +179,7 @@ def test_no_double_counting(node: Node) -> None:
 
 def test_what_is_incomplete_comes_from_one_source(node: Node) -> None:
     """Where the black box sees completions, it knows what is incomplete, and the recorder only knew."""
-    for recorder in node.recorders:
-        recorder[NCCL] = reply(completed(0), entry(1), enqueued=2, done=1)
+    node.answer(completed(0), entry(1), enqueued=2)
     oldest = "rankwatch_collective_oldest_incomplete_timestamp_seconds"
     node.set_idle(6.0, 6.0)
     assert len(values(node.collect(), oldest)) == 2
@@ -198,8 +191,7 @@ def test_what_is_incomplete_comes_from_one_source(node: Node) -> None:
 
 def test_gloo_members(node: Node) -> None:
     """They are those of the black box: gloo's recorder leaves the configuration of groups empty."""
-    for recorder in node.recorders:
-        recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
+    node.answer(completed(0), pg_config={})
     node.set_idle(6.0, 6.0, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
     labels = set(values(node.collect(), "rankwatch_collective_last_enqueued"))
     assert labels == {("job", str(rank), "default_pg", "0-7", "flight_recorder") for rank in range(2)}
@@ -237,54 +229,43 @@ def test_long_stall_is_asked_less_often(node: Node) -> None:
 def test_stale_sockets(tmp_path: Path) -> None:
     """A job that crashed and was started again all day leaves one with each run; the living are asked."""
     conditions = RunConditions()
-    with ExitStack() as stack:
-        for number in range(70):
-            stack.enter_context(_silent_socket(tmp_path / f"crashed{number:02}" / "0.sock"))
-        asked = stack.enter_context(worker_server(tmp_path / "now" / "0.sock", lambda: {NCCL: reply()}))
-        dead = {f"crashed{number:02}": RankState.LOST for number in range(70)}
-        conditions.update({run: [_rank(tmp_path / run, state)] for run, state in dead.items()}, 1000.0)
+    crashed = [tmp_path / f"crashed{number:02}" for number in range(70)]
+    for run in crashed:
+        run.mkdir()
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(run / "0.sock"))
+    with worker_server(tmp_path / "now" / "0.sock", lambda: {NCCL: reply()}) as asked:
+        conditions.update({run.name: [_rank(run, RankState.LOST)] for run in crashed}, 1000.0)
         CollectivesCollector(directory=tmp_path, conditions=conditions, monotonic=lambda: 1000.0).collect()
     assert asked == ["/handler/", f"/handler/{NCCL}"]
 
 
 def test_symlinked_run(tmp_path: Path) -> None:
     """Whoever may make a link would have the agent speak to any socket: it leads nowhere."""
-    with worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()}) as asked:
-        directory = tmp_path / "runs"
-        directory.mkdir()
-        (directory / "job").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(NotApplicable):
-            CollectivesCollector(directory=directory).collect()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "job").symlink_to(tmp_path / "elsewhere")
+    elsewhere = worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()})
+    with elsewhere as asked, pytest.raises(NotApplicable):
+        CollectivesCollector(directory=tmp_path / "runs").collect()
     assert asked == []
 
 
-@contextmanager
-def _silent_socket(path: Path) -> Iterator[None]:
-    """As a rank leaves it that was killed: nobody listens."""
-    path.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(path))
-        yield
-
-
-def _rank(run: Path, state: RankState) -> RankCondition:
-    return RankCondition(0, run / "0.blackbox", state, 990.0, None, None, 1)
+def _rank(run: Path, state: RankState, number: int = 0) -> RankCondition:
+    return RankCondition(number, run / f"{number}.blackbox", state, 990.0, None, None, 1)
 
 
 def test_series_of_a_rank_are_bounded(node: Node) -> None:
     """A rank with thousands of operations leaves room to the ranks of other users, also for transfers."""
+    groups = [f"{number}" for number in range(64)]
     entries = [
         completed(
-            number,
-            1.0,
-            pg_id=number % 64,
-            process_group=[str(number % 64), f"group{number % 64}"],
-            profiling_name=f"nccl:operation{number // 64}",
+            64 * at + number, 1.0, pg_id=number, process_group=[group, group], profiling_name=f"nccl:o{at}"
         )
-        for number in range(64 * 64)
+        for at in range(64)
+        for number, group in enumerate(groups)
     ]
-    groups = {str(group): {"name": str(group), "desc": "", "ranks": "[0]"} for group in range(64)}
-    node.recorders[0][NCCL] = {**reply(*entries), "pg_config": groups}
+    config = {group: {"name": group, "desc": "", "ranks": "[0]"} for group in groups}
+    node.recorders[0][NCCL] = {**reply(*entries), "pg_config": config}
     series = node.collect().series
     assert len(series) < 4000
     shown = values(node.collect(), "rankwatch_collectives_total")
