@@ -22,26 +22,18 @@ pytestmark = pytest.mark.process
 
 
 def test_final_state(tmp_path: Path) -> None:
-    """Groups, open phase and last records, with their ages."""
+    """Groups, open phase and last records, with their ages, also of a full ring, as every longer run has."""
     group = GroupNow(3, "mesh_tp", "0-3", 4, enqueued=17, oldest=195.0, operation="all_reduce")
-    with rank(tmp_path, "steps(30)\nready()"):
+    with rank(tmp_path, "steps(20000)\nwith run.phase('checkpoint'): pass\nready()"):
         condition = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
         lines = final_state(condition, 200.0).splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "rank 0: running, 20.0 s without progress",
         "in phase backward for 10.0 s",
         "group mesh_tp (0-3): 17 enqueued, last all_reduce, one waits for 5.0 s",
+        "the last 20 records, the newest first:",
     ]
-    assert lines[3] == "the last 20 records, the newest first:"
-    assert len(lines) == 24 and "step" in lines[4]
-
-
-def test_newest_records_of_a_full_ring(tmp_path: Path) -> None:
-    """Every run but a short one has a full ring."""
-    with rank(tmp_path, "steps(20000)\nwith run.phase('checkpoint'): pass\nready()"):
-        words = final_state(boxed(box(tmp_path)), 200.0).splitlines()
-    assert len(words) == 23
-    assert "phase checkpoint" in words[3]
+    assert len(lines) == 24 and "phase checkpoint" in lines[4] and "step" in lines[5]
 
 
 def test_control_characters_are_replaced(tmp_path: Path) -> None:
@@ -83,6 +75,16 @@ def test_missing_box(tmp_path: Path) -> None:
     assert "its records cannot be read: could not open" in final_state(condition, 200.0)
 
 
+def test_no_lock_no_process(tmp_path: Path) -> None:
+    """And a link to a locked file is refused."""
+    with rank(tmp_path, STAND):
+        path = box(tmp_path)
+        copy, link = path.with_name("9.blackbox"), path.with_name("8.blackbox")
+        copy.write_bytes(path.read_bytes())
+        link.symlink_to(path)
+        assert (writer_of(copy), writer_of(link)) == (None, None)
+
+
 STAND = "steps(1)\nready()\ntime.sleep(1000)"
 
 
@@ -110,15 +112,3 @@ def test_lock_of_a_process_of_another_user(tmp_path: Path) -> None:
         assert writer_of(path) is not None
         os.chown(path, ALICE, ALICE)
         assert writer_of(path) is None
-
-
-def test_no_lock_no_process(tmp_path: Path) -> None:
-    """And a link to a locked file is refused."""
-    with rank(tmp_path, STAND):
-        path = box(tmp_path)
-        copy = path.with_name("9.blackbox")
-        copy.write_bytes(path.read_bytes())
-        assert writer_of(copy) is None
-        link = path.with_name("8.blackbox")
-        link.symlink_to(path)
-        assert writer_of(link) is None

@@ -85,25 +85,13 @@ def point(directory: Path, content: object) -> Path:
 def test_error_of_torchrun(tmp_path: Path) -> None:
     """The exception that torchrun's `record` has written, in both of its forms."""
     extra = {"py_callstack": "Traceback ...", "timestamp": "1763840000"}
-    box = point(
-        tmp_path, {"message": {"message": "torch.OutOfMemoryError: CUDA\nout of memory", "extraInfo": extra}}
-    )
-    assert left_behind(box, US) == (
-        "OutOfMemoryError",
-        "gpu_out_of_memory",
-        "CUDA out of memory",
-        "",
-        1763840000.0,
-    )
+    message = {"message": "torch.OutOfMemoryError: CUDA\nout of memory", "extraInfo": extra}
+    found = left_behind(point(tmp_path, {"message": message}), US)
+    assert found == ("OutOfMemoryError", "gpu_out_of_memory", "CUDA out of memory", "", 1763840000.0)
     stack = '  File "/job/train.py", line 3, in <module>\n  File "/job/model.py", line 42, in forward\n'
     told = {"message": "KeyError: 'x'", "timestamp": 1763840001, "py_callstack": stack}
-    assert left_behind(point(tmp_path, told), US) == (
-        "KeyError",
-        "exception",
-        "'x'",
-        "model.py:42 in forward",
-        1763840001.0,
-    )
+    found = left_behind(point(tmp_path, told), US)
+    assert found == ("KeyError", "exception", "'x'", "model.py:42 in forward", 1763840001.0)
     for odd in ("inf", 10**400, [], "1e999"):
         told = {"message": "some text", "timestamp": odd, "py_callstack": 3}
         assert left_behind(point(tmp_path, told), US) == ("exception", "exception", "some text", "", None)
@@ -140,46 +128,65 @@ Thread 0x00007fb5ddcb6b80 (most recent call first):
 """
 
 
+def died(directory: Path, *, crashed: str | None = None, stderr: str | None = None) -> Failure | None:
+    """What a rank leaves whose faulthandler and standard error, as torchrun keeps it, wrote this."""
+    if crashed is not None:
+        (directory / f"0{CRASHED_SUFFIX}").write_text(crashed)
+    if stderr is not None:
+        (directory / f"0{ERROR_FILE_SUFFIX}").write_text(str(directory / "error.json"))
+        (directory / "stderr.log").write_text(stderr)
+    return left_behind(directory / BOX, US)
+
+
 def test_abort_of_the_watchdog(tmp_path: Path) -> None:
     """The watchdog of NCCL aborts in its own thread; its message is in the output that torchrun keeps."""
-    (tmp_path / f"0{CRASHED_SUFFIX}").write_text(ABORTED)
-    box = tmp_path / BOX
-    alone = left_behind(box, US)
-    assert alone is not None
-    assert alone.by_watchdog_or_library
-    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
-    (tmp_path / "stderr.log").write_text(
-        "x" * 300_000 + "\n[rank0]:[E1123 03:00:00 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught "
+    alone = died(tmp_path, crashed=ABORTED)
+    assert alone is not None and alone.by_watchdog_or_library
+    told = died(
+        tmp_path,
+        crashed=ABORTED,
+        stderr="x" * 300_000 + "\n[rank0]:[E1123 03:00:00 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught "
         "collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=8) ran for 600012 "
-        "milliseconds before timing out.\nterminate called after throwing an instance of 'c10::Error'\n"
+        "milliseconds before timing out.\nterminate called after throwing an instance of 'c10::Error'\n",
     )
-    told = left_behind(box, US)
-    assert told is not None
-    assert told.kind is FailureKind.WATCHDOG_ABORT
+    assert told is not None and told.kind is FailureKind.WATCHDOG_ABORT
     assert "SeqNum=42" in told.message
 
 
-def test_stacks_on_standard_error(tmp_path: Path) -> None:
-    """Below torchrun's `record` they are written there, in the middle of other output."""
-    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
-    (tmp_path / "stderr.log").write_text(
-        "hello\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n"
-    )
-    found = left_behind(tmp_path / BOX, US)
-    assert found is not None
-    assert (found[:3], found.wall is not None) == (("SIGSEGV", "crash", "Segmentation fault"), True)
+SEGFAULT = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+ILLEGAL, OUT_OF_MEMORY = "CUDA error: an illegal memory access was encountered", "CUDA out of memory"
 
 
-def test_abort_of_a_library(tmp_path: Path) -> None:
-    """What a C++ exception says, and what kind of failure that is."""
-    (tmp_path / f"0{CRASHED_SUFFIX}").write_text(ABORTED)
-    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
-    for text, kind in (
-        ("CUDA error: an illegal memory access was encountered", "crash"),
-        ("CUDA out of memory", "gpu_out_of_memory"),
-    ):
-        (tmp_path / "stderr.log").write_text(f"terminate called\n  what():  {text}\nmore\n")
-        assert left_behind(tmp_path / BOX, US)[:3] == ("SIGABRT", kind, text)  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("crashed", "stderr", "found"),
+    [
+        (SEGFAULT, None, ("SIGSEGV", "crash", "Segmentation fault")),
+        ("Fatal Python error: Something new\n", None, ("signal", "crash", "Something new")),
+        (None, f"hello\n{SEGFAULT}", ("SIGSEGV", "crash", "Segmentation fault")),
+        (ABORTED, f"terminate called\n  what():  {ILLEGAL}\nmore\n", ("SIGABRT", "crash", ILLEGAL)),
+        (
+            ABORTED,
+            f"terminate called\n  what():  {OUT_OF_MEMORY}\nmore\n",
+            ("SIGABRT", "gpu_out_of_memory", OUT_OF_MEMORY),
+        ),
+    ],
+    ids=[
+        "the signal, by the first line of what faulthandler writes",
+        "one that nobody knows",
+        "below torchrun's `record` on standard error, in the middle of other output",
+        "what a C++ exception says",
+        "and what kind of failure that is",
+    ],
+)
+def test_crash(tmp_path: Path, crashed: str | None, stderr: str | None, found: tuple[str, str, str]) -> None:
+    failure = died(tmp_path, crashed=crashed, stderr=stderr)
+    assert failure is not None
+    assert (failure[:3], failure.wall is not None) == (found, True)
+
+
+def test_no_crash(tmp_path: Path) -> None:
+    assert died(tmp_path) is None
+    assert died(tmp_path, crashed="") is None
 
 
 @pytest.mark.parametrize(
@@ -192,36 +199,13 @@ def test_broken_error_file(content: str, tmp_path: Path) -> None:
 
 def test_foreign_files(tmp_path: Path) -> None:
     """No rank makes the agent read what its user may not: other owners, devices, FIFOs, relative paths."""
-    secret = {"message": "KeyError: secret"}
-    box = point(tmp_path, secret)
+    box = point(tmp_path, {"message": "KeyError: secret"})
     assert left_behind(box, US + 1) is None, "the box belongs to somebody else"
-    pointer = tmp_path / f"0{ERROR_FILE_SUFFIX}"
-    os.mkfifo(tmp_path / "fifo")
-    for target in (
-        f"{tmp_path}/fifo",
-        "error.json",
-        "/dev/zero",
-        str(tmp_path),
-        "",
-        "\x00",
-        "/" + "x" * 5000,
-    ):
-        pointer.write_text(target)
+    pointer, fifo = tmp_path / f"0{ERROR_FILE_SUFFIX}", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for target in (fifo, "error.json", "/dev/zero", tmp_path, "", "\x00", "/" + "x" * 5000):
+        pointer.write_text(f"{target}")
         assert left_behind(box, US) is None, target
     pointer.unlink()
     pointer.symlink_to(tmp_path / "error.json")
     assert left_behind(box, US) is None
-
-
-def test_crash(tmp_path: Path) -> None:
-    """The signal, by the first line of what faulthandler writes."""
-    box, crashed = tmp_path / BOX, tmp_path / f"0{CRASHED_SUFFIX}"
-    assert left_behind(box, US) is None
-    crashed.write_text("")
-    assert left_behind(box, US) is None
-    crashed.write_text(
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
-    )
-    assert left_behind(box, US)[:3] == ("SIGSEGV", "crash", "Segmentation fault")  # type: ignore[index]
-    crashed.write_text("Fatal Python error: Something new\n")
-    assert left_behind(box, US)[:3] == ("signal", "crash", "Something new")  # type: ignore[index]

@@ -23,7 +23,7 @@ from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import Kind
 from rankwatch_diagnosis.loss.detection import detect
 from rankwatch_diagnosis.loss.reading import ReadCounts, StepValues
-from support.training.ranks import rank, values
+from support.training.ranks import go_on, rank, values
 
 
 def _norms(seed: int, steps: int, *, explodes_at: int = 10**9) -> Iterator[float]:
@@ -35,21 +35,14 @@ def _norms(seed: int, steps: int, *, explodes_at: int = 10**9) -> Iterator[float
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_healthy_norm(seed: int) -> None:
-    """Noise and a slow fall are no explosion."""
+@pytest.mark.parametrize("single", [1.0, 50.0], ids=["noise and a slow fall", "clipping deals with one step"])
+def test_healthy_norm(seed: int, single: float) -> None:
+    """Neither noise, nor a norm that is large for one step, is an explosion."""
     statistics = NormStatistics()
-    for value in _norms(seed, 5000):
-        statistics.add(value)
+    for step, value in enumerate(_norms(seed, 5000)):
+        statistics.add(value * single if step % 200 == 150 else value)
     assert statistics.explosions == 0
     assert 0.5 < statistics.ratio < 2.0
-
-
-def test_single_batches() -> None:
-    """A norm that is large for one step is none either: clipping deals with it."""
-    statistics = NormStatistics()
-    for step, value in enumerate(_norms(1, 2000)):
-        statistics.add(value * 50.0 if step % 200 == 150 else value)
-    assert statistics.explosions == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -103,19 +96,18 @@ def test_loss_scale(scales: list[float], *, collapsed: bool) -> None:
     assert kinds == [Kind.LOSS_SCALE_COLLAPSE] * (collapsed or held_again)
 
 
-def test_skips_at_the_smallest_scale() -> None:
+@pytest.mark.parametrize(("scale", "collapsed"), [(65536.0, False), (1.0, True)])
+def test_skips_at_the_smallest_scale(scale: float, collapsed: bool) -> None:
     """A scaler that may not go below 1 collapses without halving; skips at a large scale are normal."""
-    healthy, stuck = LossScaleStatistics(), LossScaleStatistics()
-    for statistics, scale in ((healthy, 65536.0), (stuck, 1.0)):
-        for step in range(100):
-            statistics.add(scale)
-            if step >= 90:
-                statistics.skip()
-    assert (healthy.skipped, healthy.collapsed) == (10, False)
-    assert stuck.collapsed
+    statistics = LossScaleStatistics()
+    for step in range(100):
+        statistics.add(scale)
+        if step >= 90:
+            statistics.skip()
+    assert (statistics.skipped, statistics.collapsed) == (10, collapsed)
     for _ in range(HOLD_VALUES):
-        stuck.add(1.0)
-    assert not stuck.collapsed
+        statistics.add(scale)
+    assert not statistics.collapsed
 
 
 def _resets(rates: list[float]) -> int:
@@ -137,32 +129,36 @@ def test_schedules_are_no_change() -> None:
     assert _resets([*warm_up, *[1e-3] * 100, *[3e-3] * 100]) == 1
 
 
-def test_batch_size() -> None:
-    """Another size that lasts is a change; the small last batch of an epoch and varying tokens are none."""
-    noise = random.Random(3)
-    for sizes, expected in (
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
         ([32.0] * 100 + [64.0] * 100, 1),
         ([*[32.0] * 99, 7.0] * 3, 0),
-        ([float(noise.randrange(1000, 9000)) for _ in range(500)], 0),
-    ):
-        learning = RankLearning()
-        for step, size in enumerate(sizes):
+        ([float(random.Random(step).randrange(1000, 9000)) for step in range(500)], 0),
+    ],
+    ids=[
+        "another one that lasts is a change",
+        "the small last batch of an epoch is none",
+        "nor varying tokens",
+    ],
+)
+def test_batch_size(sizes: list[float], expected: int) -> None:
+    learning = RankLearning()
+    for step, size in enumerate(sizes):
+        for _ in range(2):  # microbatches
             learning.work("samples", size / 2, step)
-            learning.work("samples", size / 2, step)  # two microbatches
-        assert learning.resets[RelearnReason.BATCH_SIZE] == expected
+    assert learning.resets[RelearnReason.BATCH_SIZE] == expected
 
 
-def test_change_is_passed_to_the_loss() -> None:
+@pytest.mark.parametrize("later", [1e-3, 1e-2])
+def test_change_is_passed_to_the_loss(later: float) -> None:
     """A loss that rises by a tenth after a step of the learning rate is expected to, and else is not."""
-    diverges = []
-    for later in (1e-3, 1e-2):
-        noise, learning = random.Random(5), RankLearning()
-        for step in range(400):
-            changed = step >= 300
-            learning.take("learning_rate", later if changed else 1e-3, step, 0.0)
-            learning.take("loss", (2.3 if changed else 2.0) + noise.gauss(0.0, 0.01), step, 0.0)
-        diverges.append(learning.loss.diverging)
-    assert diverges == [True, False]
+    noise, learning = random.Random(5), RankLearning()
+    for step in range(400):
+        changed = step >= 300
+        learning.take("learning_rate", later if changed else 1e-3, step, 0.0)
+        learning.take("loss", (2.3 if changed else 2.0) + noise.gauss(0.0, 0.01), step, 0.0)
+    assert learning.loss.diverging == (later == 1e-3)
 
 
 def test_first_non_finite_step() -> None:
@@ -203,19 +199,14 @@ ready()
     assert of("rankwatch_norm_explosions_total") == {(GRADIENT_NORM,): 1.0, (UPDATE_NORM,): 0.0}
     assert list(of("rankwatch_norm_last_explosion_timestamp_seconds")) == [(GRADIENT_NORM,)]
     assert of("rankwatch_norm_ratio")[(UPDATE_NORM,)] == pytest.approx(1.0)
-    assert of("rankwatch_loss_scale_halvings_total") == {(): 5.0}
-    assert of("rankwatch_updates_skipped_total") == {(): 5.0}
-    assert of("rankwatch_loss_scale_collapsed") == {(): 1.0}
-    assert of("rankwatch_learning_resets_total") == {
-        ("restart",): 0.0,
-        ("dataset",): 0.0,
-        ("learning_rate",): 1.0,
-        ("batch_size",): 0.0,
-    }
+    scale = ("loss_scale_halvings_total", "updates_skipped_total", "loss_scale_collapsed")
+    assert [of(f"rankwatch_{name}") for name in scale] == [{(): 5.0}, {(): 5.0}, {(): 1.0}]
+    resets = dict.fromkeys((("restart",), ("dataset",), ("batch_size",)), 0.0)
+    assert of("rankwatch_learning_resets_total") == {**resets, ("learning_rate",): 1.0}
 
 
 @pytest.mark.process
-def test_real_gradient_scaler(tmp_path: Path) -> None:
+def test_real_gradient_scaler(tmp_path: Path, collector: RanksCollector) -> None:
     """A scaler of PyTorch collapses once gradients stay infinite, and learns through single overflows."""
     pytest.importorskip("torch")
     code = """
@@ -238,29 +229,24 @@ for step in range(200):
 ready()
 """
     with rank(tmp_path, code) as process:
-        assert process.stdin is not None and process.stdout is not None
-        collector = RanksCollector(directory=tmp_path)
         for collapsed, skipped in ((0.0, 2.0), (1.0, 52.0)):
             collection = collector.collect()
             assert list(values(collection, "rankwatch_loss_scale_collapsed").values()) == [collapsed]
             assert list(values(collection, "rankwatch_updates_skipped_total").values()) == [skipped]
-            process.stdin.write("\n")
-            process.stdin.flush()
-            process.stdout.readline()
+            go_on(process)
 
 
-def test_other_data() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_other_data(told: bool) -> None:
     """A jump where the run says that its data are others is no divergence; it is one where it does not."""
-    for told, resets in ((True, 1), (False, 0)):
-        learning, diverged = RankLearning(), False
-        for step in range(600):
-            if told:
-                learning.take("dataset", float(step >= 300), step, 0.0)
-            loss = (2.0 if step < 300 else 3.5) + 0.02 * math.sin(7.0 * step)
-            learning.take("loss", loss, step, 0.0)
-            diverged |= learning.loss.diverging
-        assert diverged != told
-        assert learning.resets[RelearnReason.DATASET] == resets
+    learning, diverged = RankLearning(), False
+    for step in range(600):
+        if told:
+            learning.take("dataset", float(step >= 300), step, 0.0)
+        loss = (2.0 if step < 300 else 3.5) + 0.02 * math.sin(7.0 * step)
+        learning.take("loss", loss, step, 0.0)
+        diverged |= learning.loss.diverging
+    assert (diverged, learning.resets[RelearnReason.DATASET]) == (not told, int(told))
 
 
 def test_first_word_of_other_data() -> None:

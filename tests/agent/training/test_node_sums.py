@@ -86,6 +86,7 @@ def test_checkpoints(tmp_path: Path, collector: RanksCollector) -> None:
         collection = collector.collect()
     saved = values(collection, "rankwatch_checkpoint_last_saved_step")
     assert _one(collection, "rankwatch_node_checkpoint_saved_step") == saved["job", "1"]
+    assert not values(collection, "rankwatch_node_checkpoint_committed_step")
 
 
 _NO_LOSS = "for _ in range(30):\n    with run.step(): pass\n"

@@ -148,7 +148,6 @@ def test_unsafe_directory(node_directory: Path, owner: int, mode: int, unsafe: i
     assert found.get(BoxFault.UNSAFE_DIRECTORY, 0) == unsafe
 
 
-
 LISTED = """
 import sys
 from pathlib import Path
