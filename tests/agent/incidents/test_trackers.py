@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.incidents import trackers
 from rankwatch_agent.incidents.episodes import EvidenceResult, IncidentRegistry, RootCause
 from rankwatch_agent.incidents.trackers import TrackersCollector, build_trackers, metrics_since
-from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.training.tracked_runs import Figures, TrackedRun, TrackedRuns
@@ -58,22 +57,24 @@ class Server:
 
 
 def collector(
-    runs: TrackedRuns,
-    endpoint: str,
-    registry: IncidentRegistry | None = None,
-    *,
-    headers: Callable[[], dict[str, str]] = dict,
+    runs: TrackedRuns, endpoint: str, registry: IncidentRegistry | None = None
 ) -> TrackersCollector:
     return TrackersCollector(
         runs=runs,
         registry=registry or IncidentRegistry(),
         endpoint=endpoint,
-        headers=headers,
+        headers=lambda: {"Authorization": "Bearer x"},
         grafana="https://grafana.example",
         schedule=Schedule(60.0, 20.0),
         monotonic=lambda: 1000.0,
         wall=lambda: 1_700_000_000.0,
     )
+
+
+def requests(found: Collection) -> tuple[float, float]:
+    """Those that succeeded and those that failed."""
+    counted = values(found, "rankwatch_tracker_requests_total")
+    return counted["success",], counted["failure",]
 
 
 def tags(sent: dict[str, Any]) -> dict[str, str]:
@@ -84,7 +85,7 @@ def test_news_of_a_run() -> None:
     """Tags and at most ten metrics at the last step, once a pass; nothing where nothing has happened."""
     server, runs = Server(), Tracked()
     with stand_in(server) as endpoint:
-        made = collector(runs, endpoint, headers=lambda: {"Authorization": "Bearer x"})
+        made = collector(runs, endpoint)
         runs.set(f"{endpoint}/", figures(100.0, 40), "job")
         made.collect()
         made.collect()
@@ -107,7 +108,7 @@ def test_news_of_a_run() -> None:
     }
     assert {each["step"] for each in second["metrics"]} == {69}
     assert server.headers["Authorization"] == "Bearer x"
-    assert values(found, "rankwatch_tracker_requests_total") == {("success",): 2, ("failure",): 0}
+    assert requests(found) == (2, 0)
     assert len(TrackerMetric) <= 10
 
 
@@ -146,9 +147,8 @@ def test_only_the_server_of_the_settings() -> None:
     server, runs = Server(), Tracked()
     with stand_in(server) as elsewhere:
         runs.set(elsewhere, figures(100.0, 40), "job")
-        found = collector(runs, "http://127.0.0.1:1").collect()
+        assert requests(collector(runs, "http://127.0.0.1:1").collect()) == (0, 0)
     assert server.sent == []
-    assert values(found, "rankwatch_tracker_requests_total") == {("success",): 0, ("failure",): 0}
 
 
 @pytest.mark.parametrize("status", [404, 500, 302])
@@ -159,17 +159,15 @@ def test_refused(status: int) -> None:
         runs.set(endpoint, figures(100.0, 40), "job")
         made = collector(runs, endpoint)
         made.collect()
-        found = made.collect()
+        assert requests(made.collect()) == (0, 1)
     assert len(server.sent) == 1
-    assert values(found, "rankwatch_tracker_requests_total") == {("success",): 0, ("failure",): 1}
 
 
 def test_dead_server() -> None:
     """Nobody listens: each run fails at once, and the collector goes on."""
     runs = Tracked()
     runs.set("http://127.0.0.1:1", figures(100.0, 40), "one", "two")
-    found = collector(runs, "http://127.0.0.1:1").collect()
-    assert values(found, "rankwatch_tracker_requests_total") == {("success",): 0, ("failure",): 2}
+    assert requests(collector(runs, "http://127.0.0.1:1").collect()) == (0, 2)
 
 
 def test_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +184,9 @@ def test_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
         runs.set(endpoint, figures(100.0, 40), *(f"run-{number}" for number in range(6)))
         made = collector(runs, endpoint)
         made._monotonic = lambda: float(next(clock))
-        first = made.collect()
+        assert requests(made.collect())[1] < 6
         before = len(made._sent)
         made.collect()
-    assert values(first, "rankwatch_tracker_requests_total")[("failure",)] < 6
     assert len(made._sent) > before
 
 
@@ -203,13 +200,16 @@ def test_settings(tmp_path: Path) -> None:
         build_trackers(config, runs=TrackedRuns(), registry=IncidentRegistry())
 
 
-def test_metrics_without_steps() -> None:
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (None, figures(10.0, 0)),
+        (figures(10.0, 5), figures(70.0, 5)),
+        (figures(10.0, 50), figures(70.0, 5)),
+        (figures(10.0, 5), figures(70.0, 50)._replace(running_seconds=0.0)),
+    ],
+    ids=["begins", "no steps", "counted anew after a restart of the agent", "a box that begins tomorrow"],
+)
+def test_metrics_without_steps(before: Figures | None, now: Figures) -> None:
     """A run that makes none has no rates, and none of a time before is invented."""
-    assert metrics_since(None, figures(10.0, 0)) == {}
-    assert metrics_since(figures(10.0, 5), figures(70.0, 5)) == {}
-    assert metrics_since(figures(10.0, 50), figures(70.0, 5)) == {}, (
-        "counted anew after a restart of the agent"
-    )
-    assert metrics_since(figures(10.0, 5), figures(70.0, 50)._replace(running_seconds=0.0)) == {}, (
-        "a box that begins tomorrow"
-    )
+    assert metrics_since(before, now) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,25 +83,27 @@ class Node:
         return {(each.metric.name.removeprefix("rankwatch_"), *each.labels): each.value for each in found}
 
 
+def spent(found: Mapping[tuple[str, ...], float], currency: str = "EUR") -> float:
+    """What the run `r` has spent."""
+    return found["run_spent", "r", currency, "list"]
+
+
 def test_spent(tmp_path: Path) -> None:
     """From the start of the processes on; ranks on one GPU pay for it once; a GPU is charged, used or not."""
     node = Node(tmp_path, price(H100, 2.0) + price(L4, 0.5))
     ranks = [rank(0, "GPU-0"), rank(1, "GPU-1"), rank(2, "GPU-1"), rank(3, "MIG-0")]
     found = node.at(3600.0, r=ranks)
-    assert found["cost_total", "r", "EUR", "list"] == pytest.approx(2 * 2.0 + 0.25)
-    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(4.25)
-    assert found["run_allocated_gpus", "r", H100] == 2
-    assert found["run_allocated_gpus", "r", L4] == 0.5
+    assert found["cost_total", "r", "EUR", "list"] == spent(found) == pytest.approx(2 * 2.0 + 0.25)
+    assert [found["run_allocated_gpus", "r", model] for model in (H100, L4)] == [2, 0.5]
     assert found["gpu_price_per_hour", H100, "EUR", "list"] == 2.0
     assert found["run_price_known", "r", H100] == 1
     assert found["gpu_peak_flops", H100, "bf16"] == 989.5e12
-    assert node.at(7200.0, r=ranks)["run_spent", "r", "EUR", "list"] == pytest.approx(8.5)
+    assert spent(node.at(7200.0, r=ranks)) == pytest.approx(8.5)
 
 
 def test_no_price(tmp_path: Path) -> None:
     """Without a price there is no cost, and a series says so; never a cost of 0."""
-    node = Node(tmp_path, price(L4, 1.0))
-    found = node.at(3600.0, r=[rank(0, "GPU-0")])
+    found = Node(tmp_path, price(L4, 1.0)).at(3600.0, r=[rank(0, "GPU-0")])
     assert found["run_price_known", "r", H100] == 0
     assert not [name for name, *_ in found if name in ("cost_total", "run_spent", "gpu_price_per_hour")]
 
@@ -109,8 +112,7 @@ def test_two_currencies(tmp_path: Path) -> None:
     """They are never added."""
     node = Node(tmp_path, price(H100, 2.0) + price(L4, 1.0, "USD"))
     found = node.at(3600.0, r=[rank(0, "GPU-0"), rank(1, "GPU-l4")])
-    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(2.0)
-    assert found["run_spent", "r", "USD", "list"] == pytest.approx(1.0)
+    assert (spent(found), spent(found, "USD")) == pytest.approx((2.0, 1.0))
 
 
 def test_price_changes(tmp_path: Path) -> None:
@@ -118,31 +120,26 @@ def test_price_changes(tmp_path: Path) -> None:
     changes = "valid_{}=2023-11-14T23:13:20\n"  # an hour after BOOT
     table = price(H100, 2.0, more=changes.format("until")) + price(H100, 10.0, more=changes.format("from"))
     node = Node(tmp_path, table)
-    ranks = [rank(0, "GPU-0")]
-    node.at(3599.0, r=ranks)
-    node.at(3600.0, r=ranks)
-    found = node.at(7200.0, r=ranks)
-    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(2.0 + 10.0, rel=0.01)
+    for moment in (3599.0, 3600.0, 7200.0):
+        found = node.at(moment, r=[rank(0, "GPU-0")])
+    assert spent(found) == pytest.approx(2.0 + 10.0, rel=0.01)
     assert found["gpu_price_per_hour", H100, "EUR", "list"] == 10.0
 
 
 def test_restart_of_the_agent(tmp_path: Path) -> None:
     """What was spent stays, and the time without an agent is charged."""
     node = Node(tmp_path, price("cpu", 1.0))
-    ranks = [rank(0), rank(1)]
-    node.at(3600.0, r=ranks)
+    node.at(3600.0, r=[rank(0), rank(1)])
     node.restart()
-    assert node.at(5400.0, r=ranks)["run_spent", "r", "EUR", "list"] == pytest.approx(3.0)
+    assert spent(node.at(5400.0, r=[rank(0), rank(1)])) == pytest.approx(3.0)
 
 
 def test_between_attempts(tmp_path: Path) -> None:
     """Without a process nothing is charged; the next attempt goes on from the same sum."""
     node = Node(tmp_path, price("cpu", 1.0))
     node.at(3600.0, r=[rank(0)])
-    assert node.at(7200.0, r=[rank(0, ended=True)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
-    assert node.at(9000.0, r=[rank(0, started=8100.0)])["run_spent", "r", "EUR", "list"] == pytest.approx(
-        1.25
-    )
+    assert spent(node.at(7200.0, r=[rank(0, ended=True)])) == pytest.approx(1.0)
+    assert spent(node.at(9000.0, r=[rank(0, started=8100.0)])) == pytest.approx(1.25)
 
 
 def test_runs_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +157,8 @@ def test_runs_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_clock_set_back(tmp_path: Path) -> None:
     """Nothing is charged twice, and nothing is taken back."""
     node = Node(tmp_path, price("cpu", 1.0))
-    node.at(3600.0, r=[rank(0)])
-    assert node.at(1800.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
-    assert node.at(5400.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(2.0)
+    found = [spent(node.at(moment, r=[rank(0)])) for moment in (3600.0, 1800.0, 5400.0)]
+    assert found == pytest.approx([1.0, 1.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -172,8 +168,7 @@ def test_broken_sums(tmp_path: Path, content: str) -> None:
     """They are left out: the run is charged from the start of its processes."""
     (tmp_path / "cost").mkdir()
     (tmp_path / "cost" / "spending.json").write_text(content)
-    node = Node(tmp_path, price("cpu", 1.0))
-    assert node.at(3600.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
+    assert spent(Node(tmp_path, price("cpu", 1.0)).at(3600.0, r=[rank(0)])) == pytest.approx(1.0)
 
 
 def test_broken_reload(tmp_path: Path) -> None:
@@ -210,15 +205,11 @@ def test_budget(tmp_path: Path) -> None:
 
 def test_shared_gpu() -> None:
     """Two runs on one GPU divide it by their ranks; a GPU that nobody lists has no model."""
-    ranks = [
-        ChargedRank("a", "GPU-0"),
-        ChargedRank("a", "GPU-0"),
-        ChargedRank("b", "GPU-0"),
-        ChargedRank("b", "?"),
-    ]
-    found = allocate(ranks, GPUS, whole_node=False)
-    assert found["a"] == {H100: pytest.approx(2 / 3)}
-    assert found["b"] == {H100: pytest.approx(1 / 3), "unknown": 1.0}
+    ranks = [("a", "GPU-0"), ("a", "GPU-0"), ("b", "GPU-0"), ("b", "?")]
+    assert allocate([ChargedRank(*each) for each in ranks], GPUS, whole_node=False) == {
+        "a": {H100: pytest.approx(2 / 3)},
+        "b": {H100: pytest.approx(1 / 3), "unknown": 1.0},
+    }
 
 
 def test_whole_node() -> None:
@@ -227,35 +218,14 @@ def test_whole_node() -> None:
     assert found["a"] == {H100: 4.0, L4: 1.0}
 
 
-GOOD = """
-[[price]]
-gpu_model = "NVIDIA H100*"
-price_per_hour = 3.5
-currency = "USD"
-basis = "list"
-
-[[price]]
-gpu_model = "NVIDIA H100 80GB HBM3"
-price_per_hour = 2
-currency = "USD"
-basis = "list"
-valid_from = 2026-01-01
-valid_until = 2026-07-01
-source = "price list"
-
-[[price]]
-gpu_model = "NVIDIA H100 80GB HBM3"
-price_per_hour = 1.5
-currency = "EUR"
-basis = "contracted"
-valid_from = 2026-07-01T00:00:00+02:00
-
-[[budget]]
-run = "llama-*"
-amount = 1000
-currency = "EUR"
-basis = "contracted"
-"""
+GOOD = "".join(
+    (
+        price("NVIDIA H100*", 3.5, "USD"),
+        price(H100, 2, "USD", 'valid_from=2026-01-01\nvalid_until=2026-07-01\nsource="price list"'),
+        price(H100, 1.5, "EUR", "valid_from=2026-07-01T00:00:00+02:00").replace("list", "contracted"),
+        '[[budget]]\nrun = "llama-*"\namount = 1000\ncurrency = "EUR"\nbasis = "contracted"\n',
+    )
+)
 
 
 def at(text: str) -> float:
@@ -292,7 +262,7 @@ def test_budget_of_a_table(tmp_path: Path) -> None:
     assert table.budget(["1234"]) is None
 
 
-PRICE = '[[price]]\ngpu_model="x"\nprice_per_hour=1\ncurrency="EUR"\nbasis="list"\n'
+PRICE = price("x", 1)
 
 
 @pytest.mark.parametrize(
