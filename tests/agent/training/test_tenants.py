@@ -102,16 +102,11 @@ def test_no_label_of_others(tmp_path: Path) -> None:
         tenant(tmp_path, name)
     endings = ("", "-uid1", "-uid2", "-uid1-2", "-uid1-uid2", "-uid2-uid1", "-uid01")
     names = [f"{before}x{ending}" for before in ("", "a.", "b.", "a.a.", "a.b.") for ending in endings]
-    runs = [
-        (
-            tmp_path / where / name,
-            owner,
-            foreign,
-            run_label(tmp_path / where / name, tmp_path, owner, foreign=foreign),
-        )
-        for where, name, owner, foreign in product(("", "a", "b"), names, (1, 2), (False, True))
-    ]
-    for (run, owner, foreign, label), (other, its_owner, its_foreign, its_label) in combinations(runs, 2):
+    labels = []
+    for where, name, owner, foreign in product(("", "a", "b"), names, (1, 2), (False, True)):
+        run = tmp_path / where / name
+        labels.append((run, owner, foreign, run_label(run, tmp_path, owner, foreign=foreign)))
+    for (run, owner, foreign, label), (other, its_owner, its_foreign, its_label) in combinations(labels, 2):
         is_one_folder = run == other and not (foreign or its_foreign)  # which has one owner
         if label == its_label and not is_one_folder:
             assert owner == its_owner, (run, other)
