@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
 from support.training.ranks import go_on, kill, rank, settled, state, values
@@ -35,48 +36,50 @@ AT = (*GROUP, "all_reduce")
 
 
 def test_ranks_are_compared(tmp_path: Path, collector: RanksCollector) -> None:
-    """Ranks of a node are compared. Wait by rank, transfer by node, from two processes."""
+    """Ranks of a node are compared. Wait by rank, transfer by node, from two processes: the last arriver does
+    not wait and gives the transfer."""
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.5)\nreduce(1, 0.5)\nready()", number=0, world=4),
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nreduce(1, 0.7)\nready()", number=1, world=4),
     ):
         collection = collector.collect()
-    assert values(collection, "rankwatch_collectives_total") == {
-        ("job", "0", *AT): 2.0,
-        ("job", "1", *AT): 2.0,
+    assert set(values(collection, "rankwatch_collectives_total").items()) == {
+        (("job", number, *AT), 2.0) for number in ("0", "1")
     }
-    assert values(collection, "rankwatch_collective_wait_seconds_total") == {
-        ("job", "0", *AT): pytest.approx(0.4),
-        ("job", "1", *AT): pytest.approx(0.2),
-    }
+    waits = {("job", "0", *AT): pytest.approx(0.4), ("job", "1", *AT): pytest.approx(0.2)}
+    assert values(collection, "rankwatch_collective_wait_seconds_total") == waits
     large = ("job", *AT, "large")
     assert values(collection, "rankwatch_collective_transfers_total") == {large: 2.0}
     assert values(collection, "rankwatch_collective_transfer_seconds_total") == {large: pytest.approx(0.6)}
     assert values(collection, "rankwatch_collective_bus_bytes_total") == {large: 2 * (1 << 20) * 1.5}
 
 
+PLACE = ("job", "0", *GROUP, "black_box")
+
+
+def last(collection: Collection) -> tuple[dict[tuple[str, ...], float], ...]:
+    """The last collectives that were enqueued and completed."""
+    name = "rankwatch_collective_last_{}"
+    return values(collection, name.format("enqueued")), values(collection, name.format("completed"))
+
+
 def test_position_of_hanging_rank(tmp_path: Path, collector: RanksCollector) -> None:
     """Last enqueued, last completed, and since when the oldest one is open."""
-    place = ("job", "0", *GROUP, "black_box")
     before = time.time()
     with rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()"):
         collection = collector.collect()
-    assert values(collection, "rankwatch_collective_last_enqueued") == {place: 2.0}
-    assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
-    ((labels, since),) = values(
-        collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds"
-    ).items()
-    assert labels == place
-    assert before - 1.0 < since < time.time() + 1.0
+    assert last(collection) == ({PLACE: 2.0}, {PLACE: 1.0})
+    oldest = values(collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds")
+    assert list(oldest) == [PLACE]
+    assert before - 1.0 < oldest[PLACE] < time.time() + 1.0
 
 
 def test_position_of_ended_ranks(tmp_path: Path, collector: RanksCollector) -> None:
     """A lost rank's position stays, as what the others wait for; a finished rank's does not."""
+    finishes = COLLECTIVES + "reduce(0, 0.1)\nready()\nrun.finish()\nready()"
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()", number=0, world=2) as lost,
-        rank(
-            tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()\nrun.finish()\nready()", number=1, world=2
-        ) as finished,
+        rank(tmp_path, finishes, number=1, world=2) as finished,
     ):
         collector.collect()
         kill(lost)
@@ -84,18 +87,15 @@ def test_position_of_ended_ranks(tmp_path: Path, collector: RanksCollector) -> N
         for _ in range(2):
             collection = collector.collect()
     assert state(collection) == {"0": "lost", "1": "finished"}
-    place = ("job", "0", *GROUP, "black_box")
-    assert values(collection, "rankwatch_collective_last_enqueued") == {place: 2.0}
-    assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
+    assert last(collection) == ({PLACE: 2.0}, {PLACE: 1.0})
 
 
 def test_ended_rank_is_left_out(tmp_path: Path, collector: RanksCollector) -> None:
     """A rank that ended is not waited for. The others are compared without it, and not kept for ever."""
+    code = COLLECTIVES + "reduce(0, 0.1)\nready()\nreduce(1, 0.5)\nready()"
     with (
-        rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()", number=0, world=2) as lost,
-        rank(
-            tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()\nreduce(1, 0.5)\nready()", number=1, world=2
-        ) as living,
+        rank(tmp_path, code, number=0, world=2) as lost,
+        rank(tmp_path, code, number=1, world=2) as living,
     ):
         collector.collect()
         kill(lost)
@@ -115,9 +115,8 @@ def test_restarted_rank_is_compared(tmp_path: Path, collector: RanksCollector) -
         ):
             collection = collector.collect()
     assert values(collection, "rankwatch_collective_transfers_total") == {("job", *AT, "large"): 2.0}
-    assert values(collection, "rankwatch_collective_wait_seconds_total")["job", "0", *AT] == pytest.approx(
-        0.4
-    )
+    waits = values(collection, "rankwatch_collective_wait_seconds_total")
+    assert waits["job", "0", *AT] == pytest.approx(0.4)
 
 
 def test_stalled_run_is_suspect(tmp_path: Path) -> None:

@@ -69,16 +69,6 @@ def test_phases_of_far_future() -> None:
     assert lines(400) - lines(0) < 20 * 400, "each looked at a few times, not 200 times"
 
 
-def test_phases_of_next_step(steps: StepAssembler) -> None:
-    """A step is settled when the next one arrives, whose phases arrived before: they are kept for it."""
-    for number in range(3):
-        steps.unsettled.phases.append((float(number), number + 0.25, "forward"))
-        steps.step(float(number), number + 0.5, number)
-    steps.settle(100.0, 100.0)
-    assert steps.phase_seconds["forward"] == 0.75
-    assert steps.section_seconds == {}
-
-
 @pytest.mark.process
 def test_pipeline_of_simulated_ranks(tmp_path: Path) -> None:
     """The agent knows the replica of each rank, and how long its sends and receives blocked it."""

@@ -23,17 +23,9 @@ class Read(NamedTuple):
 
 
 _FORMS = {
-    RecordKind.STEP: layout.STEP,
-    RecordKind.COLLECTIVE: layout.COLLECTIVE,
-    RecordKind.SCALAR: layout.SCALAR,
-    RecordKind.WORK: layout.WORK,
-    RecordKind.CHECKPOINT_BEGAN: layout.CHECKPOINT_BEGAN,
-    RecordKind.CHECKPOINT: layout.CHECKPOINT,
-    RecordKind.FINGERPRINT: layout.FINGERPRINT,
-    RecordKind.LIFECYCLE: layout.LIFECYCLE,
-    RecordKind.DEVICE_PHASE: layout.DEVICE,
-    RecordKind.DEVICE_WAIT: layout.DEVICE_WAIT,
-    RecordKind.DEVICE_STEP: layout.DEVICE_STEP,
+    kind: getattr(layout, "DEVICE" if kind is RecordKind.DEVICE_PHASE else kind.name)
+    for kind in RecordKind
+    if kind is not RecordKind.PHASE
 }
 
 
