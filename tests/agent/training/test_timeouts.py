@@ -72,6 +72,15 @@ def test_stall_in_a_section(phase: str) -> None:
     assert progress.timeout(phase) == 3.0 * FACTOR * 30.0 + FACTOR * 1.0
 
 
+def test_failed_step() -> None:
+    """A step that an exception ended is no lesson. It holds the timeout of a collective."""
+    progress = _after(1.0, 1.0)
+    for ended in (2000.0, 4000.0, 6000.0):  # the third in a row would be a lesson
+        progress.step_failed(ended)
+        progress.step(1800.0, ended)
+    assert progress.timeout(None) == FACTOR * 1.0
+
+
 def test_first_start() -> None:
     """While a first process starts nothing is known. Compilation has no history."""
     progress = LearntTimeouts()
