@@ -141,8 +141,7 @@ while not os.path.exists(os.environ["STOP"]):
 
 @pytest.mark.process
 def test_real_run(tmp_path: Path) -> None:
-    """Two ranks that keep three traces, of which one works longer: it records its three slowest steps, and
-    the other none. The slow one runs below `rankwatch run --profile-on-slow 3`."""
+    """The slow of two ranks records its three slowest steps, the other none, with `--profile-on-slow 3`."""
     boxes, stop = tmp_path / "boxes", tmp_path / "stop"
     env = {**os.environ, "RANKWATCH_DIR": str(boxes), "STOP": str(stop), "OMP_NUM_THREADS": "1"}
     env |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANKWATCH_RUN": "job"}

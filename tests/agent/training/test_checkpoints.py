@@ -147,8 +147,7 @@ def test_error_that_is_not_noted(tmp_path: Path, collector: RanksCollector) -> N
 
 
 def test_failures_by_stage(tmp_path: Path) -> None:
-    """A failure belongs to the stage that failed, or to none of them. A loop that verifies and uploads as a
-    part of its save has these as stages."""
+    """A failure belongs to the stage that failed, or to none; verify and upload may be stages of a save."""
     run = _start(tmp_path)
     for stage in ("write", "fsync", ""):
         with suppress(OSError, ValueError), run.checkpoint("save", step=3) as save:

@@ -98,8 +98,7 @@ def test_error_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_hidden_by_the_umask(tmp_path: Path) -> None:
-    """No text has credentials in it. Where the umask of a rank hides what it writes, its exception has a type
-    and a kind, and no text."""
+    """No text has credentials; where the umask hides what a rank writes, there is type and kind alone."""
     extra = {"py_callstack": '  File "a.py", line 7, in step\n', "timestamp": "1763840000"}
     text = "OSError: nan at s3://k:pw@bucket/ck?sig=x"
     box = point(tmp_path, {"message": {"message": text, "extraInfo": extra}})

@@ -25,11 +25,11 @@ from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.series import RankSeries
-from support.agent.process import ManualClock, until
+from support.agent.process import ManualClock
 from support.paths import TESTS
 from support.processes.mounts import run_beside_dead_server
 from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
-from support.training.ranks import faults, rank, state, values
+from support.training.ranks import faults, rank, settled, state, values
 from support.training.recorder import completed, reply, worker_server
 
 __all__ = ["node_directory"]
@@ -204,11 +204,8 @@ def test_forged_owner_in_a_name(node_directory: Path) -> None:
     """A directory that is named after another user's run gets its real owner's id too."""
     run_as(BOB, node_directory, f"box('job-uid{ALICE}', 0)")
     run_as(ALICE, node_directory, f"box('job-uid{ALICE}-2', 0)")
-    collection = RanksCollector(directory=node_directory).collect()
-    assert {labels[0] for labels in values(collection, "rankwatch_rank_state")} == {
-        f"job-uid{ALICE}-uid{BOB}",
-        f"job-uid{ALICE}-2",
-    }
+    found = values(RanksCollector(directory=node_directory).collect(), "rankwatch_rank_state")
+    assert {run for run, *_ in found} == {f"job-uid{ALICE}-uid{BOB}", f"job-uid{ALICE}-2"}
 
 
 def test_box_taken_over_by_another_user(node_directory: Path) -> None:
@@ -286,6 +283,14 @@ done()
         assert ("job", "0", "lost") in shown and len(shown) == 10
 
 
+def pulls(directory: Path, **how: Any) -> float:
+    """How often the flight recorder of the only rank answers while the agent asks once."""
+    recorders = {"fr_trace_json": reply(completed(0, 5.0), enqueued=1, done=1)}
+    with worker_server(directory / "job" / "0.sock", lambda: recorders):
+        collection = CollectivesCollector(directory=directory, **how).collect()
+    return values(collection, "rankwatch_flight_recorder_pulls_total")["job", "0", "success"]
+
+
 def test_sockets_that_never_answer(node_directory: Path) -> None:
     """64 sockets of one user, first by name, do not keep the agent from asking the rank of another user."""
     code = """
@@ -298,14 +303,8 @@ for n in range(64):
     held[-1].listen()
 done()
 """
-    recorders = {"fr_trace_json": reply(completed(0, 5.0), enqueued=1, done=1)}
-    with (
-        program_of(ALICE, node_directory, code),
-        worker_server(node_directory / "job" / "0.sock", lambda: recorders) as asked,
-    ):
-        collector = CollectivesCollector(directory=node_directory, timeout_seconds=2.0)
-        pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
-    assert asked and pulls["job", "0", "success"] == 1
+    with program_of(ALICE, node_directory, code):
+        assert pulls(node_directory, timeout_seconds=2.0) == 1
 
 
 def test_locks_on_all_that_can_be_read(node_directory: Path) -> None:
@@ -323,21 +322,14 @@ done()
 """
     writer = Writer(node_directory, Identity(run="job"), phases=())
     writer.expect_questions()
-    recorders = {"fr_trace_json": reply(completed(0, 5.0), enqueued=1, done=1)}
-    with (
-        program_of(ALICE, node_directory, code),
-        worker_server(node_directory / "job" / "0.sock", lambda: recorders),
-    ):
-        collector = CollectivesCollector(directory=node_directory)
-        pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
-        assert pulls["job", "0", "success"] == 1
+    with program_of(ALICE, node_directory, code):
+        assert pulls(node_directory) == 1
         writer.integers[Now.CAPTURING] = 1
         assert writer.wait_for_questions()
 
 
 def test_clock_of_a_box(node_directory: Path) -> None:
-    """A box that says it was made next month ages no run of somebody else: each keeps its series, and its
-    time over a restart of the agent."""
+    """A box from next month ages no run of others: each keeps its series and its time over a restart."""
     state_directory = node_directory.parent / "state"
     ahead = "import time as clock; time = types.SimpleNamespace(monotonic=clock.monotonic); \
 time.time = lambda: clock.time() + 30 * 86400; box('zz', 0, capacity=256)"
@@ -400,12 +392,8 @@ def test_ranks_that_come_and_go(node_directory: Path, monkeypatch: pytest.Monkey
 
 def test_gpu_of_another_user(node_directory: Path) -> None:
     """A rank that names the GPU on which somebody else computes does not have it, and pays for none of it."""
-    conditions = RunConditions()
-    collector = RanksCollector(
-        directory=node_directory,
-        conditions=conditions,
-        gpu_users=lambda: {"GPU-0": {CAROL}, "GPU-1": {ALICE}},
-    )
+    conditions, users = RunConditions(), {"GPU-0": {CAROL}, "GPU-1": {ALICE}}
+    collector = RanksCollector(directory=node_directory, conditions=conditions, gpu_users=lambda: users)
     code = "steps(1)\nready()"
     with (
         rank(node_directory, code, gpu="GPU-0", before=become(CAROL)),
@@ -414,11 +402,11 @@ def test_gpu_of_another_user(node_directory: Path) -> None:
         rank(node_directory, code, gpu="GPU-2", run="unknown", before=become(ALICE)),
     ):
         collection = collector.collect()
-    shown = {("job", "0", "GPU-0"), ("own", "0", "GPU-1"), ("unknown", "0", "GPU-2")}
-    assert set(values(collection, "rankwatch_rank_gpu_info")) == shown
-    assert set(values(collection, "rankwatch_rank_gpu_start_timestamp_seconds")) == shown
+    shown = {"job": "GPU-0", "own": "GPU-1", "unknown": "GPU-2"}
+    for name in ("rankwatch_rank_gpu_info", "rankwatch_rank_gpu_start_timestamp_seconds"):
+        assert {run: gpu for run, _, gpu in values(collection, name)} == shown, name
     charged = {run: each.ranks[0].gpu for run, each in conditions.runs.items()}
-    assert charged == {"job": "GPU-0", "own": "GPU-1", "unknown": "GPU-2", "forged": ""}
+    assert charged == {**shown, "forged": ""}
 
 
 def test_work_beyond_all_numbers(node_directory: Path) -> None:
@@ -428,12 +416,12 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
         rank(node_directory, code, run="huge", number=0, world=2, before=become(ALICE)),
         rank(node_directory, code, run="huge", number=1, world=2, before=become(ALICE)),
         rank(node_directory, "steps(2)\nready()", before=become(CAROL)),
-    ):
-        collector = RanksCollector(directory=node_directory)
-        wanted = {("huge", ""): 128.0, ("job", ""): 64.0}
-        until(  # the last step of each is complete a moment later
-            lambda: values(collector.collect(), "rankwatch_node_tokens_total") == wanted, "both count"
+    ):  # the last step of each is complete a moment later
+        collector, wanted = (
+            RanksCollector(directory=node_directory),
+            {("huge", ""): 256.0, ("job", ""): 128.0},
         )
+        settled(collector, lambda each: values(each, "rankwatch_node_tokens_total") == wanted)
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,7 @@ GPU = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
 
 
 def test_large_run(tmp_path: Path) -> None:
-    """Of a run with more ranks than `max_single_ranks`, ranks are compared by some of them, counters of what
-    has not happened are left out, and what each rank has is counted all the same."""
+    """Beyond `max_single_ranks` some are compared, counters at 0 are left out, and all are counted."""
     slow = 'print("ready", flush=True)\nsteps(10**6, forward=0.03)\n'
     fast = slow.replace("0.03", "0.01")
     found: dict[int, Collection] = {}

@@ -49,9 +49,7 @@ def test_overlapped_buckets() -> None:
 
 
 def test_waits_beside_buckets() -> None:
-    """Waits that were seen are taken out beside buckets that run on. A wait that was seen blocks from its
-    begin, as a blocking collective does; of the asynchronous ones in the same phase only what follows the
-    last enqueue is taken to block, and nothing counts twice."""
+    """Waits that were seen are taken out beside buckets that run on, and nothing counts twice."""
     waits = [(1.0, 2.0, True), (3.0, 3.5, True), (5.5, 6.5, True)]
     buckets = [(0.5, 4.0, False), (5.0, 6.0, False)]
     parts, _ = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])

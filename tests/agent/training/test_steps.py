@@ -263,8 +263,7 @@ def test_work(events: Sequence[tuple[Any, ...]], counted: float) -> None:
 
 
 def test_step_on_device(steps: StepAssembler) -> None:
-    """On a GPU a step counts once the GPU has done it, by its clock, whichever comes first: the records of
-    the host show when work was enqueued."""
+    """A step counts once the GPU has done it, by its clock: the host's records show what was enqueued."""
     report = {"phases": [("forward", 0.6)], "message": 0.1, "waited": 0.3}
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.5, "forward"))
@@ -371,8 +370,7 @@ def test_long_evaluation_after_a_step(steps: StepAssembler) -> None:
 
 
 def test_process_that_ends_before_its_gpu(tmp_path: Path) -> None:
-    """The steps that the GPU of a process has not reported count when another one takes the rank, as time of
-    no known use, and so does what was reported."""
+    """Steps that a GPU has not reported count as of no known use once another process comes."""
     before = LoneRank(tmp_path)
     for number in range(4):
         before.forward(0.010)

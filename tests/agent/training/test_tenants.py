@@ -61,8 +61,7 @@ def test_names(node_directory: Path) -> None:
 
 
 def test_joining_a_run(node_directory: Path) -> None:
-    """A user who makes a run of the same name, beside a tenant's folder or in it, neither adds a rank to that
-    of the tenant nor takes its place in an agent that starts later."""
+    """Who makes a run of the same name, beside or inside, neither adds a rank nor takes its place."""
     inside = tenant(node_directory, "team-a")
     run_as(BOB, inside, "[box('job', number) for number in (0, 5)]")
     run_as(CAROL, node_directory, "[box('team-a.job', number) for number in (0, 5)]")
@@ -135,8 +134,7 @@ def test_no_tenants(node_directory: Path) -> None:
     ("owner", "mode", "unsafe"), [(0, 0o1777, 0), (0, 0o777, 1), (ALICE, 0o1777, 1), (ALICE, 0o755, 1)]
 )
 def test_unsafe_directory(node_directory: Path, owner: int, mode: int, unsafe: int) -> None:
-    """Who owns the directory of black boxes, or writes to it without a sticky bit, could exchange the runs of
-    others: that is counted."""
+    """Who owns it, or writes to it without a sticky bit, could exchange the runs of others: counted."""
     node_directory.chmod(mode)
     os.chown(node_directory, owner, owner)
     found = faults(RanksCollector(directory=node_directory).collect())
@@ -157,8 +155,7 @@ print(sorted(boxes), faults.by_reason["unreadable"])
 
 
 def test_link_in_the_place_of_a_run(tmp_path: Path) -> None:
-    """A run that becomes a link between the list of runs and that of its boxes has no boxes: those that it
-    leads to are somebody else's."""
+    """One that becomes a link between two lists has no boxes: those that it leads to are others'."""
     run, other = tmp_path / "boxes" / "job", tmp_path / "other"
     for each in (run, other):
         each.mkdir(parents=True)

@@ -118,8 +118,7 @@ def test_step_of_previous_process() -> None:
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
 def test_section_timeout(phase: str) -> None:
-    """A section has a timeout of its own beside that of steps. Unknown until the first one has ended; the
-    single longest one is allowed half as much again."""
+    """It is unknown until the first one has ended; the single longest is allowed half as much again."""
     progress = _after(1.0, 1.0)
     assert progress.timeout(phase) is None
     progress.section(phase, 30.0)

@@ -177,8 +177,7 @@ def _series(tmp_path: Path, code: str) -> Collection:
 
 @pytest.mark.process
 def test_variation_series(tmp_path: Path) -> None:
-    """Unequal microbatches covary and the late step is counted. One forward and backward are three times as
-    long as the others: a variance of 0.5, all of it shared."""
+    """One forward and backward are three times as long: a variance of 0.5, all of it shared."""
     found = _series(tmp_path, _UNEQUAL)
     steps = values(found, "rankwatch_steps_total")["job", "0"]
     assert values(found, "rankwatch_late_steps_total")["job", "0"] == 1

@@ -182,8 +182,7 @@ def test_incomplete_is_looked_at_again(agent: Agent) -> None:
 
 
 def test_hidden_note(agent: Agent) -> None:
-    """A checkpoint that a hidden note names is verified, and its damage counts; its path and the names in it
-    are for nobody else, also after a restart of the agent."""
+    """What it names is verified and counts; path and names are for nobody else, also after a restart."""
     path = agent.damaged(mode=0o600)
     for starts in (1, 0):
         assert agent.damages() == [["r", "", "", "", "flipped"]]
@@ -211,8 +210,7 @@ def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:
 
 
 def test_run_that_ends_meanwhile(agent: Agent) -> None:
-    """The thread that follows the ranks forgets a run while this collector looks whether its damaged
-    checkpoint is still there. The series are those of one moment."""
+    """Another thread forgets a run while damage is looked for: the series are those of one moment."""
 
     class Ending(RunConditions):
         @property

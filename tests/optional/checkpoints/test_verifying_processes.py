@@ -220,8 +220,7 @@ print(process.has_ended)
 
 
 def test_process_that_cannot_be_killed(tmp_path: Path) -> None:
-    """A question that a file server has taken and does not answer holds the process in the kernel. Nobody
-    waits for it, and it does not count as ended."""
+    """One that a file server holds in the kernel: nobody waits, and it does not count as ended."""
     assert run_beside_dead_server(tmp_path, SERVED_BY_ITS_USER) == "False\n"
 
 

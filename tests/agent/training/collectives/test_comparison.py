@@ -373,8 +373,7 @@ def test_collective_without_a_known_end() -> None:
     ],
 )
 def test_blocked_time(flags: int, waited: float, blocked: float) -> None:
-    """A collective blocks from where a thread began to wait for it. Where that is unknown or impossible it is
-    estimated; one without a known end blocks nothing."""
+    """From where a thread began to wait; estimated where that is unknown or impossible; 0 without an end."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 1.0, start=11.0, flags=flags, waited=waited)
     steps.step(10.0, 14.0, 0)

@@ -174,8 +174,7 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
 
 
 def test_recorder_per_backend(tmp_path: Path) -> None:
-    """NCCL2 has a recorder of its own at the handler of gloo's, and is the one that matters. Releases without
-    `fr_dump_file` ignore the backend and would show gloo's recorder twice."""
+    """NCCL2 has one of its own and it matters; releases without `fr_dump_file` would show gloo's twice."""
     gloo = reply(entry(0, profiling_name="gloo:all_reduce"), enqueued=1)
     nccl2 = reply(entry(41, profiling_name="nccl2:all_reduce"), enqueued=42, done=41)
     handlers = {"fr_trace_json": gloo, "fr_dump_file": {}, "fr_trace_json?backend=nccl2": nccl2}

@@ -193,8 +193,7 @@ def test_lost_parts() -> None:
 
 
 def test_unknown_bytes() -> None:
-    """If the bytes of one collective are not known, its operation has no series of bytes, and no transfers
-    by size. Its time and its wait are known."""
+    """An operation with one collective of unknown bytes has no series of bytes, and none by size."""
     lost = {"collective_seq_id": 5, "profiling_name": "nccl:all_gather", "input_dtypes": ["Other"]}
     body = reply(
         completed(7, 1.0, collective_seq_id=4, profiling_name="nccl:all_gather"),

@@ -149,8 +149,7 @@ def test_only_the_node_of_rank_0_counts_the_end(agent: Agent, tmp_path: Path) ->
 
 
 def test_killed_by_the_kernel(agent: Agent, tmp_path: Path) -> None:
-    """The kernel's line is found by the process id, though it comes later; it is kept beside the box, for
-    those who ask without an agent, and goes with the next process of the rank."""
+    """The line is found by process id, though late; kept beside the box, it goes with the next process."""
     boxes = tmp_path / "boxes"
     with rank(boxes, "steps(1)\nready()") as process:
         agent.after()
