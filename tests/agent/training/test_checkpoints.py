@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,14 +13,14 @@ from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.totals import RankTotals
-from support.training.ranks import go_on, rank, state, values
+from support.training.ranks import go_on, kill, rank, state, values
 
 KEY = ("job", "0")
 SAVE = (*KEY, "save")
 
 
-def _collected(directory: Path, collector: RanksCollector | None = None) -> Collection:
-    return (collector or RanksCollector(directory=directory)).collect()
+def _collected(directory: Path) -> Collection:
+    return RanksCollector(directory=directory).collect()
 
 
 def _one(collection: Collection, name: str) -> float:
@@ -167,28 +165,6 @@ def test_failures_by_stage(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.process
-def test_save_beside_training(tmp_path: Path, collector: RanksCollector) -> None:
-    """A save that goes on beside training is pending until it ends. If it fails then, that is said."""
-    code = """
-save = run.checkpoint("save", step=3).begin()
-save.unblock()
-ready()
-save.end(failed=True)
-ready()
-"""
-    with rank(tmp_path, code) as process:
-        found = _collected(tmp_path, collector)
-        assert _one(found, "rankwatch_checkpoint_saves_pending") == 1.0
-        since = _one(found, "rankwatch_checkpoint_save_pending_since_timestamp_seconds")
-        go_on(process)
-        found = _collected(tmp_path, collector)
-        assert _one(found, "rankwatch_checkpoint_saves_pending") == 0.0
-        assert not values(found, "rankwatch_checkpoint_save_pending_since_timestamp_seconds")
-        assert _one(found, "rankwatch_checkpoint_background_failures_total") == 1.0
-        assert since <= _one(found, "rankwatch_rank_heartbeat_timestamp_seconds")
-
-
 def test_overlap(tmp_path: Path) -> None:
     """A save that begins while another one is under way is counted; one after it is not."""
     run = _start(tmp_path)
@@ -215,15 +191,31 @@ save.stage("write").begin()
 ready()
 """
     with rank(tmp_path, code) as process:
-        assert _outcomes(_collected(tmp_path, collector)) == {"success": 1, "failure": 0, "unfinished": 0}
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        for _ in range(2):
-            found = _collected(tmp_path, collector)
+        assert _outcomes(collector.collect()) == {"success": 1, "failure": 0, "unfinished": 0}
+        kill(process)
+    for _ in range(2):
+        found = collector.collect()
     assert state(found) == {"0": "lost"}
     assert _outcomes(found) == {"success": 1, "failure": 0, "unfinished": 1}
     assert _one(found, "rankwatch_checkpoint_saves_pending") == 0.0
     assert _one(found, "rankwatch_checkpoint_last_saved_step") == 3.0
+
+
+@pytest.mark.process
+def test_save_beside_training(tmp_path: Path, collector: RanksCollector) -> None:
+    """A save that goes on beside training is pending until it ends. If it fails then, that is said."""
+    name = "rankwatch_checkpoint_save"
+    pending, since = f"{name}s_pending", f"{name}_pending_since_timestamp_seconds"
+    begins = 'save = run.checkpoint("save", step=3).begin()\nsave.unblock()\nready()\n'
+    with rank(tmp_path, f"{begins}save.end(failed=True)\nready()") as process:
+        found = collector.collect()
+        assert _one(found, pending) == 1.0
+        began = _one(found, since)
+        go_on(process)
+        found = collector.collect()
+        assert (_one(found, pending), values(found, since)) == (0.0, {})
+        assert _one(found, "rankwatch_checkpoint_background_failures_total") == 1.0
+        assert began <= _one(found, "rankwatch_rank_heartbeat_timestamp_seconds")
 
 
 def test_resumes(tmp_path: Path, collector: RanksCollector) -> None:
@@ -237,7 +229,7 @@ def test_resumes(tmp_path: Path, collector: RanksCollector) -> None:
             with run.step():
                 pass
         run.finish()
-        found = _collected(tmp_path, collector)
+        found = collector.collect()
         lost.append(_one(found, "rankwatch_rank_steps_lost_total"))
         restored = values(found, "rankwatch_rank_restored_step")
         assert restored == ({} if resumed is None else {KEY: 2.0})

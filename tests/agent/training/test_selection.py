@@ -31,15 +31,12 @@ def _choose(*seconds: float | None) -> frozenset[str]:
 
 
 def test_slow_ranks_are_shown() -> None:
-    """Each of them, and of equal ones at least one: a node may be slow as a whole."""
+    """Each of them, and of equal ones at least one: a node may be slow as a whole; the last of each stage."""
     assert _choose(1.0, 1.2, 1.0, 1.1, 1.0, 1.0) == {"1", "3"}
     assert len(_choose(1.3, 1.3, 1.3, 1.3)) == 1
     assert _choose(None, None) == frozenset()
-
-
-def test_last_rank_of_each_stage() -> None:
-    ranks = [_standing(rank, 1.0 + 0.01 * rank, stage=str(rank % 2)) for rank in range(4)]
-    assert RankSelection().choose(ranks).work == {"2", "3"}
+    stages = [_standing(rank, 1.0 + 0.01 * rank, stage=str(rank % 2)) for rank in range(4)]
+    assert RankSelection().choose(stages).work == {"2", "3"}
 
 
 @pytest.mark.parametrize(
