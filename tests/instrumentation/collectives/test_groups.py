@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.blackbox import layout
-from rankwatch.collectives.groups import Group, Groups
+from rankwatch.collectives.groups import Groups
 from rankwatch.members import MOST_CHARACTERS, members_text
 from support.fuzzing import BUSY_MACHINE
 from support.jobs.gloo import Recording
@@ -35,15 +36,9 @@ def test_more_groups_than_rows(recording: Recording, world: Any) -> None:
 
 def test_group_unknown_to_pytorch(recording: Recording) -> None:
     """It keeps its counters, although its Python object changes. Its members stay unknown."""
-
-    class Foreign:
-        group_name, group_desc = "foreign", "undefined"
-
-        def size(self) -> int:
-            return 3
-
     groups = Groups(recording.writer)
-    assert [groups.of(Foreign()).collective(1) for _ in range(3)] == [0, 1, 2]
+    objects = [Mock(group_name="foreign", group_desc="undefined", size=lambda: 3) for _ in range(3)]
+    assert [groups.of(each).collective(1) for each in objects] == [0, 1, 2]
     (row,) = recording.groups
     assert (row.name, row.members, row.size, row.enqueued) == ("foreign", "", 3, 3)
 
@@ -79,11 +74,8 @@ def test_oldest_operation(recording: Recording, world: Any) -> None:
                 for done in (lane[at - 1], each, lane[at - 2]):
                     group.complete(done)
 
-    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        list(threads.map(work, lanes))
     assert recording.groups[0].oldest == 0.0
     group.in_flight("first", 7.0)
     group.in_flight("second", 8.0)
@@ -95,23 +87,9 @@ def test_oldest_operation(recording: Recording, world: Any) -> None:
 def test_groups_of_several_threads(recording: Recording) -> None:
     """Threads that use new groups at the same time give each group its own row."""
     groups = Groups(recording.writer)
-
-    class Foreign:
-        group_desc = "lane"
-
-        def __init__(self, name: str) -> None:
-            self.group_name = self.group_desc = name
-
-        def size(self) -> int:
-            return 2
-
-    found: list[Group] = []
-    kept = [Foreign(f"lane{each}") for each in range(40)]
-    threads = [threading.Thread(target=lambda each=each: found.append(groups.of(each))) for each in kept]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    kept = [Mock(group_name=f"lane{each}", group_desc=f"lane{each}", size=lambda: 2) for each in range(40)]
+    with ThreadPoolExecutor(len(kept)) as threads:
+        found = list(threads.map(groups.of, kept))
     assert {group.name for group in recording.groups} == {each.group_name for each in kept}
     assert len(found) == 40
 

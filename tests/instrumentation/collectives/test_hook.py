@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,11 +32,11 @@ def records(recording: Recording, count: int) -> list[Read]:
 
 def test_known_operators() -> None:
     """Every operator of this torch that takes a group is known, so that a new collective is not missed."""
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
+    names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     with_group = {
-        name.removeprefix("c10d::")
-        for name in names
-        if "ProcessGroup" in str(getattr(torch.ops.c10d, name.removeprefix("c10d::")).default._schema)
+        name
+        for library, _, name in names
+        if library == "c10d" and "ProcessGroup" in str(getattr(torch.ops.c10d, name).default._schema)
     }
     assert with_group
     assert with_group <= OPERATIONS.keys()
@@ -93,11 +95,7 @@ def test_own_failure_before_collective(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: type, what: str
 ) -> None:
     """A failure of the hook is counted, and the collective runs."""
-
-    def fail(*_: Any) -> Any:
-        raise ArithmeticError(what)
-
-    monkeypatch.setattr(part, what, fail)
+    monkeypatch.setattr(part, what, Mock(side_effect=ArithmeticError(what)))
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [1.0, 1.0]
@@ -108,10 +106,7 @@ def test_own_failure_after_collective(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted, on the backend's thread that completes the collective and at the end of a wait."""
-
-    def fail(*_: Any) -> Any:
-        raise ArithmeticError
-
+    fail = Mock(side_effect=ArithmeticError)
     monkeypatch.setattr(call, "_failed", fail)
     dist.all_reduce(torch.ones(2))
     until(lambda: recording.errors == 1, "the failure to be counted")
@@ -121,13 +116,12 @@ def test_own_failure_after_collective(
     until(lambda: recording.groups[0].oldest == 0.0, "nothing is shown as in flight")
 
 
-@pytest.mark.parametrize("part", ["_work_of", "_work_waits.follow"])
+@pytest.mark.parametrize("owner, name", [("", "_work_of"), ("_work_waits", "follow")])
 def test_own_failure_to_follow(
-    recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: str
+    recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
 ) -> None:
     """The collective runs and does not look hung, and the failure is counted."""
-    owner, _, name = f"hook.{part}".rpartition(".")
-    monkeypatch.setattr({"hook": hook, "hook._work_waits": hook._work_waits}[owner], name, None)
+    monkeypatch.setattr(getattr(hook, owner) if owner else hook, name, None)
     tensor = torch.ones(2)
     dist.group.WORLD._reduce_scatter_base(torch.ones(1), torch.ones(1)).wait()
     dist.all_reduce(tensor, async_op=True).wait()
@@ -180,11 +174,8 @@ class NoEvents:
 def test_error_while_hooks_are_installed(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one hook cannot be installed, none stays."""
     wait = torch._C._distributed_c10d.Work.wait
-
-    def fails(*_: object) -> None:
-        raise AttributeError("torch has changed")
-
-    monkeypatch.setattr("rankwatch.collectives.hook.TensorWaits", fails)
+    changed = Mock(side_effect=AttributeError("torch has changed"))
+    monkeypatch.setattr("rankwatch.collectives.hook.TensorWaits", changed)
     with pytest.raises(AttributeError, match="torch has changed"):
         CollectiveHook(recording.writer, recording.failures, None)
     assert torch._C._distributed_c10d.Work.wait is wait
@@ -201,19 +192,17 @@ def test_collective_on_gpu(recording: Recording, world: Any) -> None:
     gpu = Gpu(timeline, captures, torch)
     gpu.device, gpu.stream = 0, stream
     hook = CollectiveHook(recording.writer, recording.failures, gpu)
-    try:
-        number = recording.writer.name_number("all_reduce")
-        reduce = Operator(["tensors", "process_group", "async_op"], number, point_to_point=False)
+    reduce_number, send_number = map(recording.writer.name_number, ("all_reduce", "send"))
+    reduce = Operator(["tensors", "process_group", "async_op"], reduce_number, point_to_point=False)
+    send = Operator(["tensors", "process_group"], send_number, point_to_point=True)
+    with ExitStack() as stack:
+        stack.callback(hook.remove)
         call, waits = hook._begin(reduce, ([OnGpu()], world.boxed(), False))
         assert call is None
         assert waits is not None
         waits.ends()
-        assert hook._begin(reduce, ([OnGpu()], world.boxed())) == (None, None)
-        number = recording.writer.name_number("send")
-        send = Operator(["tensors", "process_group"], number, point_to_point=True)
-        assert hook._begin(send, ([OnGpu()], world.boxed())) == (None, None)
-    finally:
-        hook.remove()
+        for operator in (reduce, send):
+            assert hook._begin(operator, ([OnGpu()], world.boxed())) == (None, None)
     (group,) = recording.groups
     assert (group.name, group.enqueued, group.oldest, group.operation) == ("default_pg", 2, 0.0, "send")
     assert recording.errors == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,17 +141,13 @@ def test_wait_after_completion(recording: Recording, waits: TensorWaits) -> None
 def test_failing_wait(recording: Recording, waits: TensorWaits) -> None:
     """It raises as it does without the hook. The collective is recorded as failed, unless it has a future,
     which shows how it ends."""
-
-    def fail() -> None:
-        raise RuntimeError("connection closed by peer")
-
     for by_future in (False, True):
         tensor = torch.ones(2)
         failing = call(recording, [tensor])
         if not by_future:
             failing.wait_only()
         waits.expect(failing, [tensor])
-        Awaited(tensor, fail)
+        Awaited(tensor, Mock(side_effect=RuntimeError("connection closed by peer")))
         with pytest.raises(RuntimeError, match="closed by peer"):
             wait_tensor(tensor)
         (only,) = records(recording)
@@ -162,13 +159,8 @@ def test_own_failures(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A failure of the hook is counted, and the wait returns as usual."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise ArithmeticError(what)
-
-    monkeypatch.setattr(Call, what, fail)
-    output = reduce_scatter(2)
-    assert wait_tensor(output).tolist() == [1.0, 1.0]
+    monkeypatch.setattr(Call, what, Mock(side_effect=ArithmeticError(what)))
+    assert wait_tensor(reduce_scatter(2)).tolist() == [1.0, 1.0]
     assert recording.errors == 1
 
 

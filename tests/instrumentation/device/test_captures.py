@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -173,11 +174,7 @@ def test_methods_of_the_installed_torch() -> None:
 
 def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a capture waits for a question to be answered: none is under way then."""
-
-    def interrupted() -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rank.writer, "wait_for_questions", interrupted)
+    monkeypatch.setattr(rank.writer, "wait_for_questions", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         rank.machine.torch.cuda.CUDAGraph().capture_begin()
     assert rank.writer.integers[Now.CAPTURING] == 0

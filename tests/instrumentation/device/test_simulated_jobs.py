@@ -32,27 +32,53 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
     return run
 
 
+PIPELINES = ("one_f_one_b", "interleaved")
+FAULTY = {
+    "slow rank": [
+        Job(program=each, fault=Fault(Slow.COMPUTE, 2, size)) for each in PROGRAMS for size in (0.1, 0.4)
+    ],
+    "other causes": [
+        Job(program=each, fault=Fault(what, 1, 20.0 if what is Slow.LINK else 0.2))
+        for each in ("ddp", "fsdp2", "tensor_parallel", *PIPELINES)
+        for what in Slow
+        if what is not Slow.COMPUTE
+    ],
+    # A loop that counts the steps of each epoch from 0 is judged as any other.
+    "epochs": [
+        Job(program=each, fault=Fault(Slow.COMPUTE, 2, 0.3), steps_of_epoch=steps)
+        for each in ("ddp", "one_f_one_b")
+        for steps in (12, 3)
+    ],
+    # Each rank of the pipeline is in another step.
+    "hosts ahead": [
+        Job(program=each, fault=Fault(what, 1, 0.45), reads_loss=False)
+        for each in PIPELINES
+        for what in (Slow.COMPUTE, Slow.HOST, Slow.LOADER)
+    ],
+    # It has the time until the first microbatch comes, and the rank has ended its step before the others.
+    "loader of a later stage": [Job(program="one_f_one_b", fault=Fault(Slow.LOADER, 5, 0.48))],
+}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(job, id=f"{case}, {job.program}, {job.fault and job.fault.what}")
+        for case, jobs in FAULTY.items()
+        for job in jobs
+    ],
+)
+def test_faulty_job(healthy: Healthy, tmp_path: Path, job: Job) -> None:
+    """The rank with the fault is named, with what is slow and what it costs, and no other."""
+    usual = healthy(job.program, reads_loss=job.reads_loss)
+    assert list(complaints(Result(job, tmp_path), usual)) == []
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_healthy_job(healthy: Healthy, program: str) -> None:
     """Nobody is named where nobody is slow, and no rank has a local time of its own."""
     result = healthy(program)
     assert list(complaints(result, result)) == []
-
-
-@pytest.mark.parametrize("size", [0.1, 0.4])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_slow_rank(healthy: Healthy, tmp_path: Path, program: str, size: float) -> None:
-    """A rank that computes more slowly is named, with its phase and what it costs."""
-    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, size))
-    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
-
-
-@pytest.mark.parametrize("what", [each for each in Slow if each is not Slow.COMPUTE])
-@pytest.mark.parametrize("program", ["ddp", "fsdp2", "tensor_parallel", "one_f_one_b", "interleaved"])
-def test_fault(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> None:
-    """Other causes are told apart: slow host, loader, work between phases, links, batches."""
-    job = Job(program=program, fault=Fault(what, 1, 20.0 if what is Slow.LINK else 0.2))
-    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
 
 
 def time_each_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +101,6 @@ def test_untimed_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program
     assert shares == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.parametrize("steps", [12, 3])
-@pytest.mark.parametrize("program", ["ddp", "one_f_one_b"])
-def test_numbers_of_epochs(tmp_path: Path, healthy: Healthy, program: str, steps: int) -> None:
-    """A loop that counts the steps of each epoch from 0 is judged as any other."""
-    job = Job(program=program, fault=Fault(Slow.COMPUTE, 2, 0.3), steps_of_epoch=steps)
-    assert list(complaints(Result(job, tmp_path), healthy(program))) == []
-
-
 @pytest.mark.parametrize("step", [96, 99])
 def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A single long step is told with its rank, whether its phases were timed or not."""
@@ -91,20 +109,6 @@ def test_event_in_short_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert verdict.ranks == ()
     assert [(each["step"], each["ranks"]) for each in verdict.events] == [(step, [2])]
     assert verdict.event_seconds == pytest.approx(1.0, rel=0.05)
-
-
-@pytest.mark.parametrize("what", [Slow.COMPUTE, Slow.HOST, Slow.LOADER])
-@pytest.mark.parametrize("program", ["one_f_one_b", "interleaved"])
-def test_pipeline_that_runs_ahead(healthy: Healthy, tmp_path: Path, program: str, what: Slow) -> None:
-    """So it is where hosts run ahead, so that each rank of a pipeline is in another step."""
-    job = Job(program=program, fault=Fault(what, 1, 0.45), reads_loss=False)
-    assert list(complaints(Result(job, tmp_path), healthy(program, reads_loss=False))) == []
-
-
-def test_loader_of_a_later_stage(healthy: Healthy, tmp_path: Path) -> None:
-    """It has the time until the first microbatch comes, and the rank has ended its step before the others."""
-    job = Job(program="one_f_one_b", fault=Fault(Slow.LOADER, 5, 0.48))
-    assert list(complaints(Result(job, tmp_path), healthy("one_f_one_b"))) == []
 
 
 def test_link_of_a_pipeline(healthy: Healthy, tmp_path: Path) -> None:
