@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,41 +79,31 @@ def between_awaits(manager: Manager, body: Body) -> None:
     asyncio.run(main())
 
 
-def by_calls(manager: Manager, body: Body) -> None:
-    manager.__enter__()
+def leaving(manager: Manager, body: Body, kind: type | None = None) -> None:
+    """Leave what may not have been entered, by its own method or by that of its type."""
+    leave = partial(kind.__exit__, manager) if kind else manager.__exit__  # type: ignore[attr-defined]
     try:
         body()
     except BaseException as error:
-        assert not manager.__exit__(type(error), error, error.__traceback__)
+        assert not leave(type(error), error, error.__traceback__)
         raise
-    assert not manager.__exit__(None, None, None)
+    assert not leave(None, None, None)
+
+
+def by_calls(manager: Manager, body: Body) -> None:
+    manager.__enter__()
+    leaving(manager, body)
 
 
 def by_type(manager: Manager, body: Body) -> None:
     kind = type(manager)
     kind.__enter__(manager)
-    try:
-        body()
-    except BaseException as error:
-        assert not kind.__exit__(manager, type(error), error, error.__traceback__)
-        raise
-    assert not kind.__exit__(manager, None, None, None)
+    leaving(manager, body, kind)
 
 
 def in_a_thread(manager: Manager, body: Body) -> None:
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            by_with(manager, body)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    for error in raised:
-        raise error
+    with ThreadPoolExecutor(1) as other:
+        other.submit(by_with, manager, body).result()
 
 
 def in_a_generator(manager: Manager, body: Body) -> None:
@@ -133,21 +124,11 @@ def nested(manager: Manager, body: Body) -> None:
 
 
 def left_only(manager: Manager, body: Body) -> None:
-    try:
-        body()
-    except BaseException as error:
-        assert not manager.__exit__(type(error), error, error.__traceback__)
-        raise
-    assert not manager.__exit__(None, None, None)
+    leaving(manager, body)
 
 
 def left_twice(manager: Manager, body: Body) -> None:
-    try:
-        by_with(manager, body)
-    except BaseException as error:
-        assert not manager.__exit__(type(error), error, error.__traceback__)
-        raise
-    assert not manager.__exit__(None, None, None)
+    leaving(manager, lambda: by_with(manager, body))
 
 
 Way = Callable[[Manager, Body], None]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -177,7 +178,7 @@ def test_wrong_values_at_first(call: str, value: str, tmp_path: Path) -> None:
     run.finish()
 
 
-@pytest.mark.parametrize("value", [each for each in VALUES if each not in ("list",)])
+@pytest.mark.parametrize("value", [each for each in VALUES if each != "list"])
 def test_wrong_phases(value: str, run: rankwatch.Run) -> None:
     """A phase of any name that Python can look up."""
     try:
@@ -219,35 +220,29 @@ def test_wrong_values_in_logs(value: str, capsys: pytest.CaptureFixture[str]) ->
         formatter.format(record)
 
 
+@pytest.fixture
+def _refusing() -> Iterator[None]:
+    """The script has a filter of log lines that raises."""
+    refuse = Mock(side_effect=ValueError("filter"))
+    logger = logging.getLogger("rankwatch")
+    logger.addFilter(refuse)
+    yield
+    logger.removeFilter(refuse)
+
+
+@pytest.mark.usefixtures("_refusing")
 def test_start_with_a_filter_that_raises(tmp_path: Path) -> None:
     """What `start` has to say must not end a training either."""
-
-    def refuse(_: logging.LogRecord) -> bool:
-        raise ValueError("filter")
-
     (tmp_path / "file").touch()
-    logger = logging.getLogger("rankwatch")
-    logger.addFilter(refuse)
-    try:
-        with rankwatch.start(directory=tmp_path / "file") as run:
-            assert isinstance(run, rankwatch.DisabledRun)
-    finally:
-        logger.removeFilter(refuse)
+    with rankwatch.start(directory=tmp_path / "file") as run:
+        assert isinstance(run, rankwatch.DisabledRun)
 
 
-def test_handlers_that_raise(run: rankwatch.Run) -> None:
+@pytest.mark.usefixtures("_refusing")
+def test_filter_that_raises(run: rankwatch.Run) -> None:
     """A filter of the script that raises costs the line of a failure, not the training."""
-
-    def refuse(_: logging.LogRecord) -> bool:
-        raise ValueError("filter")
-
-    logger = logging.getLogger("rankwatch")
-    logger.addFilter(refuse)
-    try:
-        run.scalar("loss", "no number")
-        run.end_step()
-    finally:
-        logger.removeFilter(refuse)
+    run.scalar("loss", "no number")
+    run.end_step()
     assert run._writer.integers[Now.ERRORS] == 2
 
 
@@ -293,10 +288,8 @@ def test_failing_counter(run: rankwatch.Run, monkeypatch: pytest.MonkeyPatch) ->
     torch = pytest.importorskip("torch")
     from torch.utils import flop_counter
 
-    def raises(*_: object, **__: object) -> int:
-        raise AssertionError("formula")
-
-    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mm, raises)
+    formula = Mock(side_effect=AssertionError("formula"))
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mm, formula)
     with run.count_flops(tokens=1):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     assert run._writer.integers[Now.ERRORS] >= 1

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from support.processes.python import python
-from support.training.blackbox import box, name_of, of_kind, read
+from support.training.blackbox import box, now, of_kind, read
 
 pytestmark = pytest.mark.process
 
@@ -54,13 +55,6 @@ def test_every_end(tmp_path: Path, code: str, status: int, events: list[str]) ->
     assert end(tmp_path, code) == (status, events)
 
 
-def test_type_of_exception(tmp_path: Path) -> None:
-    """It is recorded even if the run is not used as a context manager."""
-    end(tmp_path, "raise MemoryError")
-    failed = of_kind(box(tmp_path), RecordKind.LIFECYCLE)[-1]
-    assert name_of(box(tmp_path), failed.payload[1]) == "MemoryError"
-
-
 def test_sigterm_while_python_hangs(tmp_path: Path) -> None:
     """The stacks of all threads are written, by a handler in C, and the process still dies of SIGTERM."""
     code = (
@@ -72,25 +66,19 @@ def test_sigterm_while_python_hangs(tmp_path: Path) -> None:
     assert "most recent call first" in stacks
 
 
-def test_handler_of_the_trainer(tmp_path: Path) -> None:
-    """The trainer's own handler for SIGTERM still runs, so that it can save and exit."""
-    code = (
-        "def leave(*_): run.preempted(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, leave)\nos.kill(os.getpid(), 15)\ntime.sleep(60)"
-    )
-    assert end(tmp_path, code) == (0, ["started", "preempted"])
-
-
 def test_handler_installed_before_start(tmp_path: Path) -> None:
-    """faulthandler calls the trainer's handler that it replaced."""
-    code = (
-        "import os, signal, sys, time, rankwatch\n"
-        "def leave(*_): run.preempted(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, leave)\nrun = rankwatch.start(run='r')\n"
-        "os.kill(os.getpid(), 15)\ntime.sleep(60)"
-    )
+    """The trainer's own handler for SIGTERM still runs, so that it can save and exit: faulthandler calls the
+    handler that it replaced."""
+    handler = "def leave(*_): run.preempted(); sys.exit(0)\nsignal.signal(signal.SIGTERM, leave)\n"
+    code = START.replace("run =", f"{handler}run =") + "os.kill(os.getpid(), 15)\ntime.sleep(60)"
     python(code, directory=tmp_path, check=True)
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)][-1] == "preempted"
+
+
+def test_handler_installed_after_start(tmp_path: Path) -> None:
+    """The end of the run removes our handler, not the trainer's."""
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nrun.finish()\n"
+    assert end(tmp_path, code + "os.kill(os.getpid(), 15)\ntime.sleep(60)") == (7, ["started", "finished"])
 
 
 def test_files_after_the_end(tmp_path: Path) -> None:
@@ -146,15 +134,6 @@ os.kill(os.getpid(), 9)
     assert box(tmp_path).with_suffix(".terminated").read_text() == ""
 
 
-def test_handler_installed_after_start(tmp_path: Path) -> None:
-    """The end of the run removes our handler, not the trainer's."""
-    code = (
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nrun.finish()\n"
-        "os.kill(os.getpid(), 15)\ntime.sleep(60)"
-    )
-    assert end(tmp_path, code) == (7, ["started", "finished"])
-
-
 def test_vanished_directory(run: rankwatch.Run, tmp_path: Path) -> None:
     """A hook that cannot be removed does not keep the others in place."""
     closed: list[bool] = []
@@ -171,9 +150,7 @@ def test_many_runs_in_one_process(tmp_path: Path) -> None:
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
-        run = rankwatch.start(run="r", directory=tmp_path, flight_recorder=False, collectives=False)
-        run.finish()
-        del run
+        rankwatch.start(run="r", directory=tmp_path, flight_recorder=False, collectives=False).finish()
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
@@ -191,6 +168,14 @@ def test_interrupted(tmp_path: Path, code: str) -> None:
     assert end(tmp_path, code)[1] == ["started", "interrupted"]
 
 
+def followed(directory: Path) -> RankTotals:
+    """What an agent reads in the box, whose process has ended."""
+    totals = RankTotals(lambda _: None, max_names=100)
+    with closing(RankFollower(box(directory), totals)) as rank:
+        rank.poll(time.monotonic(), to_end=True)
+    return totals
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -205,12 +190,9 @@ def test_message_of_exception(tmp_path: Path, code: str, message: str) -> None:
     """The beginning of the message is recorded on one line, printable, whatever the exception does."""
     _, events = end(tmp_path, code)
     assert events == ["started", "failed"]
-    totals = RankTotals(lambda _: None, max_names=100)
-    rank = RankFollower(box(tmp_path), totals)
-    rank.poll(time.monotonic(), to_end=True)
-    rank.close()
-    assert totals.lifecycle.last_failure is not None
-    assert totals.lifecycle.last_failure.message == message
+    failure = followed(tmp_path).lifecycle.last_failure
+    assert failure is not None
+    assert failure.message == message
 
 
 def test_message_with_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -218,14 +200,11 @@ def test_message_with_full_table_of_names(run: rankwatch.Run, tmp_path: Path) ->
     for number in range(1000):
         run.scalar(f"norm/{number}", 1.0)
     run.fail(ValueError("bad batch"))
-    totals = RankTotals(lambda _: None, max_names=100)
-    rank = RankFollower(box(tmp_path), totals)
-    rank.poll(time.monotonic(), to_end=True)
-    rank.close()
-    assert totals.lifecycle.last_failure is not None
-    assert totals.lifecycle.last_failure[:3] == ("ValueError", "exception", "bad batch")
-    assert list(totals.lifecycle.failures.values()) == [1]
-    assert rank.now.names_refused > 400
+    found = followed(tmp_path).lifecycle
+    assert found.last_failure is not None
+    assert found.last_failure[:3] == ("ValueError", "exception", "bad batch")
+    assert list(found.failures.values()) == [1]
+    assert now(box(tmp_path)).names_refused > 400
 
 
 def test_dropped_name(run: rankwatch.Run, caplog: pytest.LogCaptureFixture) -> None:

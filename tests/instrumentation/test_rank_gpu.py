@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,12 +103,37 @@ def test_first_step_with_cuda(run: rankwatch.Run, tmp_path: Path) -> None:
     assert cuda.queries == queries
 
 
-def test_device_with_most_memory(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The rank's GPU holds most of its tensors. With `tensor.to("cuda:3")` the current device stays 0, and a
-    stray tensor may lie there."""
-    watch(run, Cuda(current=0, held={0: 512, 3: 1 << 30}))
+@pytest.mark.parametrize(
+    ("cuda", "gpu"),
+    [
+        # With `tensor.to("cuda:3")` the current device stays 0, and a stray tensor may lie there.
+        pytest.param(Cuda(current=0, held={0: 512, 3: 1 << 30}), f"GPU-{UUIDS[3]}", id="most memory"),
+        # Torch reports the UUID without a prefix.
+        pytest.param(
+            Cuda(model="NVIDIA A100-SXM4-40GB MIG 1g.5gb", held={0: 1}), f"MIG-{UUIDS[0]}", id="MIG"
+        ),
+        # Old versions report no UUID, and other vendors use another form.
+        *(
+            pytest.param(Cuda(uuids=[uuid], held={0: 1}), "", id=f"UUID {uuid!r}"[:30])
+            for uuid in ("", "unknown", None, b"\x00" * 16, "x" * 500)
+        ),
+    ],
+)
+def test_gpu_of_a_rank(run: rankwatch.Run, tmp_path: Path, cuda: Cuda, gpu: str) -> None:
+    """The rank's GPU holds most of its tensors. It stays unknown where it has no UUID."""
+    watch(run, cuda)
     steps(run)
-    assert gpu_of(tmp_path) == f"GPU-{UUIDS[3]}"
+    assert gpu_of(tmp_path) == gpu
+    assert run._writer.integers[Now.ERRORS] == 0
+
+
+def test_gpu_and_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The GPU stays unknown, as in boxes of older versions."""
+    for number in range(layout.NAME_COUNT):
+        run._writer.name_number(f"name {number}")
+    watch(run, Cuda(held={0: 1}))
+    steps(run)
+    assert gpu_of(tmp_path) == ""
 
 
 def test_bounded_attempts(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -124,32 +149,13 @@ def test_allocator_without_statistics(
     run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the trainer's own allocator reports no memory, the last attempt takes the current device."""
-
-    def refuse(cuda: Cuda, device: int) -> int:
-        raise RuntimeError("does not yet support getDeviceStats")
-
-    monkeypatch.setattr(Cuda, "memory_allocated", refuse)
+    refuses = Mock(side_effect=RuntimeError("does not yet support getDeviceStats"))
+    monkeypatch.setattr(Cuda, "memory_allocated", refuses)
     watch(run, Cuda(current=2))
     steps(run, MAX_ATTEMPTS - 1)
     assert gpu_of(tmp_path) == ""
     steps(run)
     assert gpu_of(tmp_path) == f"GPU-{UUIDS[2]}"
-    assert run._writer.integers[Now.ERRORS] == 0
-
-
-def test_mig_instance(run: rankwatch.Run, tmp_path: Path) -> None:
-    """It gets the prefix `MIG-`. Torch reports the UUID without a prefix."""
-    watch(run, Cuda(model="NVIDIA A100-SXM4-40GB MIG 1g.5gb", held={0: 1}))
-    steps(run)
-    assert gpu_of(tmp_path) == f"MIG-{UUIDS[0]}"
-
-
-@pytest.mark.parametrize("uuid", ["", "unknown", None, b"\x00" * 16, "x" * 500])
-def test_torch_without_uuid(run: rankwatch.Run, tmp_path: Path, uuid: Any) -> None:
-    """The GPU stays unknown. Old versions report no UUID, and other vendors use another form."""
-    watch(run, Cuda(uuids=[uuid], held={0: 1}))
-    steps(run)
-    assert gpu_of(tmp_path) == ""
     assert run._writer.integers[Now.ERRORS] == 0
 
 
@@ -163,27 +169,11 @@ def test_torch_that_raises(run: rankwatch.Run, tmp_path: Path) -> None:
     assert cuda.queries == 1
 
 
-def spoil_word(word: int) -> Callable[[rankwatch.Run], None]:
-    return lambda run: run._writer.integers.__setitem__(Now.GPU, word)
-
-
-def spoil_name(run: rankwatch.Run) -> None:
-    run._writer.set_gpu("GPU-x\ny")
-
-
-@pytest.mark.parametrize("spoil", [spoil_word(-1), spoil_word(1 << 62), spoil_word(400), spoil_name])
-def test_invalid_gpu_in_box(
-    run: rankwatch.Run, tmp_path: Path, spoil: Callable[[rankwatch.Run], None]
-) -> None:
+@pytest.mark.parametrize("word", [-1, 1 << 62, 400, None], ids=["-1", "2**62", "400", "odd name"])
+def test_invalid_gpu_in_box(run: rankwatch.Run, tmp_path: Path, word: int | None) -> None:
     """A reader does not trust the box, which comes from the training process."""
-    spoil(run)
-    assert gpu_of(tmp_path) == ""
-
-
-def test_gpu_and_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The GPU stays unknown, as in boxes of older versions."""
-    for number in range(layout.NAME_COUNT):
-        run._writer.name_number(f"name {number}")
-    watch(run, Cuda(held={0: 1}))
-    steps(run)
+    if word is None:
+        run._writer.set_gpu("GPU-x\ny")
+    else:
+        run._writer.integers[Now.GPU] = word
     assert gpu_of(tmp_path) == ""

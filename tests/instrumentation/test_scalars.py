@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import rankwatch
 from rankwatch.blackbox.layout import Now, RecordKind
-from support.training.blackbox import box, of_kind
+from support.training.blackbox import box, of_kind, read
 
 torch: Any = pytest.importorskip("torch")
+
+
+def _scalars_and_work(directory: Path) -> list[tuple[str, tuple[float, ...]]]:
+    """(name, (value, step)) of each record."""
+    kinds = (RecordKind.SCALAR, RecordKind.WORK)
+    return [(each.name, each.payload) for each in read(box(directory)) if each.kind in kinds]
 
 
 def test_numbers_and_tensors(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -22,12 +30,10 @@ def test_numbers_and_tensors(run: rankwatch.Run, tmp_path: Path) -> None:
         run.scalar("learning_rate", 0.125)
         run.scalar("gradient_norm", torch.tensor([4.0], dtype=torch.bfloat16))
         run.work(samples=8, tokens=1024)
-    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [
+    assert _scalars_and_work(tmp_path) == [
         ("loss", (2.5, 3)),
         ("learning_rate", (0.125, 3)),
         ("gradient_norm", (4.0, 3)),
-    ]
-    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.WORK)] == [
         ("samples", (8.0, 3)),
         ("tokens", (1024.0, 3)),
     ]
@@ -70,9 +76,10 @@ class _SlowGpu:
 
 def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied asynchronously, on the stream of its device, and recorded with its own step once the event
-    has passed. While a CUDA graph is captured it has no value."""
+    has passed; so is an amount of work, which is often the sum of a mask. While a CUDA graph is captured it
+    has no value."""
     passed, capturing = [False], [False]
-    loss = _SlowGpu(1.5)
+    loss, tokens = _SlowGpu(1.5), _SlowGpu(7.0)
 
     class Event:
         def record(self, stream: object) -> None:
@@ -100,73 +107,33 @@ def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     with run.step():
         run.scalar("loss", loss)
+        run.work(tokens=tokens)  # type: ignore[arg-type]
         capturing[0] = True
         run.scalar("loss", loss)
-    assert of_kind(box(tmp_path), RecordKind.SCALAR) == []
+    assert _scalars_and_work(tmp_path) == []
     passed[0] = True
     with run.step():
         pass
-    assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(1.5, 0)]
+    assert _scalars_and_work(tmp_path) == [("loss", (1.5, 0)), ("tokens", (7.0, 0))]
     assert not loss.synchronised
-
-
-def test_work_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An amount of work is copied asynchronously too. The number of tokens is often the sum of a mask."""
-    monkeypatch.setattr("rankwatch.scalars._copy_later", lambda kind, name, value, step, moment: _copied())
-    tokens = _SlowGpu(7.0)
-    with run.step():
-        run.work(tokens=tokens)  # type: ignore[arg-type]
     assert not tokens.synchronised
-    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.WORK)] == [
-        ("tokens", (7.0, 0))
-    ]
-
-
-def _copied() -> Any:
-    from rankwatch.scalars import _Pending
-
-    class Passed:
-        def query(self) -> bool:
-            return True
-
-    return _Pending(RecordKind.WORK, "tokens", 0, 1.0, 7.0, Passed())
 
 
 @pytest.mark.parametrize("device", ["xpu:0", "mps:0", "meta"])
 def test_value_on_another_device(run: rankwatch.Run, device: str) -> None:
     """It is counted as an error and never read, because only CUDA values can be copied asynchronously."""
 
-    class Elsewhere:
-        is_cpu = is_cuda = False
-
-        def __init__(self) -> None:
-            self.device = device
-            self.synchronised = False
-
-        def item(self) -> float:
-            self.synchronised = True
-            return 1.0
-
-    value = Elsewhere()
+    value = SimpleNamespace(is_cpu=False, is_cuda=False, device=device, item=Mock(return_value=1.0))
     run.scalar("loss", value)
-    assert not value.synchronised
+    value.item.assert_not_called()
     assert run._writer.integers[Now.ERRORS] == 1
 
 
 def test_distributed_tensor(run: rankwatch.Run, tmp_path: Path) -> None:
     """The rank's own part is recorded. The full value may need a collective that this rank would enter
     alone."""
-
-    class Distributed:
-        is_cuda = False
-
-        def to_local(self) -> Any:
-            return torch.tensor(3.0)
-
-        def detach(self) -> Any:
-            raise AssertionError
-
-    run.scalar("gradient_norm", Distributed())
+    distributed = SimpleNamespace(is_cuda=False, to_local=lambda: torch.tensor(3.0))
+    run.scalar("gradient_norm", distributed)
     assert [each.payload[0] for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [3.0]
 
 

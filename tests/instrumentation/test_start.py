@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,9 +82,6 @@ def test_disabled(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-NO_RANK = "WORLD_SIZE is 4, but nothing gives this process its rank"
-
-
 @pytest.mark.parametrize(
     ("below", "variables", "said"),
     [
@@ -111,31 +109,19 @@ def test_nothing_is_recorded(tmp_path: Path, below: str, variables: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "variables",
+    ("arguments", "message"),
     [
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-n-1@1"},
-        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-        {"RANK": "1", "WORLD_SIZE": "2", "RAY_JOB_ID": "01000000"},
-        {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "n", "MASTER_PORT": "1"},
+        ({"rank": 4, "world_size": 2}, "rank 4 does not fit"),
+        ({"phases": "teacher"}, "expected names"),
+        ({"capacity": 1}, "capacity is 1"),
+        ({"phases": [f"p{each}" for each in range(60)]}, "60 phases"),
+        ({"checkpoint_interval_seconds": 0}, "checkpoint_interval_seconds is 0"),
     ],
 )
-def test_launchers(tmp_path: Path, variables: dict[str, str]) -> None:
-    """The box is that of rank 1, whatever the launcher calls it."""
-    done = loop(tmp_path, **variables, RANKWATCH_RUN="r")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Run\n", "")
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["1.blackbox"]
-
-
-def test_invalid_arguments(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     """They raise, because the caller made the mistake."""
-    with pytest.raises(rankwatch.UsageError, match="rank 4 does not fit"):
-        rankwatch.start(directory=tmp_path, run="r", rank=4, world_size=2)
-    with pytest.raises(rankwatch.UsageError, match="expected names"):
-        rankwatch.start(directory=tmp_path, run="r", phases="teacher")
-    with pytest.raises(rankwatch.UsageError, match="capacity is 1"):
-        rankwatch.start(directory=tmp_path, run="r", capacity=1)
-    with pytest.raises(rankwatch.UsageError, match="60 phases"):
-        rankwatch.start(directory=tmp_path, run="r", phases=[f"p{each}" for each in range(60)])
+    with pytest.raises(rankwatch.UsageError, match=message):
+        rankwatch.start(directory=tmp_path, run="r", **arguments)
 
 
 def test_standard_library_only(tmp_path: Path) -> None:
@@ -146,13 +132,10 @@ def test_standard_library_only(tmp_path: Path) -> None:
         "print(sorted(names - set(sys.stdlib_module_names) - {'rankwatch', '__main__', '__mp_main__'}))\n"
     )
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    bare = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {_source()!r}\n{code}"]
+    source = [str(Path(rankwatch.__file__).parents[1])]
+    bare = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {source!r}\n{code}"]
     done = subprocess.run(bare, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def _source() -> list[str]:
-    return [str(Path(rankwatch.__file__).parents[1])]
 
 
 def test_repeated_error(run: rankwatch.Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,8 +219,3 @@ def test_wrong_declaration(tmp_path: Path, name: str, text: str) -> None:
     assert (done.returncode, done.stdout) == (0, "Run\n")
     assert done.stderr.count(f"RANKWATCH_{name} is") == bool(name)
     assert _declared(tmp_path) == ("", "", None)
-
-
-def test_wrong_checkpoint_interval_in_code(tmp_path: Path) -> None:
-    with pytest.raises(rankwatch.UsageError, match="checkpoint_interval_seconds is 0"):
-        rankwatch.start(directory=tmp_path, checkpoint_interval_seconds=0)

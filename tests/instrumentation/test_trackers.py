@@ -53,10 +53,10 @@ class Answers:
     """Takes what is posted and answers 200."""
 
     def __init__(self) -> None:
-        self.posted: list[tuple[str, Any, dict[str, str]]] = []
+        self.posted: list[tuple[str, dict[str, str]]] = []
 
     def __call__(self, request: BaseHTTPRequestHandler) -> None:
-        self.posted.append((request.path, None, dict(request.headers)))
+        self.posted.append((request.path, dict(request.headers)))
         request.send_response(200)
         request.send_header("Content-Length", "2")
         request.end_headers()
@@ -68,14 +68,11 @@ def test_mlflow_by_its_variables(tmp_path: Path) -> None:
     """MLFLOW_RUN_ID is enough, without MLflow in the process: one request at the exit, with credentials."""
     answers = Answers()
     with stand_in(answers) as endpoint:
-        variables = {
-            "MLFLOW_RUN_ID": RUN_ID,
-            "MLFLOW_TRACKING_URI": endpoint,
-            "MLFLOW_TRACKING_TOKEN": "secret",
-        }
-        done = ran(tmp_path, "assert 'http.client' not in sys.modules\n", **variables)
+        code = "assert 'http.client' not in sys.modules\n"
+        variables = {"MLFLOW_TRACKING_URI": endpoint, "MLFLOW_TRACKING_TOKEN": "secret"}
+        done = ran(tmp_path, code, MLFLOW_RUN_ID=RUN_ID, **variables)
     assert (done.returncode, done.stderr) == (0, "")
-    ((path, _, headers),) = answers.posted
+    ((path, headers),) = answers.posted
     assert path == "/api/2.0/mlflow/runs/log-batch"
     assert headers["Authorization"] == "Bearer secret"
     page = f"{endpoint}/#/experiments/0/runs/{RUN_ID}"
@@ -190,11 +187,16 @@ def test_broken_library(tmp_path: Path, harm: str) -> None:
 
 
 @pytest.mark.process
-def test_forked_child(tmp_path: Path) -> None:
-    """A child that leaves by the same handlers tells nobody anything."""
+@pytest.mark.parametrize(
+    "code",
+    ["if not os.fork(): sys.exit()\nos.wait()\n", "run.finish()\nrun = rankwatch.start(run='second')\n"],
+    ids=["forked child", "second run"],
+)
+def test_told_once(tmp_path: Path, code: str) -> None:
+    """A child that leaves by the same handlers tells nobody anything, and only the run that was started last
+    is told."""
     answers = Answers()
     with stand_in(answers) as endpoint:
-        code = "if not os.fork(): sys.exit()\nos.wait()\n"
         ran(tmp_path, code, MLFLOW_RUN_ID=RUN_ID, MLFLOW_TRACKING_URI=endpoint)
     assert len(answers.posted) == 1
 
@@ -209,16 +211,6 @@ def test_other_ranks_and_switch(tmp_path: Path) -> None:
         ran(tmp_path / "off", "", **variables | {"RANKWATCH_TRACKERS": "0"})
     assert answers.posted == []
     assert not list(tmp_path.glob("*/job/*.trackers"))
-
-
-@pytest.mark.process
-def test_second_run_of_a_process(tmp_path: Path) -> None:
-    """Only the run that was started last is told."""
-    answers = Answers()
-    with stand_in(answers) as endpoint:
-        code = "run.finish()\nrun = rankwatch.start(run='second')\n"
-        ran(tmp_path, code, MLFLOW_RUN_ID=RUN_ID, MLFLOW_TRACKING_URI=endpoint)
-    assert len(answers.posted) == 1
 
 
 @pytest.mark.parametrize("module", [SimpleNamespace(), SimpleNamespace(run=SimpleNamespace(id=1)), 5, None])

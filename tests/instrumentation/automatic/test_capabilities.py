@@ -81,9 +81,3 @@ def test_before_the_run(run: rankwatch.Run, tmp_path: Path, capsys: pytest.Captu
         f"loss, because {Unseen.REPLACED.sentence}\n"
     )
     assert now(box(tmp_path)).errors == 1
-
-
-def test_disabled() -> None:
-    run = rankwatch.DisabledRun()
-    run.sees(Capability.STEPS)
-    run.cannot_see(Capability.STEPS, Unseen.DEVICE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -58,6 +58,9 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "persistent": lambda: DataLoader(
         Rows(), batch_size=2, num_workers=1, persistent_workers=True, prefetch_factor=4
     ),
+    "spawn": lambda: DataLoader(
+        rows(), batch_size=2, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
+    ),
 }
 
 
@@ -69,14 +72,6 @@ def test_loader(recorded: Recorded, kind: str) -> None:
     for _ in range(2):
         training.epoch(loader)
     assert recorded.steps() == [[WAIT, *PLAIN]] * (2 * ROWS // 2)
-
-
-@pytest.mark.process
-def test_spawned_workers(recorded: Recorded) -> None:
-    """The same with a worker that is a new Python process."""
-    training = Training()
-    training.epoch(DataLoader(rows(), batch_size=2, num_workers=1, multiprocessing_context="spawn"))
-    assert recorded.steps() == [[WAIT, *PLAIN]] * (ROWS // 2)
 
 
 @pytest.mark.process
@@ -127,14 +122,11 @@ def test_forked_child(recorded: Recorded) -> None:
     """A child of the training process that trains on its own writes nothing into the box of its parent."""
     training = Training()
     training.epoch(DataLoader(rows(), batch_size=2))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            training.epoch(DataLoader(rows(), batch_size=2))
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    child = multiprocessing.get_context("fork").Process(
+        target=training.epoch, args=[DataLoader(rows(), batch_size=2)]
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     training.epoch(DataLoader(rows(), batch_size=2))
     assert recorded.steps() == [[WAIT, *PLAIN]] * ROWS
