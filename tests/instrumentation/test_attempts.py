@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,16 +52,11 @@ def test_most_attempts(env: dict[str, str], most: int) -> None:
 
 def test_requeued_job_never_repeats_a_number() -> None:
     """torchrun counts anew after a requeue, so its count alone would repeat."""
-    numbers = [
-        attempt_by(
-            {
-                "SLURM_RESTART_COUNT": str(starts),
-                "TORCHELASTIC_MAX_RESTARTS": "3",
-                "TORCHELASTIC_RESTART_COUNT": str(restarts),
-            }
-        )
-        for starts, restarts in itertools.product(range(4), range(4))
-    ]
+    names = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    counts = itertools.product("0123", repeat=2)
+    envs = ({"TORCHELASTIC_MAX_RESTARTS": "3", **dict(zip(names, each, strict=True))} for each in counts)
+    numbers = [attempt_by(each) for each in envs]
+    assert len(numbers) == 16
     assert numbers == sorted(set(numbers))
 
 
@@ -93,46 +86,22 @@ def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_living_ranks_are_of_the_present_attempt(tmp_path: Path) -> None:
     """A rank that starts after its peers is of the same attempt."""
-    with Peer(tmp_path, 1):
-        assert _attempt(tmp_path) == 0
+    peer = Writer(tmp_path, Identity(run="job", rank=1, world_size=2), phases=())
+    assert _attempt(tmp_path) == 0
+    peer.unlock()
 
 
-class Peer:
-    """Another rank of the run, which lives during the block."""
-
-    def __init__(self, directory: Path, rank: int) -> None:
-        code = (
-            "import rankwatch, sys\n"
-            f"run = rankwatch.start(run='job', rank={rank}, world_size=2, directory={str(directory)!r})\n"
-            "print('started', flush=True)\nsys.stdin.read()\n"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "started\n"
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate(timeout=60)
-
-
-def test_header_keeps_attempt_and_traceparent(tmp_path: Path) -> None:
-    """The agent reads both from the box, since it does not see the environment of a rank."""
-    identity = Identity(run="job", attempt=3, most_attempts=5)
+@pytest.mark.parametrize(
+    ("written", "read"), [((3, 5), (3, 5)), ((2**32 - 1, 2**32 - 1), (MOST_ATTEMPTS, MOST_ATTEMPTS))]
+)
+def test_header(tmp_path: Path, written: tuple[int, int], read: tuple[int, int]) -> None:
+    """The agent reads attempts and traceparent from the box, since it does not see the environment of a rank.
+    The number of a forged box is no reason to count so far."""
+    identity = Identity(run="job", attempt=written[0], most_attempts=written[1])
     writer = Writer(tmp_path, identity, phases=(), traceparent=TRACEPARENT)
     header = Reader(writer.path).header
-    assert (header.identity.attempt, header.identity.most_attempts) == (3, 5)
+    assert (header.identity.attempt, header.identity.most_attempts) == read
     assert header.traceparent == TRACEPARENT
-
-
-def test_impossible_attempt(tmp_path: Path) -> None:
-    """The number of a forged box is no reason to count so far."""
-    writer = Writer(tmp_path, Identity(run="job", attempt=2**32 - 1, most_attempts=2**32 - 1), phases=())
-    identity = Reader(writer.path).header.identity
-    assert (identity.attempt, identity.most_attempts) == (MOST_ATTEMPTS, MOST_ATTEMPTS)
 
 
 def test_older_box_is_of_attempt_0(tmp_path: Path) -> None:
@@ -153,16 +122,11 @@ def test_header_fields_do_not_overlap() -> None:
     assert struct.calcsize("<I64sI") == layout.STARTED_BY.size
 
 
+NO_TRACE = "00-" + "0" * 32 + "-b7ad6b7169203331-01"
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no",
-        "00-" + "0" * 32 + "-b7ad6b7169203331-01",
-        TRACEPARENT.upper(),
-        TRACEPARENT + "-x",
-        "ff" + TRACEPARENT[2:],
-    ],
+    "text", ["", "no", NO_TRACE, TRACEPARENT.upper(), TRACEPARENT + "-x", "ff" + TRACEPARENT[2:]]
 )
 def test_wrong_traceparent_counts_as_none(text: str) -> None:
     """W3C trace context: a receiver ignores what it cannot parse."""

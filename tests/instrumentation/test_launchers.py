@@ -7,14 +7,16 @@ import pytest
 from rankwatch.errors import IdentityError
 from rankwatch.launchers import Place, find_place, is_first_here, job_name, ranks_here, run_id
 
+SLURM_STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
 
 @pytest.mark.parametrize(
     ("env", "place"),
     [
         pytest.param({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(5, 8, 1), id="torchrun"),
         pytest.param(
-            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4",
-             "SLURM_LOCALID": "1"}, Place(3, 4, 1), id="srun",
+            {**SLURM_STEP, "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"},
+            Place(3, 4, 1), id="srun",
         ),
         pytest.param(
             {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "8",
@@ -24,11 +26,11 @@ from rankwatch.launchers import Place, find_place, is_first_here, job_name, rank
             {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, id="script of sbatch",
         ),
         pytest.param(
-            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
+            {**SLURM_STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
              "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}, Place(9, 16, 1), id="torchrun under srun",
         ),
         pytest.param(
-            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4",
+            {**SLURM_STEP, "SLURM_PROCID": "3", "SLURM_NTASKS": "4",
              "SLURM_LOCALID": "3", "WORLD_SIZE": "4"}, Place(3, 4, 3), id="srun with exported WORLD_SIZE",
         ),
         pytest.param(
@@ -89,12 +91,7 @@ def test_no_place(env: dict[str, str], message: str) -> None:
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7"}, "slurm-7"),
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, "slurm-7.2"),
         (
-            {
-                "SLURM_JOB_ID": "9",
-                "SLURM_ARRAY_JOB_ID": "7",
-                "SLURM_ARRAY_TASK_ID": "3",
-                "SLURM_STEP_ID": "0",
-            },
+            {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", **SLURM_STEP, "SLURM_JOB_ID": "9"},
             "slurm-7_3.0",
         ),
         ({"PMIX_NAMESPACE": "prterun-node1-42@1"}, "mpi-prterun-node1-42@1"),
@@ -108,18 +105,12 @@ def test_run_id(env: dict[str, str], expected: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("llama-7b", "llama-7b"),
-        ("train.sh", "train.sh"),
-        ("python3.11", None),
-        ("torchrun", None),
-        ("", None),
-    ],
+    ("name", "tells"),
+    [("llama-7b", True), ("train.sh", True), ("python3.11", False), ("torchrun", False), ("", False)],
 )
-def test_job_name(name: str, expected: str | None) -> None:
+def test_job_name(name: str, tells: bool) -> None:
     """srun names a job after its command; such a name tells nothing."""
-    assert job_name({"SLURM_JOB_NAME": name}) == expected
+    assert job_name({"SLURM_JOB_NAME": name}) == (name if tells else None)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from opentelemetry.semconv._incubating.attributes import (
-    cpu_attributes,
-    error_attributes,
-    exception_attributes,
-    hw_attributes,
-    k8s_attributes,
-    network_attributes,
-    system_attributes,
-)
 from opentelemetry.semconv._incubating.metrics import hw_metrics, system_metrics
 
 from rankwatch.conventions.metrics import METRICS, Kind, Label, Metric, metric
@@ -29,15 +21,8 @@ INSTRUMENTS = {
     Kind.INFO: {Instrument.GAUGE},
     Kind.HISTOGRAM: {Instrument.HISTOGRAM},
 }
-ATTRIBUTE_MODULES = (
-    cpu_attributes,
-    error_attributes,
-    exception_attributes,
-    hw_attributes,
-    k8s_attributes,
-    network_attributes,
-    system_attributes,
-)
+ATTRIBUTES = ("cpu", "error", "exception", "hw", "k8s", "network", "system")
+"""Of which the conventions have a module."""
 
 
 def all_terms() -> Iterator[tuple[Metric, OtelMetric]]:
@@ -108,47 +93,35 @@ def test_units() -> None:
 def test_ecc_errors() -> None:
     """Only one scope has the standard name. The other scope counts the same errors again."""
     ecc = metric("rankwatch_gpu_ecc_errors_total")
-    given = {Label.GPU: "GPU-1", Label.KIND: "corrected", Label.SCOPE: "volatile"}
-    names = [
-        otel_metric(ecc, tuple((given | {Label.SCOPE: scope})[label] for label in ecc.labels)).name
-        for scope in ("volatile", "aggregate")
-    ]
-    assert names == ["hw.errors", "rankwatch.gpu.ecc_errors"]
-
-
-class RecordingMeter:
-    """Notes the instruments that the semantic conventions create."""
-
-    def __init__(self) -> None:
-        self.created: dict[str, tuple[Instrument, str]] = {}
-
-    def create_counter(self, name: str, description: str, unit: str) -> None:
-        self.created[name] = (Instrument.COUNTER, unit)
-
-    def create_up_down_counter(self, name: str, description: str, unit: str) -> None:
-        self.created[name] = (Instrument.UP_DOWN_COUNTER, unit)
-
-    def create_gauge(self, name: str, description: str, unit: str) -> None:
-        self.created[name] = (Instrument.GAUGE, unit)
-
-    def create_observable_gauge(self, name: str, callbacks: object, description: str, unit: str) -> None:
-        self.created[name] = (Instrument.GAUGE, unit)
+    for scope, name in (("volatile", "hw.errors"), ("aggregate", "rankwatch.gpu.ecc_errors")):
+        given = {Label.GPU: "GPU-1", Label.KIND: "corrected", Label.SCOPE: scope}
+        assert otel_metric(ecc, tuple(given[label] for label in ecc.labels)).name == name
 
 
 def standard_metrics() -> dict[str, tuple[Instrument, str]]:
-    meter = RecordingMeter()
+    """Instrument and unit of each metric that the semantic conventions create."""
+    created: dict[str, tuple[Instrument, str]] = {}
+
+    def noting(instrument: Instrument) -> Callable[..., None]:
+        return lambda *, name, unit, **_: created.update({name: (instrument, unit)})
+
+    meter = SimpleNamespace(
+        create_counter=noting(Instrument.COUNTER),
+        create_up_down_counter=noting(Instrument.UP_DOWN_COUNTER),
+        create_gauge=noting(Instrument.GAUGE),
+        create_observable_gauge=noting(Instrument.GAUGE),
+    )
     for module in (hw_metrics, system_metrics):
         for name, create in vars(module).items():
             if name.startswith("create_"):
                 # Observable instruments take callbacks as well.
                 create(*(meter, ())[: create.__code__.co_argcount])
-    return meter.created
+    return created
 
 
 def constants(module: ModuleType) -> set[str]:
-    return {
-        value for name, value in vars(module).items() if name[0].isalpha() and name.isupper() and "." in value
-    }
+    names = [name for name in vars(module) if name[0].isalpha() and name.isupper()]
+    return {value for name in names if "." in (value := getattr(module, name))}
 
 
 def test_standard_metrics() -> None:
@@ -160,7 +133,9 @@ def test_standard_metrics() -> None:
 
 def test_attributes() -> None:
     """They are standard or begin with `rankwatch.`. A later standard could give others another meaning."""
-    standard = {name for module in ATTRIBUTE_MODULES for name in constants(module)}
+    package = "opentelemetry.semconv._incubating.attributes"
+    modules = [import_module(f"{package}.{each}_attributes") for each in ATTRIBUTES]
+    standard = {name for module in modules for name in constants(module)}
     for _, terms in all_terms():
         for attribute in (*terms.attributes, *terms.constants):
             assert attribute in standard or attribute.startswith("rankwatch."), attribute

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity, safe_run
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.processes.mounts import run_with_tmpfs
+from support.processes.python import python
 from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
 from support.training.blackbox import box, header
 
@@ -122,31 +123,15 @@ def test_many_at_once(tmp_path: Path) -> None:
     """Of processes that want the same place at the same moment, exactly one gets it, also a dead one's."""
     with trainer(tmp_path) as dead:
         first_line(dead)
-    code = "import sys, rankwatch\nprint('ready', flush=True)\ninput()\n" + START + "input()\n"
-    processes = []
-    try:
-        for _ in range(6):
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    env={**os.environ, "RANKWATCH_DIR": str(tmp_path)},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
-        for each in processes:
-            assert first_line(each) == "ready"
+    code = "import sys, rankwatch\nprint('ready', flush=True)\ninput()\n" + START + WAIT
+    with ExitStack() as stack:
+        processes = [stack.enter_context(trainer(tmp_path, code)) for _ in range(6)]
+        assert [first_line(each) for each in processes] == ["ready"] * 6
         for each in processes:
             assert each.stdin is not None
             each.stdin.write("\n")
             each.stdin.flush()
         kinds = sorted(first_line(each).split()[0] for each in processes)
-    finally:
-        for each in processes:
-            each.kill()
-            each.communicate()
     assert kinds == ["DisabledRun"] * 5 + ["Run"]
 
 
@@ -158,14 +143,11 @@ def test_directory_of_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path / "job", NOBODY, NOBODY)
     code = START.replace('run="job"', 'run="job", rank={rank}, world_size=2')
     for rank in (0, 1):
-        with trainer(tmp_path, code.format(rank=rank)) as process:
-            stdout, stderr = process.communicate(timeout=600)
-        assert stdout.split() == ["Run", "job-uid0"]
-        assert stderr.count("\n") == 1
-        assert "the directory of that name is another user's" in stderr
-    assert sorted(each.name for each in (tmp_path / "job-uid0").glob("*.blackbox")) == [
-        "0.blackbox", "1.blackbox",
-    ]  # fmt: skip
+        done = python(code.format(rank=rank), directory=tmp_path)
+        assert done.stdout == "Run job-uid0\n"
+        assert done.stderr.count("\n") == 1
+        assert "the directory of that name is another user's" in done.stderr
+        assert (tmp_path / "job-uid0" / f"{rank}.blackbox").exists()
     assert list((tmp_path / "job").iterdir()) == []
 
 
@@ -182,20 +164,15 @@ def test_two_users(node_directory: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("kind", ["link", "file", "open to others"])
-def test_name_that_is_no_safe_directory(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "put",
+    [lambda job: job.symlink_to(job.parent), Path.touch, lambda job: (job.mkdir(), job.chmod(0o777))],
+    ids=["link", "file", "open to others"],
+)
+def test_name_that_is_no_safe_directory(tmp_path: Path, put: Callable[[Path], object]) -> None:
     """A link, a file, and a directory into which others can write are left alone too."""
-    if kind == "link":
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "job").symlink_to(tmp_path / "elsewhere")
-    elif kind == "file":
-        (tmp_path / "job").write_text("")
-    else:
-        (tmp_path / "job").mkdir()
-        (tmp_path / "job").chmod(0o777)
-    with trainer(tmp_path, START) as process:
-        stdout, _ = process.communicate(timeout=600)
-    assert stdout.split() == ["Run", f"job-uid{os.geteuid()}"]
+    put(tmp_path / "job")
+    assert python(START, directory=tmp_path).stdout == f"Run job-uid{os.geteuid()}\n"
 
 
 @needs_root
@@ -237,17 +214,15 @@ def test_owner_of_the_directory(node_directory: Path) -> None:
     directory = node_directory / "boxes"
     run_as(ALICE, node_directory, "(directory / 'boxes').mkdir(); (directory / 'boxes').chmod(0o1777)")
     for variables, lines in (({}, 1), ({"LOCAL_RANK": "1"}, 0)):
-        code = f"import os\nos.environ |= {variables!r}\n{START}"
-        with trainer(directory, code) as process:
-            stdout, stderr = process.communicate(timeout=600)
-        assert (stdout.split()[0], stderr.count("\n")) == ("Run", lines)
+        done = python(START, directory=directory, **variables)
+        assert (done.stdout, done.stderr.count("\n")) == ("Run job\n", lines)
     os.chown(directory, 0, 0)
     directory.chmod(0o777)
-    with trainer(directory, START) as process:
-        stdout, stderr = process.communicate(timeout=600)
-    assert (stdout.split()[0], stderr.count("\n")) == ("Run", 1)
-    assert "no sticky bit (mode 777), so other users could remove or replace black boxes; have root" in stderr
-    assert "/etc/tmpfiles.d" in stderr
+    done = python(START, directory=directory)
+    assert (done.stdout, done.stderr.count("\n")) == ("Run job\n", 1)
+    why = "no sticky bit (mode 777), so other users could remove or replace black boxes; have root"
+    assert why in done.stderr
+    assert "/etc/tmpfiles.d" in done.stderr
 
 
 @needs_root
@@ -259,10 +234,9 @@ def test_directory_that_is_a_link(node_directory: Path, owner: int, kind: str) -
     link = node_directory / "boxes"
     link.symlink_to(home)
     os.chown(link, owner, owner, follow_symlinks=False)
-    with trainer(link, START) as process:
-        stdout, stderr = process.communicate(timeout=600)
-    assert stdout.split()[0] == kind
-    assert (f"it is a link of user {ALICE}" in stderr) == (kind != "Run")
+    done = python(START, directory=link)
+    assert done.stdout.split()[0] == kind
+    assert (f"it is a link of user {ALICE}" in done.stderr) == (kind != "Run")
     assert [each.name for each in home.iterdir()] == ["job"] * (kind == "Run")
 
 
@@ -353,12 +327,8 @@ def test_directory_that_is_not_mounted(tmp_path: Path) -> None:
     """The usual directory of a node is mapped, and any is copied where the user says so."""
     tmp_path.chmod(0o1777)
     for text, lag, lines in (("", 0.0, 0), ("copied", 1.0, 0), ("mapped", 0.0, 0), ("maped", 0.0, 1)):
-        with trainer(
-            tmp_path, f"import os\nos.environ['RANKWATCH_BOX_WRITES'] = {text!r}\n{START}"
-        ) as process:
-            _, stderr = process.communicate(timeout=600)
-        assert header(box(tmp_path)).lag_seconds == lag
-        assert stderr.count("\n") == lines
+        done = python(START, directory=tmp_path, RANKWATCH_BOX_WRITES=text)
+        assert (header(box(tmp_path)).lag_seconds, done.stderr.count("\n")) == (lag, lines)
 
 
 @needs_root
@@ -376,11 +346,8 @@ def test_without_proc(tmp_path: Path) -> None:
 
 def test_directory_that_vanishes(tmp_path: Path) -> None:
     """Somebody cleans up below a run that goes on: it ends without a word."""
-    code = "import shutil, sys\nshutil.rmtree(sys.argv[1])\nwith run.step(): pass\nrun.finish()\n"
+    code = START + "import shutil, sys\nshutil.rmtree(sys.argv[1])\nwith run.step(): pass\nrun.finish()\n"
     for mode in ("mapped", "copied"):
         directory = tmp_path / mode
-        before = f"import os, sys\nos.environ['RANKWATCH_BOX_WRITES'] = {mode!r}\n"
-        before += f"sys.argv.append({str(directory)!r})\n"
-        with trainer(directory, before + START + code) as process:
-            _, stderr = process.communicate(timeout=600)
-        assert (process.returncode, stderr) == (0, "")
+        done = python(code, str(directory), directory=directory, RANKWATCH_BOX_WRITES=mode)
+        assert (done.returncode, done.stderr) == (0, "")
