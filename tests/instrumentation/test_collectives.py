@@ -65,7 +65,7 @@ def test_killed_rank(tmp_path: Path, environ: dict[str, str]) -> None:
 def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
     found = []
     for each in of_kind(path, RecordKind.COLLECTIVE):
-        size, _, group, flags, _ = (int(value) for value in each.payload)
+        size, _, group, flags, _ = map(int, each.payload)
         assert each.start <= each.end
         assert not flags & layout.FAILED
         found.append((each.name, name_of(path, group), size, bool(flags & layout.BLOCKING)))

@@ -97,13 +97,10 @@ def test_compiled_calls(tmp_path: Path) -> None:
     calls around a compiled function record as always. The compiler keeps no black box of an ended run."""
     done = python(f"FUNCTIONS = {FUNCTIONS!r}\n{CHECKS}", directory=tmp_path)
     assert done.returncode == 0, done.stderr
-    kinds = [RecordKind.PHASE, RecordKind.SCALAR, RecordKind.STEP]
+    ends, inside = [RecordKind.LIFECYCLE], [RecordKind.PHASE, RecordKind.SCALAR, RecordKind.STEP]
     for run in ("before", "after"):
-        assert [each.kind for each in read(tmp_path / run / "0.blackbox")] == [
-            RecordKind.LIFECYCLE,
-            *kinds,
-            RecordKind.LIFECYCLE,
-        ]
+        kinds = [each.kind for each in read(tmp_path / run / "0.blackbox")]
+        assert kinds == ends + inside + ends
 
 
 def test_outside() -> None:

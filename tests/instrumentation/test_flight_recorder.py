@@ -22,28 +22,24 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    "decided",
+    ("found", "enabled"),
     [
-        {"TORCH_NCCL_ENABLE_TIMING": "0"},
-        {"NCCL_ENABLE_TIMING": "0"},
-        {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        {"RANKWATCH_NCCL_TIMING": "0"},
-        {"RANKWATCH_NCCL_TIMING": "False"},
+        ({"TORCH_NCCL_ENABLE_TIMING": "0"}, False),
+        ({"NCCL_ENABLE_TIMING": "0"}, False),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, False),
+        ({"RANKWATCH_NCCL_TIMING": "0"}, False),
+        ({"RANKWATCH_NCCL_TIMING": "False"}, False),
+        ({}, True),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, True),
+        ({"RANKWATCH_NCCL_TIMING": "1"}, True),
     ],
 )
-def test_timing_stays_off(decided: dict[str, str]) -> None:
-    """Timing is not enabled with a single hardware queue, or if the user has decided."""
-    env = dict(decided)
-    enable_nccl_timing(env)
-    assert env == decided
-
-
-@pytest.mark.parametrize("found", [{}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {"RANKWATCH_NCCL_TIMING": "1"}])
-def test_timing_is_enabled(found: dict[str, str]) -> None:
-    """PyTorch's own variable enables timing. No other variable changes."""
+def test_timing(found: dict[str, str], enabled: bool) -> None:
+    """PyTorch's own variable enables timing, unless there is a single hardware queue or the user has decided.
+    No other variable changes."""
     env = dict(found)
     enable_nccl_timing(env)
-    assert env == {**found, "TORCH_NCCL_ENABLE_TIMING": "1"}
+    assert env == {**found, **({"TORCH_NCCL_ENABLE_TIMING": "1"} if enabled else {})}
 
 
 @pytest.mark.process

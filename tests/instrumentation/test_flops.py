@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ torch = pytest.importorskip("torch")
 TOKENS, WIDTH = 32, 16
 
 
-def stated(directory: Path) -> list[tuple[float, int]]:
-    """The values in the box, with their steps."""
+def stated(directory: Path) -> list[float]:
+    """The values in the box."""
     (path,) = directory.rglob("*.blackbox")
     found = [each for each in of_kind(path, RecordKind.SCALAR) if each.name == FLOPS_PER_TOKEN]
-    return [(each.payload[0], each.payload[1]) for each in found]
+    return [each.payload[0] for each in found]
 
 
 def steps(run: rankwatch.Run, count: int) -> None:
@@ -48,7 +49,7 @@ def test_stated_at_the_start(tmp_path: Path) -> None:
     """It is recorded again now and then, for an agent that starts later."""
     with rankwatch.start(run="r", directory=tmp_path, rank=0, flops_per_token=6e9) as run:
         steps(run, REPEAT_STEPS + 3)
-    assert [each[0] for each in stated(tmp_path)] == [6e9, 6e9]
+    assert stated(tmp_path) == [6e9, 6e9]
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, given, expected in (("a", None, 4.5e9), ("b", 7e9, 7e9)):
         with rankwatch.start(run=name, directory=tmp_path, rank=0, flops_per_token=given) as run:
             steps(run, 1)
-        assert [each[0] for each in stated(tmp_path / name)] == [expected]
+        assert stated(tmp_path / name) == [expected]
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "nan", "inf"])
@@ -73,29 +74,22 @@ def test_senseless_environment(
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), "6e9", True])
-def test_senseless_argument(value: object, tmp_path: Path) -> None:
+def test_senseless_argument(value: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"flops_per_token is .*, expected a number above 0"):
-        rankwatch.start(run="r", directory=tmp_path, rank=0, flops_per_token=value)  # type: ignore[arg-type]
-    with (
-        rankwatch.start(run="r", directory=tmp_path, rank=0) as run,
-        pytest.raises(UsageError, match="tokens"),
-    ):
-        run.count_flops(tokens=value)  # type: ignore[arg-type]
+        rankwatch.start(run="r", directory=tmp_path, rank=0, flops_per_token=value)
+    run = rankwatch.start(run="r", directory=tmp_path, rank=0)
+    with run, pytest.raises(UsageError, match="tokens"):
+        run.count_flops(tokens=value)
 
 
-def test_counted(tmp_path: Path) -> None:
-    """A linear layer: 2 for each weight forward, 4 backward, however many passes."""
-    for name, passes in (("one", 1), ("three", 3)):
-        with rankwatch.start(run=name, directory=tmp_path, rank=0) as run:
-            train(run, linear(), passes=passes)
-        assert [each[0] for each in stated(tmp_path / name)] == [6.0 * WIDTH * WIDTH]
-
-
-def test_counted_value_replaces_the_stated_one(tmp_path: Path) -> None:
-    with rankwatch.start(run="r", directory=tmp_path, rank=0, flops_per_token=1.0) as run:
+@pytest.mark.parametrize(("passes", "given"), [(1, []), (3, []), (1, [1.0])], ids=["one", "three", "stated"])
+def test_counted(tmp_path: Path, passes: int, given: list[float]) -> None:
+    """A linear layer: 2 for each weight forward, 4 backward, for any passes. It replaces what is stated."""
+    argument = given[0] if given else None
+    with rankwatch.start(run="r", directory=tmp_path, rank=0, flops_per_token=argument) as run:
         steps(run, 1)
-        train(run, linear())
-    assert [each[0] for each in stated(tmp_path)] == [1.0, 6.0 * WIDTH * WIDTH]
+        train(run, linear(), passes=passes)
+    assert stated(tmp_path) == [*given, 6.0 * WIDTH * WIDTH]
 
 
 def test_recomputation_counts(tmp_path: Path) -> None:
@@ -112,7 +106,7 @@ def test_recomputation_counts(tmp_path: Path) -> None:
 
     with rankwatch.start(run="r", directory=tmp_path, rank=0) as run:
         train(run, Again())
-    assert [each[0] for each in stated(tmp_path)] == [(2 * 6.0 + 2.0) * WIDTH * WIDTH]
+    assert stated(tmp_path) == [(2 * 6.0 + 2.0) * WIDTH * WIDTH]
 
 
 def test_error_in_the_block(tmp_path: Path) -> None:
@@ -160,7 +154,7 @@ def test_compiled_model(tmp_path: Path) -> None:
     model(torch.ones(TOKENS, WIDTH, requires_grad=True)).sum().backward()
     with rankwatch.start(run="r", directory=tmp_path, rank=0) as run:
         train(run, model)
-    assert [each[0] for each in stated(tmp_path)] in ([], [6.0 * WIDTH * WIDTH])
+    assert stated(tmp_path) in ([], [6.0 * WIDTH * WIDTH])
 
 
 def test_baseline(tmp_path: Path) -> None:

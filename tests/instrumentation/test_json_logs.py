@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,9 +45,8 @@ def sink() -> Sink:
 
 
 @pytest.fixture(autouse=True)
-def _no_run_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines, "_place", None)
-    yield
 
 
 def test_fields_of_a_step(run: rankwatch.Run, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +54,14 @@ def test_fields_of_a_step(run: rankwatch.Run, sink: Sink, monkeypatch: pytest.Mo
     with run.step(41):
         sink.logger.warning("slow %s", "batch", extra={"queue": 3})
     entry = sink.entry()
-    attempt = entry["attempt"]
-    trace = step_trace("", "test", attempt, 41)
-    assert (entry["run"], entry["rank"], entry["node"]) == ("test", 0, run.identity.host)
-    assert (entry["step"], entry["trace_id"]) == (41, trace_text(trace))
-    assert entry["span_id"] == span_text(rank_step_span(trace, 0))
-    assert (entry["body"], entry["severity_text"], entry["severity_number"]) == ("slow batch", "WARNING", 13)
-    assert (entry["logger"], entry["attributes"]["queue"]) == ("train.loop", 3)
+    trace = step_trace("", "test", run.identity.attempt, 41)
+    expected = {
+        "run": "test", "rank": 0, "node": run.identity.host, "step": 41, "trace_id": trace_text(trace),
+        "span_id": span_text(rank_step_span(trace, 0)), "attempt": run.identity.attempt, "body": "slow batch",
+        "severity_text": "WARNING", "severity_number": 13, "logger": "train.loop",
+    }  # fmt: skip
+    assert {name: entry[name] for name in expected} == expected
+    assert entry["attributes"]["queue"] == 3
     assert entry["attributes"]["code.function.name"] == "test_fields_of_a_step"
     assert abs(datetime.fromisoformat(entry["timestamp"]).timestamp() - datetime.now().timestamp()) < 60
 
@@ -120,7 +119,7 @@ def test_odd_values(sink: Sink) -> None:
     """What JSON has no word for is described: NaN, objects, cycles, huge and broken text."""
     cycle: list[Any] = []
     cycle.append(cycle)
-    extra = {
+    odd = {
         "nan": float("nan"),
         "odd": Odd(),
         "cycle": cycle,
@@ -128,7 +127,7 @@ def test_odd_values(sink: Sink) -> None:
         "big": 1 << 80,
         "by": {1: {2}},
     }
-    sink.logger.error("x" * 1_000_000, extra=extra)
+    sink.logger.error("x" * 1_000_000, extra=odd)
     entry = sink.entry()
     attributes = entry["attributes"]
     assert (attributes["nan"], attributes["odd"], attributes["by"]) == ("nan", "<Odd>", {"1": [2]})

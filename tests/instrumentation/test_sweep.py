@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,14 @@ def leave_a_box(directory: Path, run: str) -> Path:
     code = f"import rankwatch\nwith rankwatch.start(run={run!r}): pass"
     python(code, directory=directory, check=True)
     return directory / run / "0.blackbox"
+
+
+SWEEP = """
+import pathlib, sys
+from rankwatch.sweep import Folder, sweep
+sweep(Folder.open(pathlib.Path(sys.argv[1])), kept_seconds=float(sys.argv[2]))
+"""
+"""Of another process: a lock of this one is none to itself."""
 
 
 def swept(directory: Path, *, kept_seconds: float = 86400.0, most_bytes: int = 0) -> None:
@@ -79,36 +86,23 @@ def test_no_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_living_rank(tmp_path: Path) -> None:
     """Its box is never removed, however old it is. Files that are not boxes stay too."""
-    code = (
-        "import sys, rankwatch\nrun = rankwatch.start(run='live')\n"
-        "print('ready', flush=True)\nsys.stdin.readline()"
-    )
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "0.blackbox").write_text("no box")
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        swept(tmp_path, kept_seconds=-1.0)
-        assert (tmp_path / "live" / "0.blackbox").exists()
-        assert (tmp_path / "odd" / "0.blackbox").exists()
+    living = Writer(tmp_path, Identity(run="live"), phases=())
+    python(SWEEP, str(tmp_path), "-1", check=True)
+    assert living.path.exists()
+    assert (tmp_path / "odd" / "0.blackbox").exists()
 
 
 def test_sweep_on_start(tmp_path: Path) -> None:
     """The start of the next run removes an old box."""
     path = leave_a_box(tmp_path, "past")
     path.chmod(0o644)
-    with path.open("r+b") as file:  # header: start on the wall clock, two days earlier
-        at = 88
-        file.seek(at)
-        import struct
-
-        (wall,) = struct.unpack("<d", file.read(8))
-        file.seek(at)
-        file.write(struct.pack("<d", wall - 2 * 86400))
-    os.utime(path, (wall - 2 * 86400,) * 2)
+    content = bytearray(path.read_bytes())
+    began = header(path).started_wall - 2 * 86400
+    struct.pack_into("<d", content, 88, began)  # header: start on the wall clock
+    path.write_bytes(content)
+    os.utime(path, (began, began))
     rankwatch.start(run="next", directory=tmp_path).finish()
     assert not path.exists()
 
@@ -157,9 +151,7 @@ def test_hidden_box(tmp_path: Path) -> None:
     fresh = Writer(tmp_path, None, phases=())
     dead.unlock()
     fresh.unlock()
-    code = "import sys, pathlib\nfrom rankwatch.sweep import sweep, Folder\n"
-    code += "sweep(Folder.open(pathlib.Path(sys.argv[1])))"
-    python(code, str(tmp_path), check=True)
+    python(SWEEP, str(tmp_path), "86400", check=True)
     assert sorted(tmp_path.iterdir()) == sorted([waiting.path, fresh.path])
 
 

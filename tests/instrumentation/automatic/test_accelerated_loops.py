@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,12 +37,8 @@ def test_begin(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Accelerate does before the step of torch's optimizer belongs to the optimizer phase."""
     asked: list[float] = []
     accelerator, network, optimizer = prepared()
-
-    def is_lomo_available() -> bool:
-        asked.append(time.monotonic())
-        return False
-
-    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", is_lomo_available)
+    asks = Mock(return_value=False, side_effect=lambda: asked.append(time.monotonic()) or False)
+    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", asks)
     accelerator.backward(network(torch.ones(2, 4)).mean())
     optimizer.step()
     (phase,) = [each for each in recorded.records() if each.name == "optimizer"]
@@ -63,7 +60,7 @@ def test_failure(recorded: Recorded) -> None:
     """A step that raises is tried again, and is one step."""
     accelerator, network, optimizer = prepared()
     accelerator.backward(network(torch.ones(2, 4)).mean())
-    handle = optimizer.optimizer.register_step_pre_hook(_raise)
+    handle = optimizer.optimizer.register_step_pre_hook(Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         optimizer.step()
     handle.remove()
@@ -89,7 +86,3 @@ def test_first_wait(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None
     steps = [each for each in records if each.kind.name == "STEP"]
     for step, moment in zip(steps[::2], synchronized, strict=True):
         assert any(step.start == each.start < moment < each.end for each in waits)
-
-
-def _raise(*_: object) -> None:
-    raise MemoryError

@@ -26,11 +26,8 @@ def test_record(run: rankwatch.Run, tmp_path: Path) -> None:
     run.cannot_see(Capability.WORK, Unseen.UNKNOWN_FORMAT)
     run.sees(Capability.WORK)
     run.finish()
-    assert capabilities(tmp_path) == {
-        Capability.STEPS: None,
-        Capability.LOSS: Unseen.DEVICE,
-        Capability.WORK: None,
-    }
+    found = {Capability.STEPS: None, Capability.LOSS: Unseen.DEVICE, Capability.WORK: None}
+    assert capabilities(tmp_path) == found
 
 
 def test_every_pair(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -75,8 +72,7 @@ def test_before_the_run(run: rankwatch.Run, tmp_path: Path, capsys: pytest.Captu
         Capability.STEPS: None,
         Capability.DATA_WAIT: Unseen.NOT_CALLED,
     }
-    said = capsys.readouterr().err
-    assert said == (
+    assert capsys.readouterr().err == (
         f"rankwatch: not visible: data_wait, because {Unseen.NOT_CALLED.sentence}; "
         f"loss, because {Unseen.REPLACED.sentence}\n"
     )

@@ -16,14 +16,13 @@ torch = pytest.importorskip("torch")
 class Recorded:
     """A run that keeps its phases."""
 
+    open: float | None = None
+    steps_completed = 0
+
     def __init__(self) -> None:
-        self.open: float | None = None
         self.phases: list[tuple[float, float]] = []
         self.resolvers: list[Callable[[], None]] = []
-        self.steps_completed = 0
-
-    def after_steps(self, resolve: Callable[[], None]) -> None:
-        self.resolvers.append(resolve)
+        self.after_steps = self.resolvers.append
 
     def show_phase(self, name: str, began: float) -> None:
         assert name == "evaluation"

@@ -68,7 +68,7 @@ def test_looking_without_importing(package: Path) -> None:
     loader: Any = spec.loader
     assert loader.get_source("library.leaf") == "def work(): return 1\n"
     assert not loader.is_package("library.leaf") and seen == []
-    assert seen == [] and importlib.import_module("library.leaf") is seen[0]
+    assert importlib.import_module("library.leaf") is seen[0]
 
 
 def test_failing_patch(package: Path) -> None:
@@ -107,12 +107,12 @@ def test_other_finders(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
-    seen: list[str] = []
-    when_imported({"library.leaf": lambda _: seen.append("first")})
-    when_imported({"library.leaf": lambda _: seen.append("second")})
+    seen: list[ModuleType] = []
+    for _ in range(2):
+        when_imported({"library.leaf": seen.append})
     leaf = importlib.import_module("library.leaf")
     assert leaf.__spec__ is not None and leaf.__spec__.origin == "other"
-    assert sorted(seen) == ["first", "second"] and PathFinder in sys.meta_path
+    assert seen == [leaf, leaf] and PathFinder in sys.meta_path
     monkeypatch.undo()
 
 

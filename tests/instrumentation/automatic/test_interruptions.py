@@ -32,8 +32,7 @@ FORWARD, BACKWARD, OPTIMIZER = PLAIN
 class Interrupted:
     """Raises KeyboardInterrupt once, when it is armed."""
 
-    def __init__(self) -> None:
-        self.armed = False
+    armed = False
 
     def __call__(self, *_: object) -> None:
         if self.armed:
@@ -42,15 +41,9 @@ class Interrupted:
 
 
 class Rows(IterableDataset[Tensor]):
-    def __init__(self, pause: Callable[[], object]) -> None:
-        self.pause = pause
-
     def __iter__(self) -> Iterator[Tensor]:
         for _ in range(6):
             yield torch.ones(4)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
 
 
 class Step(torch.optim.SGD):
@@ -61,33 +54,27 @@ class Step(torch.optim.SGD):
         return super().step(closure)
 
 
-def interrupt_of(where: str, network: nn.Module, optimizer: Step) -> tuple[Interrupted, Any]:
-    """What interrupts the loop, and what the loader calls for each batch."""
-    interrupt = Interrupted()
+@pytest.mark.parametrize("where", [WAIT, *PLAIN])
+def test_interrupt(recorded: Recorded, where: str) -> None:
+    """After Ctrl-C in any call, which the script catches, the steps that follow are recorded as always."""
+    network, interrupt = nn.Linear(4, 1), Interrupted()
+    optimizer = Step(network.parameters(), lr=0.1)
     if where == FORWARD:
         network.register_forward_pre_hook(interrupt)
     elif where == BACKWARD:
         next(network.parameters()).register_hook(interrupt)
     elif where == OPTIMIZER:
         optimizer.interrupt = interrupt  # type: ignore[method-assign]
-    return interrupt, (interrupt if where == WAIT else lambda: None)
-
-
-@pytest.mark.parametrize("where", [WAIT, *PLAIN])
-def test_interrupt(recorded: Recorded, where: str) -> None:
-    """After Ctrl-C in any call, which the script catches, the steps that follow are recorded as always."""
-    network = nn.Linear(4, 1)
-    optimizer = Step(network.parameters(), lr=0.1)
-    interrupt, in_loader = interrupt_of(where, network, optimizer)
 
     def collate(rows: list[Tensor]) -> Tensor:
-        in_loader()
+        if where == WAIT:
+            interrupt()
         return torch.stack(rows)
 
     for epoch in range(3):
         interrupt.armed = epoch == 1
         try:
-            for batch in DataLoader(Rows(in_loader), batch_size=2, collate_fn=collate):
+            for batch in DataLoader(Rows(), batch_size=2, collate_fn=collate):
                 network(batch).mean().backward()
                 optimizer.step()
         except KeyboardInterrupt:
@@ -179,7 +166,7 @@ def interrupted_at(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(run, rankwatch.Run)
     loop = loops.Loop(lambda: run)
     monkeypatch.setattr(loops, "current", lambda: loop)
-    module, batches = torch.nn.Linear(1, 1), Rows(lambda: None)
+    module, batches = torch.nn.Linear(1, 1), Rows()
     optimizer = SimpleNamespace(param_groups=[{"params": [module.weight], "lr": 0.1}])
     arguments = (module, optimizer, batches)
     iterate(*arguments)

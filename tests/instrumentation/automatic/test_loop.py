@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,21 +77,15 @@ def test_no_loader(recorded: Recorded) -> None:
     assert recorded.steps() == [PLAIN] * 4
 
 
-def gan(batches: Iterator[Any] | None) -> None:
-    generator, critic = model(), model()
-    optimizers = [sgd(each) for each in (generator, critic)]
-    for _ in range(3):
-        if batches is not None:
-            next(batches)
-        for network, optimizer in zip((critic, generator), reversed(optimizers), strict=True):
-            loss_of(network).backward()
-            optimizer.step()
-
-
 @pytest.mark.parametrize("with_loader", [True, False])
 def test_gan(recorded: Recorded, with_loader: bool) -> None:
     """Two optimizers in one iteration make one step, with and without a loader."""
-    gan(iter(loader()) if with_loader else None)
+    networks = [model(), model()]
+    optimizers = [sgd(each) for each in networks]
+    for _ in loader() if with_loader else range(3):
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            loss_of(network).backward()
+            optimizer.step()
     assert recorded.steps() == [([WAIT] if with_loader else []) + PLAIN * 2] * 3
 
 
@@ -120,24 +115,16 @@ def test_lbfgs(recorded: Recorded) -> None:
     assert all(each[0] == OPTIMIZER and each.count(OPTIMIZER) == 1 for each in steps)
 
 
-def muon_and_adam(network: Any) -> Callable[[], None]:
-    optimizers = [
-        torch.optim.SGD(network[0].parameters(), lr=0.1),
-        torch.optim.Adam(network[2].parameters()),
-    ]
-
-    def step() -> None:
-        for each in optimizers:
-            each.step()
-
-    return step
+def muon_and_adam(network: Any) -> Callable[[], object]:
+    first, last = torch.optim.SGD(network[0].parameters(), lr=0.1), torch.optim.Adam(network[2].parameters())
+    return lambda: (first.step(), last.step())
 
 
 def test_batches_for_each_optimizer(recorded: Recorded) -> None:
     """A GAN that fetches a batch for each of its two optimizers makes one step of both, from the first one
     on, also where a function fetches and an evaluation comes between."""
-    critic, generator = model(), model()
-    optimizers = [sgd(each) for each in (critic, generator)]
+    networks = [model(), model()]
+    optimizers = [sgd(each) for each in networks]
     batches, evaluated = iter(loader(20)), loader(2)
 
     def fetch() -> Tensor:
@@ -145,15 +132,15 @@ def test_batches_for_each_optimizer(recorded: Recorded) -> None:
         return batch
 
     for number in range(6):
-        critic(fetch()).mean().backward()
+        networks[0](fetch()).mean().backward()
         optimizers[0].step()
-        generator(fetch()).mean().backward()
+        networks[1](fetch()).mean().backward()
         optimizers[1].step()
         if number in (0, 3):
             with torch.no_grad():
                 for (batch,) in evaluated:
-                    generator.eval()(batch)
-                generator.train()
+                    networks[1].eval()(batch)
+                networks[1].train()
     assert recorded.steps() == [[WAIT, *PLAIN] * 2] * 6
 
 
@@ -238,8 +225,7 @@ def test_optimizers(recorded: Recorded, case: str) -> None:
     for _ in range(3):
         loss_of(network).backward()
         step()
-    steps = recorded.steps()
-    assert [list(dict.fromkeys(each)) for each in steps] == [PLAIN] * 3
+    assert [list(dict.fromkeys(each)) for each in recorded.steps()] == [PLAIN] * 3
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -255,8 +241,7 @@ def test_skipped_steps(recorded: Recorded, fused: bool) -> None:
         scaler.scale(loss_of(network) * factor).backward()
         scaler.step(optimizer)
         scaler.update()
-    steps = recorded.steps()
-    assert [list(dict.fromkeys(each)) for each in steps] == [PLAIN] * 4
+    assert [list(dict.fromkeys(each)) for each in recorded.steps()] == [PLAIN] * 4
     skipped = [each.payload for each in recorded.records() if each.name == "update_skipped"]
     assert skipped == [(0.0, 0), (1.0, 1), (0.0, 2), (0.0, 3)]
 
@@ -264,13 +249,9 @@ def test_skipped_steps(recorded: Recorded, fused: bool) -> None:
 def test_optimizers_inside_backward(recorded: Recorded) -> None:
     """One optimizer for each parameter, stepping as soon as its gradient is there: one step each backward."""
     network = model()
-    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in network.parameters()}
-
-    def step(parameter: nn.Parameter) -> None:
-        optimizers[parameter].step()
-
     for each in network.parameters():
-        each.register_post_accumulate_grad_hook(step)
+        step = torch.optim.SGD([each], lr=0.1).step
+        each.register_post_accumulate_grad_hook(lambda _, step=step: step())
     for _ in range(3):
         loss_of(network).backward()
     assert recorded.steps() == [[FORWARD, BACKWARD]] * 3
@@ -282,12 +263,8 @@ def test_failed_step(recorded: Recorded, same: bool) -> None:
     memory may go on with a new model and optimizer, whose steps count."""
     network = model()
     optimizer = sgd(network)
-
-    def fail() -> float:
-        raise MemoryError
-
     with pytest.raises(MemoryError):
-        optimizer.step(fail)
+        optimizer.step(Mock(side_effect=MemoryError))
     if not same:
         network = model()
         optimizer = sgd(network)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,12 @@ class Training:
         self.loop.optimizer_began(which)
         self.loop.optimizer_ended(which)
 
+    def iteration(self, which: Any, *, fetches: bool = True) -> None:
+        if fetches:
+            self.fetch()
+        self.backward()
+        self.step(which)
+
 
 def counted(run: rankwatch.Run, tmp_path: Path) -> int:
     run.finish()
@@ -61,8 +67,7 @@ def test_hang_in_backward(run: rankwatch.Run, tmp_path: Path) -> None:
     """A loop without a loader that hangs in the backward pass of step 7 shows step 7 open, in that phase."""
     training, which = Training(run), optimizer()
     for _ in range(7):
-        training.backward()
-        training.step(which)
+        training.iteration(which, fetches=False)
     training.loop.backward_began(None)
     found = now(box(tmp_path))
     assert (found.step, found.steps_completed) == (7, 7)
@@ -72,10 +77,7 @@ def test_hang_in_backward(run: rankwatch.Run, tmp_path: Path) -> None:
 
 def test_pause_after_step(run: rankwatch.Run, tmp_path: Path) -> None:
     """Between two steps none is shown as open, although the last one may not be decided yet."""
-    training, which = Training(run), optimizer()
-    training.fetch()
-    training.backward()
-    training.step(which)
+    Training(run).iteration(optimizer())
     found = now(box(tmp_path))
     assert found.step_began == 0.0
     assert found.step_ended > 0.0
@@ -83,16 +85,13 @@ def test_pause_after_step(run: rankwatch.Run, tmp_path: Path) -> None:
 
 def test_last_step(run: rankwatch.Run, tmp_path: Path) -> None:
     """The end of the run decides its last step."""
-    training, which = Training(run), optimizer()
-    training.backward()
-    training.step(which)
+    Training(run).iteration(optimizer(), fetches=False)
     assert counted(run, tmp_path) == 1
 
 
 def in_thread(call: Callable[[], object]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(call).result()
 
 
 def test_optimizer_in_thread(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -109,15 +108,8 @@ def test_optimizer_in_thread(run: rankwatch.Run, tmp_path: Path) -> None:
 def test_training_in_thread(run: rankwatch.Run, tmp_path: Path) -> None:
     """A loop in another thread is followed, and the next one after that thread has ended."""
     training, which = Training(run), optimizer()
-
-    def train() -> None:
-        for _ in range(3):
-            training.fetch()
-            training.backward()
-            training.step(which)
-
-    in_thread(train)
-    train()
+    for call in (in_thread, lambda train: train()):
+        call(lambda: [training.iteration(which) for _ in range(3)])
     assert counted(run, tmp_path) == 6
 
 
@@ -129,9 +121,7 @@ def test_peeked_batch(run: rankwatch.Run, tmp_path: Path) -> None:
     for _ in range(3):
         training.fetch(batches=read)
     training.fetch(batches=read, exhausted=True)
-    training.fetch()
-    training.backward()
-    training.step(which)
+    training.iteration(which)
     assert counted(run, tmp_path) == 1
     waits = [each for each in of_kind(box(tmp_path), RecordKind.PHASE) if each.name == "data_wait"]
     assert len(waits) == 1
@@ -179,8 +169,7 @@ def test_count(fresh: Callable[[], tuple[rankwatch.Run, Path]], shape: dict[str,
         if shape["for_each"] and shape["loader"]:
             for place, each in enumerate(all_of_them):
                 training.fetch(place=place)
-                training.backward()
-                training.step(each)
+                training.iteration(each, fetches=False)
             continue
         for _ in range(shape["micro"]):
             if shape["loader"]:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,24 +115,19 @@ def test_watch() -> None:
 @pytest.mark.parametrize("part", ["began", "ended"])
 def test_own_failures(part: str, seen: Visibility) -> None:
     """Failures of ours never reach the caller. After several, ours is not called any more."""
-    calls: list[int] = []
-
-    def fail(*args: object, **kwargs: object) -> None:
-        calls.append(1)
-        raise KeyError("ours")
-
-    watch(Library, "double", shows=Capability.BACKWARD, **{part: fail})
+    ours = Mock(side_effect=KeyError("ours"))
+    watch(Library, "double", shows=Capability.BACKWARD, **{part: ours})
     assert [Library().double(1) for _ in range(MOST_FAILURES + 2)] == [2] * (MOST_FAILURES + 2)
-    assert len(calls) == MOST_FAILURES
+    assert ours.call_count == MOST_FAILURES
     assert seen._states == {Capability.BACKWARD: Unseen.HOOK_FAILED}
     assert [str(error) for _, error in seen._failures] == ["'ours'"] * MOST_FAILURES
 
 
 def test_callback() -> None:
-    calls: list[int] = []
-    call = guarded("hook", lambda: calls.append(1) or [][0])
+    ours = Mock(side_effect=IndexError)
+    call = guarded("hook", ours)
     assert [call() for _ in range(MOST_FAILURES + 2)] == [None] * (MOST_FAILURES + 2)
-    assert len(calls) == MOST_FAILURES
+    assert ours.call_count == MOST_FAILURES
 
 
 def other_library(function: Callable[..., int]) -> Callable[..., int]:

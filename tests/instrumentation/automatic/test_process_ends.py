@@ -37,14 +37,22 @@ thread.join()"""
 
 
 def ended(
-    directory: Path, code: str, begin: str = BEGIN, **variables: str
+    directory: Path, code: str, *, before: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A rank of zero-code recording that runs this code after a step."""
+    """A rank of zero-code recording that runs this code after a step. before: it runs that before recording
+    begins."""
+    begin = BEGIN.replace("from rankwatch", before + "from rankwatch")
     return python(begin + code, directory=directory, **variables)
 
 
+def headline(directory: Path) -> str:
+    """The first line of the card, without the name of the run."""
+    (run,) = directory.iterdir()
+    return summary_lines(run)[0].removeprefix(f"rankwatch: run {run.name} ")
+
+
 @pytest.mark.parametrize(
-    ("code", "status", "headline"),
+    ("code", "status", "how"),
     [
         ("", 0, "finished"),
         ("sys.exit()", 0, "finished"),
@@ -56,7 +64,7 @@ def ended(
         ("exit()", 0, "finished"),
         ("try: sys.exit(3)\nexcept SystemExit: step()", 0, "finished"),
         ("t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, "finished"),
-        (f"{IN_A_THREAD}", 0, "failed by ValueError: bad batch"),
+        (IN_A_THREAD, 0, "failed by ValueError: bad batch"),
         (f"{IN_A_THREAD}\nstep()", 0, "finished"),
         (f"{IN_A_THREAD}\nsys.exit(3)", 3, "failed by exit status 3"),
         ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", 0, "finished"),
@@ -70,28 +78,24 @@ def ended(
         ("os.abort()", -signal.SIGABRT, "lost by SIGABRT: Aborted"),
     ],
 )  # fmt: skip
-def test_end(code: str, status: int, headline: str, tmp_path: Path) -> None:
+def test_end(code: str, status: int, how: str, tmp_path: Path) -> None:
     """The process ends as it would without us, and the card says how."""
     process = ended(tmp_path, code)
     assert process.returncode == status, process.stderr
-    (directory,) = tmp_path.iterdir()
-    head, *_ = summary_lines(directory)
-    assert head.startswith(f"rankwatch: run {directory.name} {headline}"), head
+    assert headline(tmp_path).startswith(how)
     assert now(box(tmp_path)).capabilities[Capability.EXIT_CAUSE] is None
 
 
 def test_exit_of_the_script(tmp_path: Path) -> None:
     """The script has its own name for `sys.exit` from before the run."""
-    assert ended(tmp_path, "exit(5)", "from sys import exit" + BEGIN).returncode == 5
-    (directory,) = tmp_path.iterdir()
-    assert "failed by exit status 5" in summary_lines(directory)[0]
+    assert ended(tmp_path, "exit(5)", before="from sys import exit\n").returncode == 5
+    assert headline(tmp_path).startswith("failed by exit status 5")
 
 
 def test_recorded_before_other_hooks(tmp_path: Path) -> None:
     """An exception is recorded before the hook that was there, which is called and may end the process."""
-    code = "def theirs(*error): print(error[1], flush=True); os._exit(7)\n"
-    begin = BEGIN.replace("from rankwatch", code + "sys.excepthook = theirs\nfrom rankwatch", 1)
-    process = ended(tmp_path, "raise ValueError('boom')", begin)
+    theirs = "def theirs(*error): print(error[1], flush=True); os._exit(7)\nsys.excepthook = theirs\n"
+    process = ended(tmp_path, "raise ValueError('boom')", before=theirs)
     assert (process.returncode, process.stdout) == (7, "boom\n")
     (directory,) = tmp_path.iterdir()
     assert diagnose_run(directory).why == "ended by ValueError: boom"
@@ -106,9 +110,8 @@ def test_same_message_as_without(tmp_path: Path) -> None:
 def test_users_handlers(tmp_path: Path) -> None:
     """Handlers of the user for SIGTERM and crashes go on working, installed before or after."""
     before = "signal.signal(signal.SIGTERM, lambda *_: print('theirs', flush=True))\n"
-    begin = BEGIN.replace("from rankwatch", before + "from rankwatch", 1)
     code = "os.kill(os.getpid(), signal.SIGTERM)\nfaulthandler.enable()\nos.abort()\n"
-    process = ended(tmp_path, code, begin)
+    process = ended(tmp_path, code, before=before)
     assert process.stdout == "theirs\n" and "Fatal Python error: Aborted" in process.stderr
 
 
@@ -116,9 +119,8 @@ def test_crash_of_a_child(tmp_path: Path) -> None:
     """A forked child that crashes is not the rank."""
     process = ended(tmp_path, "if os.fork() == 0: os.abort()\nos.wait()")
     assert process.returncode == 0
-    (directory,) = tmp_path.iterdir()
-    assert " finished" in summary_lines(directory)[0]
-    assert not list(directory.glob("*.crashed"))
+    assert headline(tmp_path).startswith("finished")
+    assert not list(tmp_path.glob("*/*.crashed"))
 
 
 def test_error_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,12 @@ from rankwatch.blackbox.capturing import may_ask
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
+
+
+def may_be_asked(writer: Writer) -> bool:
+    """Whether anybody may ask at this moment."""
+    with may_ask(writer.path, os.geteuid()) as free:
+        return free
 
 
 @pytest.fixture
@@ -29,31 +35,21 @@ def test_capture(writer: Writer) -> None:
         assert second
     writer.integers[Now.CAPTURING] = 1
     assert writer.wait_for_questions()
-    with may_ask(writer.path, os.geteuid()) as free:
-        assert not free
+    assert not may_be_asked(writer)
     writer.integers[Now.CAPTURING] = 0
-    with may_ask(writer.path, os.geteuid()) as free:
-        assert free
+    assert may_be_asked(writer)
 
 
 def test_question_under_way(writer: Writer) -> None:
     """A capture begins after the answer that is under way, and nobody asks in between."""
-    begun = threading.Event()
-
-    def capture() -> None:
-        writer.integers[Now.CAPTURING] = 1
-        assert writer.wait_for_questions()
-        begun.set()
-
-    with may_ask(writer.path, os.geteuid()) as free:
-        assert free
-        thread = threading.Thread(target=capture)
-        thread.start()
-        assert not begun.wait(0.05)
-    assert begun.wait(30.0)
-    thread.join()
-    with may_ask(writer.path, os.geteuid()) as free:
-        assert not free
+    with ThreadPoolExecutor(1) as training:
+        with may_ask(writer.path, os.geteuid()) as free:
+            assert free
+            writer.integers[Now.CAPTURING] = 1
+            begins = training.submit(writer.wait_for_questions)
+            assert wait([begins], timeout=0.05).not_done
+        assert begins.result(timeout=30.0)
+    assert not may_be_asked(writer)
 
 
 def test_endless_question(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:

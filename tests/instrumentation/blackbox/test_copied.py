@@ -7,8 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,13 @@ from rankwatch.blackbox import copied, layout
 from rankwatch.blackbox.capturing import may_ask
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import Columns
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
 from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.untrusted.folders import Folder
+from support.agent.process import until
 from support.processes.users import ALICE, node_directory, run_as
 from support.training.blackbox import header, now
 
@@ -33,22 +34,19 @@ SECONDS = 60.0
 """Deadline of what takes a tenth of a second."""
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def write(writer: Writer, count: int, first: int = 0) -> None:
     for value in range(first, first + count):
         writer.append(RecordKind.SCALAR, 1, 1.0, 1.0, layout.SCALAR, float(value), value)
 
 
+def numbers(columns: Iterable[Columns]) -> list[int]:
+    """The values of the scalars that `write` has written."""
+    return [layout.SCALAR.unpack_from(each.payload)[1] for part in columns for each in part.records()]
+
+
 def values(path: Path) -> list[int]:
     with closing(Reader(path)) as reader:
-        rows = [record for columns in reader.read_to_end() for record in columns.records()]
-    return [layout.SCALAR.unpack_from(each.payload)[1] for each in rows]
+        return numbers(reader.read_to_end())
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_what_readers_see(writer: Writer) -> None:
     for first in range(0, 5000, 100):
         write(writer, 100, first)
         copy(writer)
-        seen += [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll().records()]
+        seen += numbers([reader.poll()])
     assert seen == list(range(5000))
     assert reader.missed == 0
     assert reader.now().step == 7
@@ -195,14 +193,14 @@ def test_file_system_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stalled.wait(SECONDS)
     copies.close()
     os.close(file)
-    numbers = [os.open(tmp_path / f"{number}", os.O_RDWR | os.O_CREAT) for number in range(8)]
-    assert file in numbers
+    later = [os.open(tmp_path / f"{number}", os.O_RDWR | os.O_CREAT) for number in range(8)]
+    assert file in later
     go_on.set()
     copies._thread.join(SECONDS)
     assert not copies._thread.is_alive()
-    assert not any((tmp_path / f"{number}").stat().st_size for number in range(8))
+    assert [os.fstat(each).st_size for each in later] == [0] * 8
     assert (tmp_path / "box").read_bytes().count(b"box") == 16
-    for each in numbers:
+    for each in later:
         os.close(each)
 
 
@@ -221,11 +219,11 @@ def test_thread(tmp_path: Path) -> None:
     for steps in ([0], [0, 1]):
         write(writer, 1, steps[-1])
         note.write("text", source=Source.LOG, severity=9, step=steps[-1])
-        until(partial(holds, steps))
+        until(partial(holds, steps), "the copies")
         for path in (writer.path, tmp_path / "0.lines"):
             path.chmod(0o644)
             os.truncate(path, 0)
-        until(partial(holds, steps))
+        until(partial(holds, steps), "whole files")
     writer.unlock()
     note.close()
 
@@ -296,6 +294,5 @@ def test_cut_by_the_same_user(node_directory: Path, mode: str) -> None:
             training.kill()
     assert (training.returncode, stdout) == (0, "Run\n")
     path = node_directory / "job" / "0.blackbox"
-    lag_seconds = 1.0 if mode == "copied" else 0.0
-    assert (now(path).ended_by, header(path).lag_seconds) == ("finished", lag_seconds)
+    assert (now(path).ended_by, header(path).lag_seconds) == ("finished", 1.0 * (mode == "copied"))
     assert len(read_lines_at(node_directory / "job" / "0.lines")) == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,17 +85,19 @@ def test_gone_with_the_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "a link", "not writable"])
-def test_not_kept(tmp_path: Path, obstacle: str) -> None:
+@pytest.mark.parametrize(
+    "put",
+    [
+        Path.touch,
+        lambda folder: folder.symlink_to("/proc/1/nowhere"),
+        lambda folder: folder.mkdir(mode=0o000),
+    ],
+    ids=["a file", "a link", "not writable"],
+)
+def test_not_kept(tmp_path: Path, put: Callable[[Path], object]) -> None:
     """What cannot be kept is lost, and the run starts all the same."""
     attempt(tmp_path, 0)
-    folder = tmp_path / "job" / "earlier"
-    if obstacle == "a file":
-        folder.write_text("")
-    elif obstacle == "a link":
-        folder.symlink_to("/proc/1/nowhere")
-    else:
-        folder.mkdir(mode=0o000)
+    put(tmp_path / "job" / "earlier")
     attempt(tmp_path, 1)
     assert steps(tmp_path / "job" / "0.blackbox") == 1
 

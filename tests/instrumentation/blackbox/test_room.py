@@ -59,15 +59,8 @@ print(json.dumps(result))
 
 def jobs(directory: Path, size: str, ranks: int, names: str, *, batch: int = MIB) -> dict[str, object]:
     """The state of a file system of this size after jobs of these names have run there one by one."""
-    done = run_with_tmpfs(
-        directory,
-        f"size={size}",
-        JOBS,
-        JOBS=names,
-        RANKS=str(ranks),
-        BATCH=str(batch),
-        RANKWATCH_LOG_LINES="1",
-    )
+    variables = {"JOBS": names, "RANKS": str(ranks), "BATCH": str(batch), "RANKWATCH_LOG_LINES": "1"}
+    done = run_with_tmpfs(directory, f"size={size}", JOBS, **variables)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout)
     return result
@@ -105,7 +98,6 @@ def test_too_small(tmp_path: Path) -> None:
     """Too little for a useful ring is no reason to take what the training needs: nothing is recorded."""
     found = jobs(tmp_path, "8m", 4, "job")
     assert found["files"] == []
-    assert (
-        found["errors"].count("which is too little for 4 ranks beside the training; give the container") == 4
-    )
+    why = "which is too little for 4 ranks beside the training; give the container"
+    assert found["errors"].count(why) == 4
     assert "RANKWATCH_DIR" in found["errors"]

@@ -59,18 +59,6 @@ def test_nested_phases(rank: LoneRank) -> None:
     }
 
 
-def test_wait_in_phase(rank: LoneRank) -> None:
-    """What comes after a wait is the rank's own work again."""
-    rank.peer_comes(0.100)
-    with rank.run.step(), rank.run.phase("backward"):
-        rank.compute(0.010)
-        rank.collective("all_reduce", PAIR, 0.0)
-        rank.compute(0.020)
-    rank.resolve()
-    assert rank.recorded_waits() == [("all_reduce", near(0.090), 0)]
-    assert rank.phases() == [("backward", near(0.030), 0)]
-
-
 def test_idle_device(rank: LoneRank) -> None:
     """Work of the host counts only as far as the device is idle for it."""
     with rank.run.step():
@@ -94,13 +82,13 @@ def test_reused_events(rank: LoneRank) -> None:
     assert rank.machine.events_made <= 10
 
 
-@pytest.mark.parametrize("steps", [3 * MOST_STEPS, 1])
-def test_gpu_that_never_finishes(rank: LoneRank, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "phases"), [(3 * MOST_STEPS, 10), (1, MOST_MARKS)])
+def test_gpu_that_never_finishes(rank: LoneRank, steps: int, phases: int) -> None:
     """Marks that the GPU does not pass, or that no step ends, are dropped and counted."""
     rank.machine.current().enqueue(Operation(0.0, arrivals=2))
     for _ in range(steps):
         with rank.run.step():
-            for _ in range(MOST_MARKS if steps == 1 else 10):
+            for _ in range(phases):
                 with rank.run.phase("forward"):
                     pass
     timeline = rank.timeline

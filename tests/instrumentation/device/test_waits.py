@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
@@ -14,7 +14,6 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.collectives.device_waits import MOST_STREAMS, DeviceWaits
 from support.device.lone import PAIR, LoneRank
 from support.device.programs import Reducer
-from support.device.rank import run_together
 from support.device.sharded import Fsdp2
 
 OWN_SECONDS, LATE_SECONDS = 0.010, 0.050
@@ -153,34 +152,6 @@ def test_fsdp_of_a_slow_rank(rank: LoneRank) -> None:
     found = measure(rank, way)
     assert found.own == near(6 * OWN_SECONDS)
     assert sum(seconds for _, seconds, _ in found.waits) == near(LATE_SECONDS)
-
-
-def test_collective_on_another_device(rank: LoneRank) -> None:
-    """Who waits for what between two devices of a process is not seen, so the step has no own time."""
-    rank.idle_step()
-    rank.peer_comes(0.0)
-    with rank.run.step(), rank.machine.on_device(1):
-        rank.collective("all_reduce", PAIR, 0.0)
-    rank.idle_step()
-    rank.resolve()
-    assert rank.unknown_steps() == [1]
-
-
-def test_host_that_waits(rank: LoneRank) -> None:
-    """While the host waits in a collective of gloo, the idle device waits for others."""
-
-    def program() -> Iterator[Any]:
-        with rank.run.step():
-            rank.compute(OWN_SECONDS)
-            rank.network.meet(("host", PAIR, 1), 2, 0.0).arrive(rank.host.now + LATE_SECONDS, ())
-            yield from rank.host_barrier(PAIR, 0.0)
-            rank.compute(OWN_SECONDS)
-
-    run_together([(rank, program())])
-    rank.resolve()
-    step = rank.records(RecordKind.DEVICE_STEP)[0]
-    assert step.payload[1] == near(LATE_SECONDS - OWN_SECONDS)
-    assert step.end - step.start - step.payload[1] == near(2 * OWN_SECONDS)
 
 
 def test_replaced_methods(rank: LoneRank) -> None:

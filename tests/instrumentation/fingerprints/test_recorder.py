@@ -130,16 +130,13 @@ def test_losses_do_not_change(loop: str, tmp_path: Path, monkeypatch: pytest.Mon
     losses = []
     for every in ("1", "0"):
         monkeypatch.setenv("RANKWATCH_FINGERPRINT_STEPS", every)
-        (tmp_path / every).mkdir()
         boxes = run_program(MODEL + LOOPS[loop] + LOOP, tmp_path / every, ranks=2)
         losses.append([(tmp_path / every / f"{rank}.json").read_text() for rank in range(2)])
         found = [totals(each) for each in boxes]
         assert [errors(each) for each in boxes] == [0, 0]
         assert found[0] == found[1]
-        norms = [
-            [each.payload for each in of_kind(path, RecordKind.SCALAR) if each.name == "gradient_norm"]
-            for path in boxes
-        ]
+        scalars = [of_kind(path, RecordKind.SCALAR) for path in boxes]
+        norms = [[each.payload for each in of if each.name == "gradient_norm"] for of in scalars]
         assert norms[0] == norms[1]
         assert len(norms[0]) == 50
         assert len(found[0]) == (50 if every == "1" else 0)
@@ -244,17 +241,10 @@ def test_unusual_parameters(run: rankwatch.Run, tmp_path: Path) -> None:
     """What has no plain bits is left out; all else is read, of whatever type and size. Nothing fails."""
     run.identity = run.identity._replace(world_size=2)
     plain = [torch.ones(3, dtype=each) for each in (torch.int8, torch.bool, torch.complex64, torch.bfloat16)]
-    plain += [
-        torch.zeros(0),
-        torch.tensor(1.0),
-        torch.ones(5).to(torch.float8_e4m3fn),
-        torch.ones(4).expand(3, 4),
-    ]
-    odd = [
-        torch.ones(4, device="meta"),
-        torch.eye(3).to_sparse(),
-        torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
-    ]
+    plain += [torch.zeros(0), torch.tensor(1.0), torch.ones(5).to(torch.float8_e4m3fn)]
+    plain += [torch.ones(4).expand(3, 4)]
+    odd = [torch.ones(4, device="meta"), torch.eye(3).to_sparse()]
+    odd += [torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)]
     for step, given in ((0, plain), (100, plain + odd), (200, odd), (300, [torch.zeros(0)]), (400, [])):
         with run.step(step):
             run.fingerprint(given)
@@ -299,7 +289,6 @@ def _fingerprint(run: rankwatch.Run, directory: Path, *, world: int) -> list[Rea
 
 def test_failure_does_not_reach_training(run: rankwatch.Run, tmp_path: Path) -> None:
     """What cannot be read is counted; after three failures nothing is read any more."""
-    run.identity = run.identity
     for number in range(0, 1000, 100):
         with run.step(number):
             run.fingerprint(3)

@@ -26,6 +26,12 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 
 CASES = {**trainings.CASES, **ring.CASES}
+FLAGS = {
+    "blocking": layout.BLOCKING,
+    "failed": layout.FAILED,
+    "point_to_point": layout.POINT_TO_POINT,
+    "untimed": layout.UNTIMED,
+}
 
 
 class Observer:
@@ -46,22 +52,16 @@ class Observer:
             if record.kind != RecordKind.COLLECTIVE:
                 continue
             size, number, name, flags, waited = layout.COLLECTIVE.unpack_from(record.payload)
-            found.append(
-                {
-                    "operation": self.reader.name(record.name),
-                    "group": groups[name].name,
-                    "members": groups[name].members,
-                    "bytes": size,
-                    "number": number,
-                    "blocking": bool(flags & layout.BLOCKING),
-                    "failed": bool(flags & layout.FAILED),
-                    "point_to_point": bool(flags & layout.POINT_TO_POINT),
-                    "untimed": bool(flags & layout.UNTIMED),
-                    "waited": waited,
-                    "start": record.start,
-                    "end": record.end,
-                }
-            )
+            operation, group, members = self.reader.name(record.name), groups[name].name, groups[name].members
+            about = {
+                "operation": operation,
+                "group": group,
+                "members": members,
+                "bytes": size,
+                "number": number,
+            }
+            times = {"waited": waited, "start": record.start, "end": record.end}
+            found.append({**about, **times, **{name: bool(flags & flag) for name, flag in FLAGS.items()}})
         return found
 
     def truth(self) -> list[dict[str, Any]]:
@@ -115,12 +115,8 @@ def main(rank: int, directory: Path) -> None:
         calls.clear()
         facts = case(rank) or {}
         dist.barrier()
-        report[name] = {
-            "seen": observer.seen(),
-            "truth": observer.truth(),
-            "calls": dict(calls),
-            "facts": facts,
-        }
+        seen, truth = observer.seen(), observer.truth()
+        report[name] = {"seen": seen, "truth": truth, "calls": dict(calls), "facts": facts}
     slow = slow_rank.train(run, rank, directory / "job")
     report["slow rank"] = {"facts": slow, "seen": observer.seen()}
     report["tables"] = observer.tables()

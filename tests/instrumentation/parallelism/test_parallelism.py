@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,8 @@ def test_pipeline_schedule(job: list[Report], name: str, rank: int) -> None:
     activations, size = case["facts"]["activations"], case["facts"]["bytes"]
     for operation in ("send", "recv"):
         found = [each for each in case["seen"] if each["operation"] == operation and each["bytes"] == size]
-        assert len(found) == activations
-        assert {(each["group"].partition(" #")[0], each["members"]) for each in found} == {
-            ("pipeline", "0-3")
-        }
+        groups = [(each["group"].partition(" #")[0], each["members"]) for each in found]
+        assert groups == [("pipeline", "0-3")] * activations
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -176,10 +175,9 @@ def test_slow_rank(job: list[Report]) -> None:
 def steps_of(box: str) -> StepAssembler:
     """The rank as the node agent sees it, after the end of its job."""
     totals = RankTotals(lambda _: None, max_names=1000)
-    follower = RankFollower(Path(box), totals)
-    follower.poll(time.monotonic())
-    totals.steps.settle(time.monotonic() + 2 * SETTLE_SECONDS, time.monotonic())
-    follower.close()
+    with closing(RankFollower(Path(box), totals)) as follower:
+        follower.poll(time.monotonic())
+        totals.steps.settle(time.monotonic() + 2 * SETTLE_SECONDS, time.monotonic())
     return totals.steps
 
 

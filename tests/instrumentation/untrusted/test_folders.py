@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,11 +61,7 @@ def test_names(folder: Folder) -> None:
 def test_beneath(folder: Folder, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths of several names stay below the folder, by links too. A kernel without openat2 follows none."""
     if kernel == "without":
-
-        def missing(*_: object) -> int:
-            raise NotImplementedError
-
-        monkeypatch.setattr(paths, "_openat2", missing)
+        monkeypatch.setattr(paths, "_openat2", Mock(side_effect=NotImplementedError))
     assert content(folder.open_beneath("inner/file")) == b"inner"
     for path in ("outside", "absolute", "elsewhere/secret", "../secret", "/etc/passwd", "", "inner/../file"):
         with pytest.raises(OSError):
@@ -182,10 +179,10 @@ def test_lock_holder(folder: Folder) -> None:
     """The process that holds a lock is known by its id; a lock of this process is none to itself."""
     file = folder.open_file("file")
     assert lock_holder(file) is None
-    code = f"import fcntl; f = open({str(folder.path / 'file')!r}, 'r+'); fcntl.lockf(f, fcntl.LOCK_EX);"
-    with subprocess.Popen(
-        ["python3", "-c", code + "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+    code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX)\n"
+    code += "print(flush=True); input()"
+    command = ["python3", "-c", code, str(folder.path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         assert lock_holder(file) == holder.pid

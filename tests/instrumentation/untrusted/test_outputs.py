@@ -29,14 +29,11 @@ def test_of_another_user(node_directory: Path) -> None:
     """A link of another user, and a pipe that nobody reads or that they read, are refused at once."""
     kept = node_directory.parent / "kept"
     kept.write_text("kept")
-    run_as(
-        BOB,
-        node_directory,
-        "folder = directory / 'folder'; folder.mkdir()\n"
+    code = (
+        "folder = directory / 'folder'; folder.mkdir(); os.mkfifo(folder / 'pipe')\n"
         "(folder / 'link').symlink_to(arguments[0]); (folder / 'new').symlink_to(arguments[0] + '-new')\n"
-        "os.mkfifo(folder / 'pipe')",
-        str(kept),
     )
+    run_as(BOB, node_directory, code, str(kept))
     folder = node_directory / "folder"
     for name in ("link", "new", "pipe"):
         with pytest.raises(OSError, match=r"symbolic links|No such device"):

@@ -108,25 +108,15 @@ def test_redacted(text: str, shown: str) -> None:
     assert SECRET not in shown
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "password",
-            "passwd",
-            "passphrase",
-            "pwd",
-            "secret",
-            "client_secret",
-            "access_key_id",
-            "Authorization",
-        ),
-        *(f"{kind}_key" for kind in ("access", "account", "api", "auth", "encryption", "license", "master")),
-        *(f"{kind}-key" for kind in ("private", "secret", "session", "signing", "storage", "subscription")),
-        *(f"{kind}_token" for kind in ("access", "api", "auth", "bearer", "github", "gitlab", "hf", "oauth")),
-        *(f"{kind}-token" for kind in ("refresh", "secret", "security", "session")),
-    ],
+NAMES = (
+    "password passwd passphrase pwd secret client_secret access_key_id Authorization access_key account_key "
+    "api_key auth_key encryption_key license_key master_key private-key secret-key session-key signing-key "
+    "storage-key subscription-key access_token api_token auth_token bearer_token github_token gitlab_token "
+    "hf_token oauth_token refresh-token secret-token security-token session-token"
 )
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_names_of_secrets(name: str) -> None:
     """The value of what has such a name is hidden, however it is written."""
     for text in (f"{name}={SECRET}", f"x.{name.upper()}: {SECRET}", f'"{name.replace("_", "")}": "{SECRET}"'):
@@ -199,25 +189,23 @@ def test_message() -> None:
     assert message_of("x" * 10_000) == "x" * 4096
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\uff1d1+1"])
-def test_cell(text: str) -> None:
-    """A cell that begins like a formula is text for a spreadsheet."""
-    assert spreadsheet_cell(text) == f"'{text}"
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        *((text, f"'{text}") for text in ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\uff1d1+1")),
+        *(("\t=1", "?=1"), ("\r=1", "?=1"), ("all_reduce", "all_reduce"), ("", "")),
+    ],
+)
+def test_cell(text: str, cell: str) -> None:
+    """A cell that begins like a formula is text for a spreadsheet. A tab or carriage return before one is a
+    question mark."""
+    assert spreadsheet_cell(text) == cell
 
 
-def test_cell_of_controls() -> None:
-    """A tab or carriage return before a formula is a question mark."""
-    assert [spreadsheet_cell(each) for each in ("\t=1", "\r=1", "all_reduce", "")] == [
-        "?=1",
-        "?=1",
-        "all_reduce",
-        "",
-    ]
-
-
-def test_last_argument() -> None:
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("train-1", "train-1"), ("r$(id)", "'r$(id)'"), ("a b\x1b[2J", "'a b?[2J'"), ("-rf", "-- -rf")],
+)
+def test_last_argument(name: str, word: str) -> None:
     """A name in a command that people copy is one word of the shell, whatever it holds, and no option."""
-    assert last_argument("train-1") == "train-1"
-    assert last_argument("r$(id)") == "'r$(id)'"
-    assert last_argument("a b\x1b[2J") == "'a b?[2J'"
-    assert last_argument("-rf") == "-- -rf"
+    assert last_argument(name) == word

@@ -54,19 +54,11 @@ class Job:
 
     def scalars(self, rank: int, name: str) -> list[tuple[int, float]]:
         """Step and value of each record of a scalar."""
-        return [
-            (int(each.payload[1]), each.payload[0])
-            for each in self.records(rank)
-            if each.kind == RecordKind.SCALAR and each.name == name
-        ]
+        return [(int(step), value) for value, step in self._payloads(rank, RecordKind.SCALAR, name)]
 
     def work(self, rank: int, unit: str) -> list[tuple[int, float]]:
         """Step and amount of each record of work."""
-        return [
-            (int(each.payload[1]), each.payload[0])
-            for each in self.records(rank)
-            if each.kind == RecordKind.WORK and each.name == unit
-        ]
+        return [(int(step), amount) for amount, step in self._payloads(rank, RecordKind.WORK, unit)]
 
     def phases(self, rank: int, name: str) -> list[Read]:
         """Records of a phase."""
@@ -74,12 +66,11 @@ class Job:
 
     def checkpoints(self, rank: int, operation: str) -> list[tuple[int, bool]]:
         """Step and success of each operation."""
-        found = [each for each in self.records(rank) if each.kind == RecordKind.CHECKPOINT]
-        return [
-            (int(each.payload[1]), not each.payload[3])
-            for each in found
-            if each.name == operation and not each.payload[2]
-        ]
+        found = self._payloads(rank, RecordKind.CHECKPOINT, operation)
+        return [(int(step), not failed) for _, step, stage, failed, *_ in found if not stage]
+
+    def _payloads(self, rank: int, kind: RecordKind, name: str) -> list[tuple[float, ...]]:
+        return [each.payload for each in self.records(rank) if (each.kind, each.name) == (kind, name)]
 
     def places(self, rank: int, operation: str) -> list[str]:
         """Names of the files and folders of all checkpoints that are noted, the oldest first."""
@@ -122,18 +113,10 @@ def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANK
 def run_cases(script: str, folder: Path, *cases: str) -> dict[str, tuple[Job, Any]]:
     """Run cases of a script of this folder without a line, each in a fork of one process that has imported
     the framework. Gives each case's job, and what the case returned."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), str(folder), *cases],
-        env={
-            **recording_environment({**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])}),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environ = recording_environment({**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])})
+    environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPTS / script), str(folder), *cases]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     found = {}
     for case in cases:

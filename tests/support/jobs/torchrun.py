@@ -16,14 +16,8 @@ def torchrun(
     *arguments: str, ranks: int, directory: Path, timeout_seconds: float = 600.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end. Its black boxes are below `directory`, in run `job`."""
-    env = {
-        **os.environ,
-        "RANKWATCH_DIR": str(directory),
-        "RANKWATCH_RUN": "job",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **variables,
-    }
+    ours = {"RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job"}
+    env = {**os.environ, **ours, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", *arguments]
     return subprocess.run(

@@ -155,9 +155,8 @@ def hf_trainer(hooks: Hooks, steps: Steps, count: int) -> None:
         def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
             with hooks.phase("forward"):
                 output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
-                output.loss = (
-                    slow(output.loss) * 1.0
-                )  # a view must not be changed in place, as the Trainer does
+                # A view must not be changed in place, as the Trainer does.
+                output.loss = slow(output.loss) * 1.0
             return output
 
     class Ends(transformers.TrainerCallback):  # type: ignore[misc]
@@ -285,15 +284,10 @@ def _figures(given: argparse.Namespace, way: str, steps: Steps, boxes: Path) -> 
     cpu = [after.thread - before.thread for before, after in pairwise(ends)]
     wall = [after.wall - before.wall for before, after in pairwise(ends)]
     first, last = ends[0], ends[-1]
+    once = first.thread - steps.began - given.warmup * median(cpu)
     others = last.process - first.process - (last.thread - first.thread)
-    return Child(
-        way,
-        cpu,
-        wall,
-        first.thread - steps.began - given.warmup * median(cpu),
-        others / (last.wall - first.wall),
-        sum(recorded(each).steps_completed for each in boxes.glob("*/*.blackbox")),
-    )
+    completed = sum(recorded(each).steps_completed for each in boxes.glob("*/*.blackbox"))
+    return Child(way, cpu, wall, once, others / (last.wall - first.wall), completed)
 
 
 def _in_child(call: Callable[[], Child]) -> Child:

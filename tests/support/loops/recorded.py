@@ -44,21 +44,19 @@ def recorded(path: Path) -> Recorded:
                 by_kind[each.kind].append(each)
         now = reader.now()
         scalars: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        losses: dict[int, list[float]] = defaultdict(list)
         for each in by_kind[RecordKind.SCALAR]:
             value, step = layout.SCALAR.unpack_from(each.payload)
-            scalars[reader.name(each.name)].append((step, value))
+            scalars[name := reader.name(each.name)].append((step, value))
+            if name == "loss":
+                losses[step].append(value)
         work: dict[str, float] = defaultdict(float)
         for each in by_kind[RecordKind.WORK]:
             work[reader.name(each.name)] += layout.WORK.unpack_from(each.payload)[0]
-        losses: dict[int, list[float]] = defaultdict(list)
-        for step, value in scalars["loss"]:
-            losses[step].append(value)
+        steps, phases = by_kind[RecordKind.STEP], by_kind[RecordKind.PHASE]
         return Recorded(
-            [
-                (layout.STEP.unpack_from(each.payload)[0], each.start, each.end)
-                for each in by_kind[RecordKind.STEP]
-            ],
-            [(reader.name(each.name), each.start, each.end) for each in by_kind[RecordKind.PHASE]],
+            [(layout.STEP.unpack_from(each.payload)[0], each.start, each.end) for each in steps],
+            [(reader.name(each.name), each.start, each.end) for each in phases],
             dict(losses),
             dict(scalars),
             dict(work),

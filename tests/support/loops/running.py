@@ -91,15 +91,6 @@ def run_loop(
     Once more if a thread of gloo crashes the process at its exit: that happens without rankwatch, too.
     server: forks the ranks instead of torchrun, and runs in this way itself.
     """
-    found = _run(loop, way, directory, steps, pause_ms, server)
-    if CRASH_OF_GLOO in found.stderr:
-        return _run(loop, way, directory / "again", steps, pause_ms, server)
-    return found
-
-
-def _run(
-    loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float, server: ForkedRanks | None
-) -> Outcome:
     results, boxes = directory / "results", directory / "boxes"
     results.mkdir(parents=True)
     script = str(HERE / f"{loop.name}.py")
@@ -117,6 +108,8 @@ def _run(
     else:
         command = torchrun(script, ranks=loop.ranks)
         done = run_command(zero_code(command) if way is Way.ZERO_CODE else command, variables)
+    if CRASH_OF_GLOO in done.stderr and directory.name != "again":
+        return run_loop(loop, way, directory / "again", steps=steps, pause_ms=pause_ms, server=server)
     files = sorted(results.glob("rank*.json"))
     return Outcome(
         done.returncode,
