@@ -1,19 +1,23 @@
-"""The number of an attempt: the same on all nodes, and never twice for one run."""
+"""The number of an attempt: the same on all nodes, and never twice for one run. Earlier boxes stay."""
 
 from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox import layout
+from rankwatch.blackbox import earlier_attempts, layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import MOST_ATTEMPTS, Identity, as_traceparent
 from rankwatch.launchers import attempt_by, most_attempts_by, nvrx_job_by
+from rankwatch.sweep import sweep
+from rankwatch.untrusted.folders import Folder
 from support.processes.python import python
+from support.training.blackbox import now
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -61,25 +65,29 @@ def test_requeued_job_never_repeats_a_number() -> None:
 
 
 RANK = """
-import json, sys, rankwatch
-with rankwatch.start() as run:
-    for _ in range(2):
-        with run.step(): pass
-print(json.dumps(run.identity.attempt))
+import os, rankwatch
+with rankwatch.start(run="job") as run:
+    with run.step(int(os.environ.get("STEP", "0"))):
+        pass
+print(run.identity.attempt)
 """
 
 
-def _attempt(directory: Path, **variables: str) -> int:
-    usual = {"RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    return int(python(RANK, directory=directory, check=True, **{**usual, **variables}).stdout)
+def attempt(
+    directory: Path, number: int | None = None, *, rank: int = 0, world: int = 1, **variables: str
+) -> int:
+    """The number of the attempt of a process that records one step and ends. number: the launcher's."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    counted = {} if number is None else {"STEP": str(number), "RANKWATCH_ATTEMPT": str(number)}
+    return int(python(RANK, directory=directory, check=True, **place, **counted, **variables).stdout)
 
 
 @pytest.mark.process
 def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
     """torchrun does not count a restart on a node on which no rank failed. The boxes there do."""
     node_that_failed, other_node = tmp_path / "a", tmp_path / "b"
-    failed = [_attempt(node_that_failed, TORCHELASTIC_RESTART_COUNT=str(count)) for count in range(3)]
-    other = [_attempt(other_node, TORCHELASTIC_RESTART_COUNT="0") for _ in range(3)]
+    failed = [attempt(node_that_failed, TORCHELASTIC_RESTART_COUNT=str(count)) for count in range(3)]
+    other = [attempt(other_node, TORCHELASTIC_RESTART_COUNT="0") for _ in range(3)]
     assert failed == other == [0, 1, 2]
 
 
@@ -87,7 +95,7 @@ def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
 def test_living_ranks_are_of_the_present_attempt(tmp_path: Path) -> None:
     """A rank that starts after its peers is of the same attempt."""
     peer = Writer(tmp_path, Identity(run="job", rank=1, world_size=2), phases=())
-    assert _attempt(tmp_path) == 0
+    assert attempt(tmp_path) == 0
     peer.unlock()
 
 
@@ -151,3 +159,88 @@ def test_job_of_restart_cycles(link: str, job: str, tmp_path: Path) -> None:
     assert nvrx_job_by({"NVRX_CURRENT_CYCLE_INFO": link}) == job
     writer = Writer(tmp_path, Identity(run="job"), phases=(), nvrx_job=job)
     assert Reader(writer.path).header.nvrx_job == job
+
+
+def steps(path: Path) -> int:
+    """Last step in a box."""
+    return now(path).step
+
+
+@pytest.mark.process
+def test_earlier_attempts(tmp_path: Path) -> None:
+    """The newest few of each rank are kept, whole."""
+    for number in range(5):
+        attempt(tmp_path, number)
+    attempt(tmp_path, 4, rank=10, world=11)
+    found = earlier_attempts.listed(tmp_path / "job")
+    assert [(rank, number) for rank, number, _ in found] == [(0, 1), (0, 2), (0, 3)]
+    assert [steps(path) for _, _, path in found] == [1, 2, 3]
+    assert steps(tmp_path / "job" / "0.blackbox") == 4
+
+
+@pytest.mark.process
+def test_link(tmp_path: Path) -> None:
+    """A link in the place of their folder leads to boxes of somebody else: none of them is the run's."""
+    for number in range(2):
+        attempt(tmp_path, number)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / earlier_attempts.FOLDER).symlink_to(tmp_path / "job" / earlier_attempts.FOLDER)
+    (tmp_path / "named").symlink_to(tmp_path / "job")
+    assert earlier_attempts.listed(tmp_path / "other") == []
+    assert len(earlier_attempts.listed(tmp_path / "named")) == 1, "a person may name a link"
+
+
+@pytest.mark.process
+def test_reasons(tmp_path: Path) -> None:
+    """The small files that tell why a process ended move along, and go with the box; others stay."""
+    run = tmp_path / "job"
+    for number in range(5):
+        attempt(tmp_path, number)
+        for suffix in earlier_attempts.REASONS:
+            (run / f"0{suffix}").write_text(f"{suffix} of {number}")
+    (run / "0.crashed").write_bytes(bytes(2 << 20))
+    attempt(tmp_path, 5)
+    names = {each.name for each in (run / "earlier").iterdir()}
+    wanted = {
+        f"0-{number}{suffix}" for number in (2, 3, 4) for suffix in (".blackbox", *earlier_attempts.REASONS)
+    }
+    assert names == wanted - {"0-4.crashed"}
+    assert (run / "earlier" / "0-2.killed").read_text() == ".killed of 2"
+    assert not (run / "0.killed").exists()
+
+
+@pytest.mark.process
+def test_gone_with_the_run(tmp_path: Path) -> None:
+    """A sweep that removes the last box of a run removes those that are kept, too."""
+    for number in range(2):
+        attempt(tmp_path, number)
+    with Folder.open(tmp_path) as boxes:
+        sweep(boxes, kept_seconds=-1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "put",
+    [
+        Path.touch,
+        lambda folder: folder.symlink_to("/proc/1/nowhere"),
+        lambda folder: folder.mkdir(mode=0o000),
+    ],
+    ids=["a file", "a link", "not writable"],
+)
+def test_not_kept(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    """What cannot be kept is lost, and the run starts all the same."""
+    attempt(tmp_path, 0)
+    put(tmp_path / "job" / "earlier")
+    attempt(tmp_path, 1)
+    assert steps(tmp_path / "job" / "0.blackbox") == 1
+
+
+@pytest.mark.process
+def test_new_rank(tmp_path: Path) -> None:
+    """A rank that is new here is of the attempt of those that live, which have replaced all older boxes."""
+    attempt(tmp_path, 0)
+    living = Writer(tmp_path, Identity(run="job", rank=0, world_size=2, attempt=3), phases=())
+    assert attempt(tmp_path, rank=1, world=2) == 3
+    living.unlock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -143,8 +144,7 @@ def test_threads_and_forks(tmp_path: Path) -> None:
         "if not os.fork():\n    print('child', flush=True); os._exit(0)\n"
         "os.wait()\n",
     )
-    found = texts(tmp_path)
-    assert sorted(found) == sorted(f"root: thread {number}" for number in range(8) for _ in range(10))
+    assert Counter(texts(tmp_path)) == {f"root: thread {number}": 10 for number in range(8)}
 
 
 def test_next_attempt(tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_next_attempt(tmp_path: Path) -> None:
 
 def test_end_of_the_interpreter(tmp_path: Path) -> None:
     """What is printed and logged while modules are taken apart goes on, kept or not."""
-    code = (
+    done = ran(
+        tmp_path,
         "class Late:\n"
         "    def __init__(self): self.print, self.log = print, logging.getLogger('late').warning\n"
         "    def __del__(self): self.print('printed late'); self.log('logged late')\n"
-        "import rankwatch.logs.capture as module\nmodule.kept_alive = Late()\nsys.late = Late()\n"
+        "import rankwatch.logs.capture as module\nmodule.kept_alive = Late()\nsys.late = Late()\n",
     )
-    done = ran(tmp_path, code)
     assert done.returncode == 0
     assert "printed late" in done.stdout
     assert "Exception ignored" not in done.stderr
@@ -181,14 +181,10 @@ def test_turned_off(tmp_path: Path, value: str) -> None:
 
 def test_permissions(tmp_path: Path) -> None:
     """Lines may hold secrets: who may read them is what the umask of the process says."""
-    ran(tmp_path / "open", "")
-    assert (tmp_path / "open" / "job" / "0.lines").stat().st_mode & 0o777 == 0o444
-    before = os.umask(0o077)
-    try:
-        ran(tmp_path / "closed", "")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "closed" / "job" / "0.lines").stat().st_mode & 0o777 == 0o400
+    for umask, mode in ((0o022, 0o444), (0o077, 0o400)):
+        directory = tmp_path / f"{umask:o}"
+        python(f"import os\nos.umask({umask})\n{START}", directory=directory, RANKWATCH_LOG_LINES="1")
+        assert (directory / "job" / "0.lines").stat().st_mode & 0o777 == mode
 
 
 def test_hostile_arguments(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""The GPU of a rank: given by the trainer, or reported by torch once CUDA is in use."""
+"""The GPU of a rank, given by the trainer or reported by torch once CUDA is in use, and what torch's
+allocator holds there, which is sampled seldom and without asking the GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,10 @@ import pytest
 import rankwatch
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
-from rankwatch.rank_gpu import MAX_ATTEMPTS, AllocatorMemory, RankGpu
+from rankwatch.blackbox.records import AllocatorNow
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
+from rankwatch.rank_gpu import MAX_ATTEMPTS, SAMPLE_SECONDS, AllocatorMemory, RankGpu
 from support.training.blackbox import box, now
 
 UUIDS = [f"{number}1111111-aaaa-bbbb-cccc-0123456789ab" for number in range(4)]
@@ -29,6 +34,9 @@ class Cuda:
     model: str = "NVIDIA H100 80GB HBM3"
     uuids: list[Any] = field(default_factory=lambda: [*UUIDS])
     queries: int = 0
+    stats: dict[str, Any] = field(default_factory=dict)
+    """What the allocator reports, in the form of torch 2.13."""
+    samples: int = 0
 
     def is_initialized(self) -> bool:
         self.queries += 1
@@ -43,6 +51,11 @@ class Cuda:
 
     def memory_allocated(self, device: int) -> int:
         return self.held.get(device, 0)
+
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        assert device == self.current
+        self.samples += 1
+        return self.stats
 
     def get_device_properties(self, device: int) -> Any:
         assert self.initialized, "torch would initialise CUDA"
@@ -177,3 +190,53 @@ def test_invalid_gpu_in_box(run: rankwatch.Run, tmp_path: Path, word: int | None
     else:
         run._writer.integers[Now.GPU] = word
     assert gpu_of(tmp_path) == ""
+
+
+def stats(allocated: int, *, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:
+    return {
+        "allocated_bytes": {"all": {"current": allocated, "peak": peak}, "small_pool": {"current": 1}},
+        "reserved_bytes": {"all": {"current": reserved, "peak": reserved}},
+        "num_alloc_retries": retries,
+        "num_ooms": failures,
+    }
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    written = Writer(tmp_path, Identity(run="job"), phases=())
+    yield written
+    written.unlock()
+
+
+def seen(writer: Writer) -> AllocatorNow | None:
+    return now(writer.path).allocator
+
+
+def test_sample(writer: Writer) -> None:
+    """A reader gets bytes and counts of all pools."""
+    cuda = Cuda(current=2, stats=stats(5 << 30, peak=7 << 30, reserved=8 << 30, retries=3, failures=1))
+    assert seen(writer) is None
+    AllocatorMemory(writer, cuda).resolve()
+    assert seen(writer) == AllocatorNow(5 << 30, 8 << 30, 7 << 30, 3, 1)
+
+
+def test_seldom(writer: Writer) -> None:
+    """Between two samples lie ten seconds, however short the steps. The end takes one more."""
+    cuda = Cuda(current=2, stats=stats(1, peak=1, reserved=1))
+    moments = iter([at for at in range(100, 131) for _ in range(2)])
+    memory = AllocatorMemory(writer, cuda, clock=lambda: float(next(moments)))
+    for _ in range(30):
+        memory.resolve()
+    assert cuda.samples <= 30 // SAMPLE_SECONDS + 1
+    cuda.stats = stats(1, peak=9, reserved=1, failures=1)
+    memory.sample()
+    found = seen(writer)
+    assert found is not None
+    assert (found.peak, found.out_of_memory) == (9, 1)
+
+
+@pytest.mark.parametrize("cuda", [Cuda(initialized=False), Cuda(stats={}), Cuda(stats={"odd": 1})])
+def test_unknown(writer: Writer, cuda: Cuda) -> None:
+    """CUDA is not initialised for it, and statistics of another form cost nothing but the figures."""
+    AllocatorMemory(writer, cuda).resolve()
+    assert seen(writer) in (None, AllocatorNow(0, 0, 0, 0, 0))

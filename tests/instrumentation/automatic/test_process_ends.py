@@ -127,9 +127,8 @@ def test_error_file(tmp_path: Path) -> None:
     """A rank that cannot say how it ended has failed by what torchrun's error file says."""
     error = tmp_path / "error.json"
     error.write_text('{"message": {"message": "ValueError: bad batch"}}')
-    boxes = tmp_path / "boxes"
-    ended(boxes, "os._exit(1)", TORCHELASTIC_ERROR_FILE=str(error))
-    (directory,) = boxes.iterdir()
+    ended(tmp_path / "boxes", "os._exit(1)", TORCHELASTIC_ERROR_FILE=str(error))
+    (directory,) = (tmp_path / "boxes").iterdir()
     assert diagnose_run(directory).why == "ended by ValueError: bad batch"
 
 

@@ -26,12 +26,6 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 
 CASES = {**trainings.CASES, **ring.CASES}
-FLAGS = {
-    "blocking": layout.BLOCKING,
-    "failed": layout.FAILED,
-    "point_to_point": layout.POINT_TO_POINT,
-    "untimed": layout.UNTIMED,
-}
 
 
 class Observer:
@@ -52,16 +46,22 @@ class Observer:
             if record.kind != RecordKind.COLLECTIVE:
                 continue
             size, number, name, flags, waited = layout.COLLECTIVE.unpack_from(record.payload)
-            operation, group, members = self.reader.name(record.name), groups[name].name, groups[name].members
-            about = {
-                "operation": operation,
-                "group": group,
-                "members": members,
-                "bytes": size,
-                "number": number,
-            }
-            times = {"waited": waited, "start": record.start, "end": record.end}
-            found.append({**about, **times, **{name: bool(flags & flag) for name, flag in FLAGS.items()}})
+            found.append(
+                {
+                    "operation": self.reader.name(record.name),
+                    "group": groups[name].name,
+                    "members": groups[name].members,
+                    "bytes": size,
+                    "number": number,
+                    "blocking": bool(flags & layout.BLOCKING),
+                    "failed": bool(flags & layout.FAILED),
+                    "point_to_point": bool(flags & layout.POINT_TO_POINT),
+                    "untimed": bool(flags & layout.UNTIMED),
+                    "waited": waited,
+                    "start": record.start,
+                    "end": record.end,
+                }
+            )
         return found
 
     def truth(self) -> list[dict[str, Any]]:
