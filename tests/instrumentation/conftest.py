@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import rankwatch
+from support.processes.users import node_directory
+
+__all__ = ["node_directory"]
 
 _VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR",

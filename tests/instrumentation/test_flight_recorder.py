@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,17 +53,15 @@ def test_no_timing_without_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_run_that_ends_at_once(tmp_path: Path) -> None:
+def test_run_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty short runs in a row all end, although torch loses a shutdown before its server accepts. torch's
     lines about its server are not printed."""
     code = (
         "import torch, rankwatch\n"
         "for each in range(20): rankwatch.start(run=f'r{each}', rank=0, collectives=False).finish()\n"
     )
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    env.pop("TORCH_CPP_LOG_LEVEL", None)
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    done = python(code, directory=tmp_path, PYTHONWARNINGS="error")
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(tmp_path.glob("*/*.sock"))
 
@@ -190,7 +186,5 @@ def test_beside_the_debug_server(tmp_path: Path) -> None:
         "ours.close()\n"
         "dist.destroy_process_group()\n"
     )
-    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "50", "no_proxy": "localhost"}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = python(code, str(tmp_path), TORCH_FR_BUFFER_SIZE="50", no_proxy="localhost")
     assert (done.returncode, done.stdout) == (0, "[1, 1, 1]\n"), done.stderr

@@ -122,14 +122,11 @@ def test_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
 def test_terminated_child(tmp_path: Path) -> None:
     """A child that dies of SIGTERM, as in `multiprocessing.Pool`, writes no stacks for the rank. Otherwise a
     rank that is killed later would look terminated."""
-    code = """
-pid = os.fork()
-if pid == 0:
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-assert os.waitpid(pid, 0)[1] == signal.SIGTERM
-os.kill(os.getpid(), 9)
-"""
+    code = (
+        "pid = os.fork()\n"
+        "if pid == 0: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n"
+        "assert os.waitpid(pid, 0)[1] == signal.SIGTERM\nos.kill(os.getpid(), 9)"
+    )
     assert end(tmp_path, code) == (-9, ["started"])
     assert box(tmp_path).with_suffix(".terminated").read_text() == ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
@@ -25,11 +25,10 @@ ATTRIBUTES = ("cpu", "error", "exception", "hw", "k8s", "network", "system")
 """Of which the conventions have a module."""
 
 
-def all_terms() -> Iterator[tuple[Metric, OtelMetric]]:
-    for each in METRICS:
-        yield each, own_metric(each)
-        if each.name in STANDARD:
-            yield each, STANDARD[each.name]
+TERMS: list[tuple[Metric, OtelMetric]] = [
+    *((each, own_metric(each)) for each in METRICS),
+    *((each, STANDARD[each.name]) for each in METRICS if each.name in STANDARD),
+]
 
 
 def test_standard_table() -> None:
@@ -41,9 +40,7 @@ def test_standard_table() -> None:
         assert used == declared, name
 
 
-@pytest.mark.parametrize(
-    ("declared", "terms"), [pytest.param(*each, id=each[1].name) for each in all_terms()]
-)
+@pytest.mark.parametrize(("declared", "terms"), [pytest.param(*each, id=each[1].name) for each in TERMS])
 def test_name_unit_and_instrument(declared: Metric, terms: OtelMetric) -> None:
     """The name is lower case with dots, the unit is UCUM, and the instrument fits the kind in Prometheus."""
     assert NAME.fullmatch(terms.name)
@@ -60,7 +57,7 @@ def test_metrics_with_one_name() -> None:
     """They differ only in their attributes, so that they are one metric over OTLP without duplicate
     points."""
     by_name: dict[str, list[OtelMetric]] = {}
-    for _, terms in all_terms():
+    for _, terms in TERMS:
         by_name.setdefault(terms.name, []).append(terms)
     for name, sharing in by_name.items():
         assert len({(each.instrument, each.unit, each.description) for each in sharing}) == 1, name
@@ -70,7 +67,7 @@ def test_metrics_with_one_name() -> None:
 
 def test_names_as_prefixes() -> None:
     """No name is a prefix of another. Backends that build trees of names could show only one of the two."""
-    names = {terms.name for _, terms in all_terms()}
+    names = {terms.name for _, terms in TERMS}
     assert not {(one, other) for one in names for other in names if other.startswith(f"{one}.")}
 
 
@@ -136,6 +133,6 @@ def test_attributes() -> None:
     package = "opentelemetry.semconv._incubating.attributes"
     modules = [import_module(f"{package}.{each}_attributes") for each in ATTRIBUTES]
     standard = {name for module in modules for name in constants(module)}
-    for _, terms in all_terms():
+    for _, terms in TERMS:
         for attribute in (*terms.attributes, *terms.constants):
             assert attribute in standard or attribute.startswith("rankwatch."), attribute

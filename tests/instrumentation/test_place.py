@@ -19,10 +19,8 @@ from rankwatch.identity import Identity, safe_run
 from rankwatch.sweep import SUFFIXES_BESIDE
 from support.processes.mounts import run_with_tmpfs
 from support.processes.python import python
-from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
+from support.processes.users import ALICE, BOB, program_of, run_as
 from support.training.blackbox import box, header
-
-__all__ = ["node_directory"]
 
 pytestmark = pytest.mark.process
 

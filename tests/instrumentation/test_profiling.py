@@ -130,24 +130,18 @@ def test_failing_profiler(profiled: rankwatch.Run, tmp_path: Path, monkeypatch: 
         torch.autograd.profiler._disable_profiler() if torch.autograd._profiler_enabled() else None
 
 
-def test_own_profiler_begins(profiled: rankwatch.Run, tmp_path: Path) -> None:
-    """The script's own profiler works as if there were no other: ours gives way."""
+@pytest.mark.parametrize("before", [3, 0])
+def test_own_profiler(profiled: rankwatch.Run, tmp_path: Path, before: int) -> None:
+    """The script's own profiler works as if there were no other: ours gives way, and a request that comes
+    while the other one records is not served."""
     profiling.request(tmp_path, "job", 0)
-    train(profiled, 3)
-    assert torch.autograd._profiler_enabled()
-    with torch.profiler.profile() as own:
-        train(profiled, 3)
-    assert sum(each.count for each in own.key_averages() if each.key == "aten::mm") == 3
-    train(profiled, 12)
-    assert traces_beside(box(tmp_path)) == []
-
-
-def test_beside_own_profiler(profiled: rankwatch.Run, tmp_path: Path) -> None:
-    """A request that comes while the script's own profiler records is not served."""
-    profiling.request(tmp_path, "job", 0)
+    train(profiled, before)
+    assert torch.autograd._profiler_enabled() == (before > 0)
     with torch.profiler.profile() as own:
         train(profiled, 5)
     assert sum(each.count for each in own.key_averages() if each.key == "aten::mm") == 5
+    if before:
+        train(profiled, 12)
     assert traces_beside(box(tmp_path)) == []
 
 

@@ -78,19 +78,13 @@ def test_before_the_first_step(job: Job) -> None:
     assert job.published == [("alone", False)]
 
 
-def test_end(job: Job, tmp_path: Path) -> None:
-    """A run that ends before its rank is known is recorded by what is known then."""
-    job.publication.conclude(discard=False)
-    assert job.published == [("alone", True)]
-    assert (tmp_path / "alone" / "0.blackbox").exists()
-    assert not looking()
-
-
-def test_end_of_a_helper(job: Job, tmp_path: Path) -> None:
-    """A process that did nothing a rank does leaves nothing."""
-    job.publication.conclude(discard=True)
-    assert job.published == []
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("helper", [False, True])
+def test_end(job: Job, tmp_path: Path, helper: bool) -> None:
+    """A run that ends before its rank is known is recorded by what is known then. A process that did nothing
+    a rank does leaves nothing."""
+    job.publication.conclude(discard=helper)
+    assert job.published == ([] if helper else [("alone", True)])
+    assert [each.name for each in tmp_path.rglob("*.*")] == ([] if helper else ["0.blackbox"])
     assert not looking()
 
 

@@ -32,12 +32,9 @@ def forked(directory: Path, *arguments: str, **variables: str) -> str:
 
 def headers(directory: Path) -> list[Header]:
     """The headers of all boxes, by rank. No other file is left."""
-    found = []
-    for path in directory.rglob("*"):
-        if path.is_file():
-            assert now(path).steps_completed == 3
-            found.append(header(path))
-    return sorted(found, key=lambda each: each.identity.rank)
+    paths = [each for each in directory.rglob("*") if each.is_file()]
+    assert [now(each).steps_completed for each in paths] == [3] * len(paths)
+    return sorted(map(header, paths), key=lambda each: each.identity.rank)
 
 
 @pytest.mark.parametrize(("way", "variables"), [("spawn", {}), ("spawn", OF_THE_NODE), ("lightning", {})])

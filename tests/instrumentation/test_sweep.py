@@ -17,10 +17,8 @@ from rankwatch.identity import Identity
 from rankwatch.sweep import SUFFIXES_BESIDE, sweep
 from rankwatch.untrusted.folders import Folder
 from support.processes.python import python
-from support.processes.users import ALICE, CAROL, node_directory, run_as
+from support.processes.users import ALICE, CAROL, run_as
 from support.training.blackbox import header
-
-__all__ = ["node_directory"]
 
 pytestmark = pytest.mark.process
 

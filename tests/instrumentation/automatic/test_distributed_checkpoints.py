@@ -110,28 +110,25 @@ def test_synchronous_save(folder: Path) -> None:
         assert operation.bytes == _written(folder / "sync", rank) + random
 
 
-def test_save_in_a_thread(folder: Path) -> None:
-    """An asynchronous save is one operation, until its upload is done; it blocks only while it is called."""
+@pytest.mark.parametrize(
+    ("step", "name", "expected"),
+    [
+        (ASYNC, "async", {"stage", "synchronize_staging", "local_plan", "write"}),
+        (PROCESS, "process", {"stage", "start_process"}),
+    ],
+    ids=["thread", "process"],
+)
+def test_asynchronous_save(folder: Path, step: int, name: str, expected: set[str]) -> None:
+    """It is one operation, until its upload is done or the process that writes, which is no rank, has
+    answered. It blocks only while it is called."""
     for rank, box in enumerate(_boxes(folder)):
-        *stages, operation = _of(box, ASYNC)
-        names = {each.stage for each in stages}
-        assert {"stage", "synchronize_staging", "local_plan", "write"} <= names
-        assert operation.bytes == _written(folder / "async", rank)
+        *stages, operation = _of(box, step)
+        ends = {each.stage: each.end for each in stages}
+        assert expected <= ends.keys()
+        assert operation.bytes == _written(folder / name, rank) > 0
         assert 0.0 < operation.blocked_seconds < operation.end - operation.start
-        (staged,) = (each for each in stages if each.stage == "stage")
-        assert staged.end <= operation.start + operation.blocked_seconds
-        (written,) = (each for each in stages if each.stage == "write")
-        assert written.end <= operation.end
-
-
-def test_save_in_a_process(folder: Path) -> None:
-    """The process that writes is no rank; the operation ends when it has answered."""
-    for rank, box in enumerate(_boxes(folder)):
-        *stages, operation = _of(box, PROCESS)
-        assert {"stage", "start_process"} <= {each.stage for each in stages}
-        assert operation.bytes == _written(folder / "process", rank) > 0
-        assert 0.0 < operation.blocked_seconds < operation.end - operation.start
-        assert any(each.stage == "start_process" and each.end <= operation.end for each in stages)
+        assert ends["stage"] <= operation.start + operation.blocked_seconds
+        assert max(ends[each] for each in expected) <= operation.end
 
 
 def test_failure_in_the_background(folder: Path) -> None:

@@ -25,10 +25,8 @@ from rankwatch.identity import Identity
 from rankwatch.logs.lines import LineWriter, Source, read_lines_at
 from rankwatch.untrusted.folders import Folder
 from support.agent.process import until
-from support.processes.users import ALICE, node_directory, run_as
+from support.processes.users import ALICE, run_as
 from support.training.blackbox import header, now
-
-__all__ = ["node_directory"]
 
 SECONDS = 60.0
 """Deadline of what takes a tenth of a second."""

@@ -165,11 +165,11 @@ def test_torch_without_a_method_of_graphs(tmp_path: Path, missing: str) -> None:
 
 def test_methods_of_the_installed_torch() -> None:
     """It has the methods that show captures, replays and events, so nothing is said to be invisible."""
-    torch: Any = pytest.importorskip("torch")
-    for name in ("capture_begin", "capture_end", "replay"):
-        assert callable(getattr(torch.cuda.CUDAGraph, name))
-    for name in ("record", "wait"):
-        assert callable(getattr(torch.cuda.Event, name))
+    cuda: Any = pytest.importorskip("torch").cuda
+    graph, event = cuda.CUDAGraph, cuda.Event
+    assert all(
+        map(callable, (graph.capture_begin, graph.capture_end, graph.replay, event.record, event.wait))
+    )
 
 
 def test_interrupted_capture(rank: LoneRank, monkeypatch: pytest.MonkeyPatch) -> None:

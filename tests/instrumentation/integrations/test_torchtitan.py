@@ -44,10 +44,8 @@ def log(run: rankwatch.Run, monkeypatch: pytest.MonkeyPatch) -> torchtitan_recor
 
 
 def train(log: torchtitan_records.StandIn, **options: Any) -> None:
-    given: dict[str, Any] = {"batches": itertools.repeat(10), "steps": 5, **options}
-    torchtitan_records.train(
-        span=log.log_trace_span, scalar=log.log_trace_scalar, set_step=log.set_step, **given
-    )
+    told = {"span": log.log_trace_span, "scalar": log.log_trace_scalar, "set_step": log.set_step}
+    torchtitan_records.train(**{**told, "batches": itertools.repeat(10), "steps": 5, **options})
 
 
 def of(records: list[Read], kind: RecordKind, name: str = "") -> list[Read]:

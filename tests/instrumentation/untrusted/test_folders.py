@@ -18,9 +18,7 @@ from rankwatch.untrusted.folders import Folder, NotOwnedError, NotRegularError
 from rankwatch.untrusted.paths import create_output
 from rankwatch.untrusted.peers import connect, lock_holder
 from rankwatch_cli.output import write_file
-from support.processes.users import ALICE, BOB, node_directory, program_of, run_as
-
-__all__ = ["node_directory"]
+from support.processes.users import ALICE, BOB, program_of, run_as
 
 
 @pytest.fixture
