@@ -39,10 +39,8 @@ def _rank(running: RunningDemo) -> int:
 
 
 def test_right_rank(tmp_path: Path) -> None:
-    """The delivered alert names the slowed rank, with its cause, and the demo its runbook.
-
-    Only the demo knows that rank; the alert passes through Prometheus and Alertmanager.
-    """
+    """The delivered alert names the slowed rank, with its cause, and the demo its runbook. Only the demo
+    knows that rank; the alert passes through Prometheus and Alertmanager."""
     require(*SERVERS)
     result = tmp_path / "result.json"
     with demo(tmp_path, "--result", str(result)) as running:
@@ -86,10 +84,8 @@ def _shown(printed: str, name: str) -> str:
 def test_signal(
     number: signal.Signals, status: int, moment: Callable[[RunningDemo], None], tmp_path: Path
 ) -> None:
-    """A signal at any moment of the start leaves no process, no file and no traceback.
-
-    SIGKILL neither: the cleanup is a process of its own.
-    """
+    """A signal at any moment of the start leaves no process, no file and no traceback. SIGKILL neither: the
+    cleanup is a process of its own."""
     require(*SERVERS)
     with demo(tmp_path, *FEWEST_RANKS) as running:
         moment(running)

@@ -49,10 +49,8 @@ def servers() -> Mapping[Way, ForkedRanks]:
 @pytest.mark.parametrize("loop", [_case(each) for each in LOOPS.values()])
 def test_loop(loop: Loop, tmp_path: Path) -> None:
     """Training is the same bit for bit. The recorded steps, losses, checkpoints and evaluations are those of
-    the loop's own stopwatch.
-
-    The loops of frameworks and one more run under torchrun, the others fork from where torch is imported.
-    """
+    the loop's own stopwatch. The loops of frameworks and one more run under torchrun, the others fork from
+    where torch is imported."""
     ways = (Way.BARE, Way.ZERO_CODE)
     started = {} if loop.package or loop.name == LAUNCHED else servers()
     with ThreadPoolExecutor(2) as pool:

@@ -223,11 +223,9 @@ def write_job_boxes(
 def job_boxes(
     table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
 ) -> Iterator[tuple[SimulatedBox, Iterator[float]]]:
-    """Each rank's box as the run begins, to be closed by the caller, and the moments at which it grows.
-
-    A moment is the end of an operation, in seconds since the run began; the operation is written when the
-    next moment is asked for. Raises BlackBoxError.
-    """
+    """Each rank's box as the run begins, to be closed by the caller, and the moments at which it grows. A
+    moment is the end of an operation, in seconds since the run began; the operation is written when the next
+    moment is asked for. Raises BlackBoxError."""
     order = np.lexsort((table.start_seconds, table.step, table.rank))
     bounds = np.flatnonzero(np.r_[True, np.diff(table.rank[order]) != 0, True])
     steps = np.unique(table.step)

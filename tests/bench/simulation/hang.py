@@ -157,10 +157,8 @@ def calls_of(shape: JobShape, program: Program, steps: int, rank: int, fault: Ha
 
 
 def work_before(program: Sequence[Planned], steps: int) -> list[list[tuple[int, str]]]:
-    """For each call of a healthy rank: (step, operation) of its own work since the call before.
-
-    The last list follows the last call.
-    """
+    """For each call of a healthy rank: (step, operation) of its own work since the call before. The last list
+    follows the last call."""
     found: list[list[tuple[int, str]]] = [[]]
     for step in range(steps):
         for planned in program:

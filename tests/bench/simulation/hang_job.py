@@ -241,11 +241,8 @@ _Work = list[tuple[int, str]]
 
 
 def write_hang_boxes(hang: SimulatedHang, job: HangJob, directory: Path, *, run: str) -> None:
-    """One box for each rank, those of killed ranks too: DIRECTORY/RUN/RANK.blackbox.
-
-    No process holds the lock of a box: a rank that sleeps and one that was killed look alike.
-    Raises BlackBoxError.
-    """
+    """One box for each rank, those of killed ranks too: DIRECTORY/RUN/RANK.blackbox. No process holds the
+    lock of a box: a rank that sleeps and one that was killed look alike. Raises BlackBoxError."""
     program = plan(job.shape)
     most = max(len(track.started_ns) for track in hang.tracks)
     records = 3 * most + job.steps * (len(max(program, key=len)) + 2) + 2

@@ -134,10 +134,8 @@ def _check(job: Job) -> None:
 
 def slowdown_beyond_peers(job: Job, faults: Sequence[Fault]) -> float:
     """Duration of the run over that of the same run with what these faults strike at the level of its peers.
-
     No table tells a fault from a chip that was slow before, or from a stage that is heavier by design. So the
-    ranks get chips from the middle of their peers, and the stages no extra work, besides losing the fault.
-    """
+    ranks get chips from the middle of their peers, and the stages no extra work, besides losing the fault."""
     setting = setting_of(job)
     kept = [each for each in job.faults if each not in faults]
     ranks = setting.draws.ranks.copy()

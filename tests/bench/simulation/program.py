@@ -131,9 +131,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Iter
 
 def in_order(program: Program) -> list[Turn]:
     """All operations of a step in an order that can be run: none before those that it waits for have begun.
-
-    The turns of a collective across stages follow each other. Raises ValueError for a program that blocks.
-    """
+    The turns of a collective across stages follow each other. Raises ValueError for a program that blocks."""
     waited_for = partners(program)
     position = [0] * len(program)
     sent: set[Message] = set()
@@ -160,10 +158,8 @@ def in_order(program: Program) -> list[Turn]:
 
 
 def partners(program: Program) -> Mapping[Turn, tuple[Turn, ...]]:
-    """By operation that waits for other stages: the operations that must have begun.
-
-    All members of a collective across stages, itself included; the other ends of an exchange's messages.
-    """
+    """By operation that waits for other stages: the operations that must have begun. All members of a
+    collective across stages, itself included; the other ends of an exchange's messages."""
     found: dict[Turn, tuple[Turn, ...]] = {}
     members: dict[tuple[Transfer, int], list[Turn]] = defaultdict(list)
     sent: dict[Message, Turn] = {}

@@ -139,9 +139,7 @@ def test_several_faulty_ranks() -> None:
 
 def test_messages() -> None:
     """A message is a part without a state and the entry that closes it, with its numbers and no tensors.
-
-    ProcessGroupNCCL.cpp, `pointToPoint` and `endCoalescing`.
-    """
+    ProcessGroupNCCL.cpp, `pointToPoint` and `endCoalescing`."""
     entries = hang(HangFault(ranks=(FAULTY,))).snapshots[0]["entries"]
     parts = [index for index, entry in enumerate(entries) if entry["is_p2p"]]
     assert parts

@@ -90,12 +90,10 @@ def production_workload(forward_seconds: float) -> Workload:
 
 
 def squared_lengths(shape: JobShape, steps: int, random: np.random.Generator) -> Floats:
-    """(step, replica, microbatch): sum of squared document lengths, over its mean.
-
-    Documents fill a context one after the other, and the last one is cut off, as in packed pre-training data.
-    All microbatches hold equally many tokens, but attention works on pairs of tokens of one document, so its
-    cost grows with this sum.
-    """
+    """(step, replica, microbatch): sum of squared document lengths, over its mean. Documents fill a context
+    one after the other, and the last one is cut off, as in packed pre-training data. All microbatches hold
+    equally many tokens, but attention works on pairs of tokens of one document, so its cost grows with this
+    sum."""
     size = (steps, shape.data_parallel, shape.microbatches, _MOST_DOCUMENTS)
     lengths = _MEDIAN_TOKENS * np.exp(_LENGTH_SIGMA * random.standard_normal(size, dtype=np.float32))
     ends = np.minimum(np.cumsum(lengths, axis=-1), CONTEXT_TOKENS)

@@ -42,11 +42,8 @@ def jobs(stages: int, **options: Any) -> Iterable[tuple[HungJob, int]]:
 @pytest.mark.parametrize("messages_in", ["pp", "world"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_pipeline(stages: int, messages_in: str, batched: bool) -> None:
-    """The rank at fault is named and no other, whatever the schedule.
-
-    With a group of their own and in the group of all ranks, whose collectives lend their number to the
-    entries that close batches.
-    """
+    """The rank at fault is named and no other, whatever the schedule. With a group of their own and in the
+    group of all ranks, whose collectives lend their number to the entries that close batches."""
     for job, rank in jobs(stages, messages_in=messages_in, batched=batched):
         verdict = judged(job.dumps())
         assert (verdict.state, verdict.ranks) == (State.HANG, (rank,)), (job.seed, job.shape)
@@ -65,11 +62,9 @@ def test_active_entries_only() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13])
 def test_ring_that_begins_inside(length: int) -> None:
-    """A ring that begins between a batch's parts and their end names no innocent.
-
-    Hosts are not ahead of their devices, so that a ring holds the end of what the rank waits in. Every other
-    rank has the whole of it.
-    """
+    """A ring that begins between a batch's parts and their end names no innocent. Hosts are not ahead of
+    their devices, so that a ring holds the end of what the rank waits in. Every other rank has the whole of
+    it."""
     right = total = 0
     for stages in (2, 3, 4):
         for job, rank in jobs(stages, lead=0):
@@ -83,10 +78,8 @@ def test_ring_that_begins_inside(length: int) -> None:
 
 
 def test_batch_without_peers() -> None:
-    """A rank that waits in a batch of which only the end is left waits for an unknown rank.
-
-    It is not named.
-    """
+    """A rank that waits in a batch of which only the end is left waits for an unknown rank. It is not
+    named."""
     dumps = hung_job(Shape(1, 4), 3, 0, seed=1, lead=0).dumps()
     (waits,) = (each for each in dumps[2]["entries"][-1:])
     assert (waits["profiling_name"], waits["is_p2p"], waits["state"]) == (
@@ -113,10 +106,8 @@ def test_rank_inside_a_batch() -> None:
 
 
 def test_receive_from_any_source() -> None:
-    """A receive from any source waits for an unknown rank, and is understood.
-
-    FlightRecorderHook.cpp, `profilingName`, writes "recv 2<-?".
-    """
+    """A receive from any source waits for an unknown rank, and is understood. FlightRecorderHook.cpp,
+    `profilingName`, writes "recv 2<-?"."""
     job = HungJob(Shape(1, 4), 1, lead=0, batched=False)
     place = next(each for each in job.places(1, "asleep") if job.programs[1][each].name == "send")
     job.run(Fault("asleep", (1,), place))
@@ -141,11 +132,9 @@ def test_any_backend(backend: str) -> None:
 
 
 def nccl2(dump: dict[str, Any], *, only_active: bool) -> dict[str, Any]:
-    """The dump as the backend nccl2 leaves it.
-
-    nccl2/ProcessGroupNCCLBackend.cpp, `send` and `recv`: inside a batch they return a work that is complete,
-    so hooks/FlightRecorderHook.cpp, `onPost`, retires their entries at once. Nothing stands for the batch.
-    """
+    """The dump as the backend nccl2 leaves it. nccl2/ProcessGroupNCCLBackend.cpp, `send` and `recv`: inside a
+    batch they return a work that is complete, so hooks/FlightRecorderHook.cpp, `onPost`, retires their
+    entries at once. Nothing stands for the batch."""
     numbers: Counter[object] = Counter()
     entries = []
     for entry in dump["entries"]:
@@ -191,10 +180,7 @@ def test_collectives_on_nccl2(shape: Shape, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["asleep", "killed", "device"])
 @pytest.mark.parametrize("only_active", [False, True])
 def test_uneven_collective(operation: str, kind: str, only_active: bool) -> None:
-    """The rank that does not come to an uneven collective is named.
-
-    Its parts have no state of their own.
-    """
+    """The rank that does not come to an uneven collective is named. Its parts have no state of their own."""
     for seed in SEEDS:
         job = HungJob(Shape(4, 1, 2), seed, lead=seed % 4, only_active=only_active, uneven=Uneven[operation])
         places = job.places(5, kind)

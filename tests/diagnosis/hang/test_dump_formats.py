@@ -72,9 +72,7 @@ def time_before_newest_entry(dump: Dump) -> None:
 
 def given_up_by_the_watchdog(dump: Dump) -> None:
     """What the watchdog of NCCL gave up is retired and still pending: only its state tells.
-
-    FlightRecorder.hpp says so of `retired_`; the process lives on under NoHandling.
-    """
+    FlightRecorder.hpp says so of `retired_`; the process lives on under NoHandling."""
     for entry in dump["entries"]:
         entry["retired"] = True
 
@@ -104,10 +102,8 @@ def test_rank_without_entries(dumps: Dumps) -> None:
 
 
 def test_device_that_has_not_started(dumps: Dumps) -> None:
-    """A device that has not begun is to blame where timing is on.
-
-    All have enqueued the operation, all but one have started it.
-    """
+    """A device that has not begun is to blame where timing is on. All have enqueued the operation, all but
+    one have started it."""
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))
     timed = job.dumps()
@@ -118,10 +114,7 @@ def test_device_that_has_not_started(dumps: Dumps) -> None:
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], {}, {"record_id": 1}, {"process_group": [1]}])
 def test_odd_entry_is_counted(dumps: Dumps, odd: object) -> None:
-    """An entry that cannot be understood is counted and left out.
-
-    The others still count.
-    """
+    """An entry that cannot be understood is counted and left out. The others still count."""
     for each in dumps.values():
         each["entries"].insert(0, odd)
     snapshots = [parsed(each, rank) for rank, each in dumps.items()]
@@ -136,10 +129,7 @@ def test_odd_entry_is_counted(dumps: Dumps, odd: object) -> None:
 )
 @pytest.mark.parametrize("value", [None, "x", [[["y"]]], {}, 1e300])
 def test_odd_field_never_raises(dumps: Dumps, field: str, value: object) -> None:
-    """A field of another type never raises.
-
-    Whatever a hostile rank writes.
-    """
+    """A field of another type never raises. Whatever a hostile rank writes."""
     hostile = copy.deepcopy(dumps[1])
     for entry in hostile["entries"]:
         entry[field] = value
@@ -155,10 +145,8 @@ def test_no_dump_is_refused(document: object) -> None:
 
 
 def test_mixed_versions() -> None:
-    """Dumps of different versions of PyTorch are judged together.
-
-    In a job with sends: an old one without status and types, one with numbers as text, a new one.
-    """
+    """Dumps of different versions of PyTorch are judged together. In a job with sends: an old one without
+    status and types, one with numbers as text, a new one."""
     dumps = hung_job(Shape(2, 2, 2), 5, 4).dumps()
     for rank, each in dumps.items():
         if rank % 3 == 0:
@@ -176,10 +164,8 @@ def test_mixed_versions() -> None:
 @pytest.mark.parametrize("kind", ["asleep", "device", "other", "size", "skip"])
 @pytest.mark.parametrize("frames", [False, True])
 def test_json_and_pickle_agree(kind: str, frames: bool) -> None:
-    """JSON and pickle hold the same snapshot.
-
-    The jobs have sends, calls that differ, and entries with and without recorded stacks.
-    """
+    """JSON and pickle hold the same snapshot. The jobs have sends, calls that differ, and entries with and
+    without recorded stacks."""
     job = HungJob(Shape(2, 2, 2), 3, steps=12)
     job.run(Fault(kind, (5,), job.places(5, kind)[-1]))
     for rank, document in job.dumps().items():
@@ -193,10 +179,7 @@ def test_json_and_pickle_agree(kind: str, frames: bool) -> None:
 
 
 def test_real_dumps() -> None:
-    """Real dumps are understood to the last entry.
-
-    PyTorch itself wrote them.
-    """
+    """Real dumps are understood to the last entry. PyTorch itself wrote them."""
     if not REAL.is_dir():
         pytest.skip(f"{REAL} is not on this machine")
     dumps = [parse(path.read_bytes()) for path in sorted(REAL.glob("*/_dump_*"))]
@@ -216,10 +199,8 @@ def hung(shape: Shape, rank: int, *, batched: bool = True) -> Dumps:
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("batched", [False, True])
 def test_format_before_p2p(rank: int, batched: bool) -> None:
-    """Formats before 2.0 have one kind of number and do not mark sends: their names do.
-
-    With sends of their own and with batches.
-    """
+    """Formats before 2.0 have one kind of number and do not mark sends: their names do. With sends of their
+    own and with batches."""
     dumps = hung(Shape(2, 4), rank, batched=batched)
     for each in dumps.values():
         each["version"] = "1.5"
@@ -230,10 +211,8 @@ def test_format_before_p2p(rank: int, batched: bool) -> None:
 
 
 def test_active_only_batches() -> None:
-    """Parts of completed batches are no waits where only active entries are dumped.
-
-    They stay scheduled for ever, and the entry that shows their end is left out of such dumps.
-    """
+    """Parts of completed batches are no waits where only active entries are dumped. They stay scheduled for
+    ever, and the entry that shows their end is left out of such dumps."""
     for rank in range(8):
         dumps = hung(Shape(2, 4), rank)
         for each in dumps.values():
@@ -242,10 +221,8 @@ def test_active_only_batches() -> None:
 
 
 def test_status_without_entries_is_inconclusive() -> None:
-    """Status without entries is never called healthy.
-
-    Something is enqueued and not complete; its group is unknown.
-    """
+    """Status without entries is never called healthy. Something is enqueued and not complete; its group is
+    unknown."""
     dumps = hung(Shape(4), 2)
     for each in dumps.values():
         del each["entries"]
@@ -257,10 +234,8 @@ def test_status_without_entries_is_inconclusive() -> None:
     [("time_created_ns", "x"), ("record_id", None), ("collective_seq_id", 1.5), ("input_sizes", "x")],
 )
 def test_garbled_entries_blame_nobody(field: str, value: object) -> None:
-    """Entries that are not understood do not blame the rank that wrote them.
-
-    What the rank called is unknown; the others still show which rank has not come.
-    """
+    """Entries that are not understood do not blame the rank that wrote them. What the rank called is unknown;
+    the others still show which rank has not come."""
     dumps = hung(Shape(4), 2)
     for entry in dumps[1]["entries"]:
         entry[field] = value
@@ -268,10 +243,8 @@ def test_garbled_entries_blame_nobody(field: str, value: object) -> None:
 
 
 def test_unnamed_member_shifts_no_index() -> None:
-    """A member that no dump names shifts no other member's index in the group.
-
-    Without pg_config the members of a pipeline are those with entries; a lost dump leaves a hole.
-    """
+    """A member that no dump names shifts no other member's index in the group. Without pg_config the members
+    of a pipeline are those with entries; a lost dump leaves a hole."""
     for rank in range(4):
         dumps = hung(Shape(1, 4), rank)
         del dumps[(rank + 1) % 4]
@@ -281,12 +254,10 @@ def test_unnamed_member_shifts_no_index() -> None:
 
 
 def torchcomms(rank: int, *, asleep: int, steps: int = 5) -> dict[str, Any]:
-    """The dump of a rank of four, of which the first two also have a communicator of their own.
-
-    torchcomms, hooks/fr/FlightRecorder.cpp: `record` numbers all operations of the process with one counter
-    from 0, and gives no status; `onPreHook` names them by backend. `TorchComm::postHook` comes as soon as the
-    operation is issued, and `retire_id` lets go of its events: it stays `scheduled`, also once it is done.
-    """
+    """The dump of a rank of four, of which the first two also have a communicator of their own. torchcomms,
+    hooks/fr/FlightRecorder.cpp: `record` numbers all operations of the process with one counter from 0, and
+    gives no status; `onPreHook` names them by backend. `TorchComm::postHook` comes as soon as the operation
+    is issued, and `retire_id` lets go of its events: it stays `scheduled`, also once it is done."""
     dump = reply(ranks="[0, 1, 2, 3]")
     dump["pg_status"] = {}
     dump["pg_config"] = {
@@ -323,10 +294,8 @@ def test_torchcomms(tmp_path: Path, asleep: int) -> None:
 
 
 def test_computing_between_snapshots_is_slow() -> None:
-    """A rank that computes between two snapshots does not hang.
-
-    Nothing has waited for long, and it need not have enqueued anything.
-    """
+    """A rank that computes between two snapshots does not hang. Nothing has waited for long, and it need not
+    have enqueued anything."""
     dumps = hung(Shape(4), 2)
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     snapshots = [
@@ -353,10 +322,8 @@ def shapes(dumps: Dumps) -> dict[str, object]:
 
 
 def test_json_shapes(tmp_path: Path) -> None:
-    """JSON of every plain shape is understood.
-
-    Lists and objects, with the rank as a key, inside, or around the snapshot.
-    """
+    """JSON of every plain shape is understood. Lists and objects, with the rank as a key, inside, or around
+    the snapshot."""
     for name, document in shapes(hung(Shape(4), 2)).items():
         path = tmp_path / "snapshots.json"
         path.write_text(json.dumps(document))
@@ -365,10 +332,8 @@ def test_json_shapes(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_other_files_are_ignored(tmp_path: Path) -> None:
-    """Files beside the dumps are not taken for dumps.
-
-    A log, a core and a record of TensorBoard have numbers in their names, too.
-    """
+    """Files beside the dumps are not taken for dumps. A log, a core and a record of TensorBoard have numbers
+    in their names, too."""
     for rank, each in hung(Shape(4), 2).items():
         (tmp_path / f"rank_{rank}").write_text(json.dumps(each))
     for name in ("core.1234", "events.out.tfevents.1", "train_17.log"):
@@ -379,10 +344,8 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 
 def test_two_dumps_of_one_rank(tmp_path: Path) -> None:
-    """Two dumps of one rank with names of the same pattern are a mistake.
-
-    A mistake of the user: either may be meant.
-    """
+    """Two dumps of one rank with names of the same pattern are a mistake. A mistake of the user: either may
+    be meant."""
     for name in ("rank_1", "rank_01"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match="both dumps of rank 1"):

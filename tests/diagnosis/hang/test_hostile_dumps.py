@@ -84,10 +84,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_hostile_dump_is_not_executed(directory: Path) -> None:
-    """Nothing in a hostile pickle is executed and the others still count.
-
-    Each payload is read beside good dumps.
-    """
+    """Nothing in a hostile pickle is executed and the others still count. Each payload is read beside good
+    dumps."""
     mark = directory.parent / "executed"
     hostile = payloads(mark)
     paths = {100 + index: directory.parent / f"{index}" for index in range(len(hostile))}
@@ -104,10 +102,8 @@ def test_hostile_dump_is_not_executed(directory: Path) -> None:
 
 
 def test_dump_beyond_its_limits(directory: Path) -> None:
-    """A dump gets memory and time of the processor by its size.
-
-    A number in a pickle asks for a gigabyte, and a text of a hundred bytes is a key whose hash takes years.
-    """
+    """A dump gets memory and time of the processor by its size. A number in a pickle asks for a gigabyte, and
+    a text of a hundred bytes is a key whose hash takes years."""
     good = (directory / "_dump_2").read_bytes()
     (directory / "_dump_2").write_bytes(b"\x80\x02Nr\xff\xff\xff\x030" + good[2:])
     (directory / "_dump_3").write_bytes(b"\x80\x02}(N" + b"2\x86" * 60 + b"Nu.")
@@ -145,10 +141,7 @@ def test_calls_that_read_the_same() -> None:
 
 
 def test_broken_dump_is_missing(directory: Path) -> None:
-    """A broken dump counts as missing and is named.
-
-    The reason is given.
-    """
+    """A broken dump counts as missing and is named. The reason is given."""
     (directory / "_dump_2").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     reading = read_source(directory)
     verdict = diagnose(reading.snapshots, broken=reading.broken)
@@ -157,10 +150,8 @@ def test_broken_dump_is_missing(directory: Path) -> None:
 
 
 def test_byte_that_is_no_text(directory: Path) -> None:
-    """A byte that is no UTF-8 costs nothing in a name, and its own rank alone where it breaks the JSON.
-
-    A line that nobody can read has no rank and is counted.
-    """
+    """A byte that is no UTF-8 costs nothing in a name, and its own rank alone where it breaks the JSON. A
+    line that nobody can read has no rank and is counted."""
     ranks = {each.rank for each in read_source(directory).snapshots}
     dumps = hung_job(Shape(4, 1, 2), 5, 4).dumps()
     texts = {rank: json.dumps({"rank": rank, **each}).encode() for rank, each in dumps.items()}
@@ -176,10 +167,8 @@ def test_byte_that_is_no_text(directory: Path) -> None:
 
 
 def test_directory_without_dumps(tmp_path: Path) -> None:
-    """A directory without dumps is one sentence.
-
-    So are two dumps of a rank, no usable dump, and a path that is not there.
-    """
+    """A directory without dumps is one sentence. So are two dumps of a rank, no usable dump, and a path that
+    is not there."""
     with pytest.raises(UserError, match="neither a directory of dumps nor a file"):
         read_source(tmp_path / "absent")
     with pytest.raises(UserError, match="no file whose name ends in a rank's number"):
@@ -193,10 +182,7 @@ def test_directory_without_dumps(tmp_path: Path) -> None:
 
 
 def test_pipe_is_not_opened(directory: Path) -> None:
-    """What is no regular file is not opened.
-
-    A pipe would block for ever.
-    """
+    """What is no regular file is not opened. A pipe would block for ever."""
     (directory / "_dump_2").unlink()
     os.mkfifo(directory / "_dump_2")
     assert read_source(directory).broken == {2: "is no regular file"}
@@ -230,10 +216,7 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["list", "object", "lines"])
 def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
-    """One JSON file may hold all ranks.
-
-    As a list, as an object by rank, or as lines with a rank each.
-    """
+    """One JSON file may hold all ranks. As a list, as an object by rank, or as lines with a rank each."""
     documents = {rank: _document(directory / f"_dump_{rank}") for rank in range(8)}
     texts = {
         "list": json.dumps(list(documents.values())),
@@ -253,10 +236,7 @@ def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
     ],
 )
 def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
-    """JSON without snapshots is one sentence.
-
-    Never a traceback, whatever the bytes.
-    """
+    """JSON without snapshots is one sentence. Never a traceback, whatever the bytes."""
     path = tmp_path / "all.json"
     path.write_bytes(text)
     with pytest.raises(UserError):
@@ -264,10 +244,8 @@ def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
 
 
 def test_byte_order_mark(directory: Path) -> None:
-    """A byte order mark before JSON is no mistake.
-
-    Nor are lines that end as on Windows; in a dump and in one file of all.
-    """
+    """A byte order mark before JSON is no mistake. Nor are lines that end as on Windows; in a dump and in one
+    file of all."""
     documents = {
         rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
     }
@@ -279,10 +257,8 @@ def test_byte_order_mark(directory: Path) -> None:
 
 
 def test_impossible_rank_numbers(directory: Path) -> None:
-    """A number that is too large for a rank costs no memory.
-
-    In the members of a group it makes these unknown; in the name of a file it is a mistake.
-    """
+    """A number that is too large for a rank costs no memory. In the members of a group it makes these
+    unknown; in the name of a file it is a mistake."""
     document = _document(directory / "_dump_2")
     for config in document["pg_config"].values():
         config["ranks"] = "[0, 9999999]"
@@ -295,10 +271,8 @@ def test_impossible_rank_numbers(directory: Path) -> None:
 
 
 def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
-    """JSON that needs more memory than allowed is one sentence.
-
-    A list of nothing takes thirty times the memory of its text; the bound is gone afterwards.
-    """
+    """JSON that needs more memory than allowed is one sentence. A list of nothing takes thirty times the
+    memory of its text; the bound is gone afterwards."""
     path = tmp_path / "all.json"
     path.write_text("[" + "{}," * 10_000_000 + "{}]")
     code = (
@@ -317,10 +291,8 @@ def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
 
 
 def test_too_few_dumps_are_not_ok(tmp_path: Path) -> None:
-    """Too few dumps are no proof that nothing hangs.
-
-    One dump of four in which nothing waits, or four that hold nothing.
-    """
+    """Too few dumps are no proof that nothing hangs. One dump of four in which nothing waits, or four that
+    hold nothing."""
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))
     snapshots = [parsed(document, rank) for rank, document in job.dumps().items()]

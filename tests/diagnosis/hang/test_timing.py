@@ -79,10 +79,8 @@ def asked(order: Sequence[int], first: float, every: float, back: float | None, 
 @pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1), (0, 1, 3, 2)])
 def test_rank_that_returns_meanwhile(order: Sequence[int], *, gloo: bool) -> None:
-    """A rank that comes back while the ranks are asked makes nobody a root cause.
-
-    Some are still seen in their wait of twenty seconds, others beyond it.
-    """
+    """A rank that comes back while the ranks are asked makes nobody a root cause. Some are still seen in
+    their wait of twenty seconds, others beyond it."""
     for first in (20.2, 20.6, 20.95, 21.0, 21.5, 21.9):
         for every in (0.01, 0.3, 1.0):
             verdict = asked(order, first, every, 21.0, gloo=gloo)
@@ -93,30 +91,24 @@ def test_rank_that_returns_meanwhile(order: Sequence[int], *, gloo: bool) -> Non
 
 @pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
 def test_absent_rank_is_named_in_any_order(*, gloo: bool) -> None:
-    """A rank that does not come is named, in whatever order the ranks are asked.
-
-    It must have been away for as long as a stall when it was asked.
-    """
+    """A rank that does not come is named, in whatever order the ranks are asked. It must have been away for
+    as long as a stall when it was asked."""
     for order in ((0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1)):
         assert asked(order, 7.0, 0.7, None, gloo=gloo).ranks == (2,)
         assert asked(order, 2.0, 0.7, None, gloo=gloo).ranks == ()
 
 
 def test_host_far_ahead_of_its_device() -> None:
-    """A host far ahead of its device is not stuck in what others just completed.
-
-    It enqueued the operation twenty seconds ago; all devices came to it now.
-    """
+    """A host far ahead of its device is not stuck in what others just completed. It enqueued the operation
+    twenty seconds ago; all devices came to it now."""
     calls: list[Call] = [READY, ("all_reduce", 1.0, 21.0), ("all_reduce", 1.01, 22.0)]
     snapshots = [snapshot(rank, calls, 20.99 if rank == 0 else 21.3) for rank in range(4)]
     assert diagnose(snapshots, stall_seconds=5.0).ranks == ()
 
 
 def test_stuck_rank_is_named() -> None:
-    """A rank is named that is stuck in an operation which others completed long ago.
-
-    Its device or link hangs; the others wait for it in the next operation.
-    """
+    """A rank is named that is stuck in an operation which others completed long ago. Its device or link
+    hangs; the others wait for it in the next operation."""
     stuck: list[Call] = [READY, ("all_reduce", 1.0, None)]
     others: list[Call] = [READY, ("all_reduce", 1.0, 1.1), ("all_reduce", 1.2, None)]
     snapshots = [snapshot(rank, stuck if rank == 1 else others, 10.0 + rank) for rank in range(4)]
@@ -126,10 +118,8 @@ def test_stuck_rank_is_named() -> None:
 
 @pytest.mark.parametrize(("taken", "ranks"), [(13.0, ()), (20.0, (1,))])
 def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
-    """Gloo records no ends: an operation is over once the last member has called it, and not before.
-
-    Rank 3 came at 10 s, and rank 1 has not left since. Three seconds later that is a normal moment.
-    """
+    """Gloo records no ends: an operation is over once the last member has called it, and not before. Rank 3
+    came at 10 s, and rank 1 has not left since. Three seconds later that is a normal moment."""
     called = {rank: 10.0 if rank == 3 else 1.0 for rank in range(4)}
     calls: dict[int, list[Call]] = {
         rank: [READY, ("all_reduce", at, None if rank == 1 else 10.01)] for rank, at in called.items()
@@ -145,10 +135,8 @@ def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
 
 
 def test_receiver_that_came_later() -> None:
-    """A receiver that came after its sender was asked is not blamed.
-
-    The send was seen to wait for twenty seconds; the receive is over when the receiver is asked.
-    """
+    """A receiver that came after its sender was asked is not blamed. The send was seen to wait for twenty
+    seconds; the receive is over when the receiver is asked."""
     sender: list[Call] = [READY, ("send 0->1", 1.0, 21.0)]
     receiver: list[Call] = [READY, ("recv 1<-0", 20.99, 21.0)]
     early, late = snapshot(0, sender, 20.9, world=2), snapshot(1, receiver, 21.2, world=2)
@@ -158,10 +146,8 @@ def test_receiver_that_came_later() -> None:
 
 
 def test_several_ranks_in_a_broadcast() -> None:
-    """Several ranks in a broadcast that its root has left are not named.
-
-    One of them may wait for the other: data goes from rank to rank.
-    """
+    """Several ranks in a broadcast that its root has left are not named. One of them may wait for the other:
+    data goes from rank to rank."""
     root: list[Call] = [READY, ("broadcast", 1.0, 1.1)]
     waiting: list[Call] = [READY, ("broadcast", 1.0, None)]
     snapshots = [snapshot(rank, waiting if rank > 1 else root, 60.0) for rank in range(4)]
@@ -169,10 +155,8 @@ def test_several_ranks_in_a_broadcast() -> None:
 
 
 def test_idle_gloo_rank_while_another_moves() -> None:
-    """An idle rank over Gloo is not named while another one moves.
-
-    It may wait in a receive, of which gloo records nothing, for the rank that has just come back.
-    """
+    """An idle rank over Gloo is not named while another one moves. It may wait in a receive, of which gloo
+    records nothing, for the rank that has just come back."""
     waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
     for moved, ranks in ((21.0, ()), (1.5, (2,))):
         elsewhere: list[Call] = [READY, ("all_reduce", 1.0, None), ("all_reduce", moved, None)]
@@ -182,10 +166,8 @@ def test_idle_gloo_rank_while_another_moves() -> None:
 
 
 def test_idle_gloo_rank_beside_a_lost_dump() -> None:
-    """An idle rank over Gloo is not named where the dump of another is lost.
-
-    It may wait in a receive for that one, and that one may be a victim: neither is named.
-    """
+    """An idle rank over Gloo is not named where the dump of another is lost. It may wait in a receive for
+    that one, and that one may be a victim: neither is named."""
     waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
     calls = {0: waiting, 1: waiting, 2: [READY]}
     for gloo, ranks in ((True, ()), (False, (2,))):

@@ -48,31 +48,24 @@ def steady(count: int) -> list[float]:
 
 
 def test_threshold_of_the_alert() -> None:
-    """The threshold is that of the alert.
-
-    The command judges as RankwatchLossDiverging does with its defaults.
-    """
+    """The threshold is that of the alert. The command judges as RankwatchLossDiverging does with its
+    defaults."""
     assert RuleConfig().loss_deviation == DIVERGENCE_SIGMAS
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_curves(kind: str) -> None:
-    """A healthy curve raises no alarm but information.
-
-    A few of the curves of tests/bench/loss_detection.py.
-    """
+    """A healthy curve raises no alarm but information. A few of the curves of
+    tests/bench/loss_detection.py."""
     for curve in curves(kind, 4, seed=1, steps=3000):
         assert [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO] == []
 
 
 @pytest.mark.parametrize("kind", DIVERGING)
 def test_diverging_curves(kind: str) -> None:
-    """A diverging curve is critical and not before it diverges.
-
-    Each of a few is found within 100 steps, of a gradual divergence from where the smoothed curve shows it.
-    A swing that comes back is a warning, and so may be all of an oscillation, and a loss that falls on after
-    a bad restart until it is where it was.
-    """
+    """A diverging curve is critical and not before it diverges. Each of a few is found within 100 steps, of a
+    gradual divergence from where the smoothed curve shows it. A swing that comes back is a warning, and so
+    may be all of an oscillation, and a loss that falls on after a bad restart until it is where it was."""
     for curve in curves(kind, 4, seed=1):
         grave = [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO]
         assert curve.onset is not None
@@ -85,10 +78,7 @@ def test_diverging_curves(kind: str) -> None:
 
 
 def test_single_spike() -> None:
-    """A single spike is information with value and expectation.
-
-    It recovers at once.
-    """
+    """A single spike is information with value and expectation. It recovers at once."""
     losses = steady(200)
     losses[150] = 6.0
     (anomaly,) = anomalies(losses)
@@ -98,10 +88,7 @@ def test_single_spike() -> None:
 
 
 def test_close_spikes_are_one_anomaly() -> None:
-    """Spikes close to each other are one excursion.
-
-    One anomaly per excursion, not per step.
-    """
+    """Spikes close to each other are one excursion. One anomaly per excursion, not per step."""
     losses = steady(300)
     losses[150] = losses[155] = losses[160] = 6.0
     (anomaly,) = anomalies(losses)
@@ -109,10 +96,8 @@ def test_close_spikes_are_one_anomaly() -> None:
 
 
 def test_divergence_severity() -> None:
-    """A divergence that comes back is a warning and one that stays critical.
-
-    What recovers needs nobody at once.
-    """
+    """A divergence that comes back is a warning and one that stays critical. What recovers needs nobody at
+    once."""
     high = [3.0] * 100
     back = divergence(*steady(200), *high, *steady(300))
     stays = divergence(*steady(200), *high)
@@ -122,19 +107,14 @@ def test_divergence_severity() -> None:
 
 
 def test_rise_at_the_end_of_the_file() -> None:
-    """A rise that the end of the file cuts short is a warning.
-
-    Ten steps are too few to tell a spike from the start of a divergence.
-    """
+    """A rise that the end of the file cuts short is a warning. Ten steps are too few to tell a spike from the
+    start of a divergence."""
     (anomaly,) = anomalies(steady(200) + [4.0] * 10)
     assert (told(anomaly)[1:], anomaly.confirmed_step) == ((Kind.DIVERGENCE, Severity.WARNING), None)
 
 
 def test_nan_severity() -> None:
-    """A NaN that stays is critical and one that passes a warning.
-
-    One anomaly each.
-    """
+    """A NaN that stays is critical and one that passes a warning. One anomaly each."""
     losses = steady(100)
     losses[50] = math.nan
     (passes,) = anomalies(losses)
@@ -144,10 +124,8 @@ def test_nan_severity() -> None:
 
 
 def test_restart() -> None:
-    """A run that goes on from an earlier step has the loss of that step.
-
-    A restart is counted, and its higher loss is no divergence.
-    """
+    """A run that goes on from an earlier step has the loss of that step. A restart is counted, and its higher
+    loss is no divergence."""
     losses = [2.0 + 3.0 * math.exp(-step / 60) + 0.01 * math.sin(7 * step) for step in range(400)]
     rows = [StepValues(step, loss) for begin in (0, 40) for step, loss in enumerate(losses) if step >= begin]
     found = verdict(rows)
@@ -155,10 +133,7 @@ def test_restart() -> None:
 
 
 def test_update_norm_precedes_divergence() -> None:
-    """An update norm that doubles is reported with the divergence after it.
-
-    It moves before the loss does.
-    """
+    """An update norm that doubles is reported with the divergence after it. It moves before the loss does."""
     rows = [
         StepValues(
             step, loss, update_norm=0.1 * (1 + 0.1 * math.sin(5 * step)) * (3.0 if step >= 290 else 1.0)
@@ -173,10 +148,7 @@ def test_update_norm_precedes_divergence() -> None:
 
 
 def test_single_gradient_norm_jump() -> None:
-    """A gradient norm that jumps once is information.
-
-    Odd batches are common.
-    """
+    """A gradient norm that jumps once is information. Odd batches are common."""
     norms = [1.0 + 0.1 * math.sin(5 * step) for step in range(200)]
     norms[120] = 9.0
     (anomaly,) = verdict(StepValues(step, 2.0, grad_norm=norm) for step, norm in enumerate(norms)).anomalies
@@ -188,10 +160,8 @@ def scaled(*scales: float) -> tuple[Anomaly, ...]:
 
 
 def test_loss_scale_collapse() -> None:
-    """A loss scale that halves again and again has collapsed.
-
-    Four times is a warning; below one it cannot help any more.
-    """
+    """A loss scale that halves again and again has collapsed. Four times is a warning; below one it cannot
+    help any more."""
     (warning,) = scaled(*[1024.0] * 100, 512, 256, 128, *[64.0] * 100)
     assert (warning.step, warning.value, warning.expected) == (100, 512.0, 1024.0)
     assert (warning.kind, warning.severity) == (Kind.LOSS_SCALE_COLLAPSE, Severity.WARNING)
@@ -200,18 +170,13 @@ def test_loss_scale_collapse() -> None:
 
 
 def test_loss_scale_that_settles() -> None:
-    """A loss scale that finds its place is no collapse.
-
-    It starts too high, and later halves once and holds.
-    """
+    """A loss scale that finds its place is no collapse. It starts too high, and later halves once and
+    holds."""
     assert scaled(*(65536.0 / 2**power for power in range(8)), *[256.0] * 100, *[128.0] * 100) == ()
 
 
 def test_listed_anomalies_are_bounded() -> None:
-    """Anomalies beyond the limit are counted only.
-
-    A file of any size takes bounded memory.
-    """
+    """Anomalies beyond the limit are counted only. A file of any size takes bounded memory."""
     excursions, apart = MAX_LISTED + 5, GAP_VALUES + 1
     norms = (math.inf if step % apart == 0 else 1.0 for step in range(excursions * apart))
     found = verdict(StepValues(step, grad_norm=norm) for step, norm in enumerate(norms))
@@ -219,19 +184,14 @@ def test_listed_anomalies_are_bounded() -> None:
 
 
 def test_several_ranks_in_one_log() -> None:
-    """Several ranks in one log count once.
-
-    A row that repeats the step before it is left out and counted.
-    """
+    """Several ranks in one log count once. A row that repeats the step before it is left out and counted."""
     found = verdict(StepValues(step, 2.0) for step in range(50) for _ in range(4))
     assert (found.counts.rows, found.counts.repeated, found.anomalies) == (50, 150, ())
 
 
 def test_slow_return_is_a_warning() -> None:
-    """A divergence that comes back slowly is a warning.
-
-    The trend gets used to the raised level before the loss is back; the verdict waits for it.
-    """
+    """A divergence that comes back slowly is a warning. The trend gets used to the raised level before the
+    loss is back; the verdict waits for it."""
     raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
     back = divergence(*steady(400), *raised)
     cut = divergence(*steady(400), *raised[:500])
@@ -241,9 +201,7 @@ def test_slow_return_is_a_warning() -> None:
 
 def test_restart_that_stands_higher() -> None:
     """A run that goes on far above its loss of the same step diverges, within a file as after another one.
-
-    What is known of earlier attempts is no anomaly of this one.
-    """
+    What is known of earlier attempts is no anomaly of this one."""
     higher = [loss + 2.0 for loss in steady(100)]
     (found,) = detect([*rows(steady(300)), *rows(higher, 250)], ReadCounts()).anomalies
     assert (found.kind, found.severity) == (Kind.DIVERGENCE, Severity.CRITICAL)

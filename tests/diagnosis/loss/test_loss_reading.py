@@ -45,10 +45,8 @@ def rows_of(text: str, **columns: str) -> tuple[list[StepValues], ReadCounts]:
     ],
 )
 def test_default_pattern(line: str) -> None:
-    """The default pattern finds step and loss in many styles.
-
-    Trainers differ; the losses of evaluation are left alone.
-    """
+    """The default pattern finds step and loss in many styles. Trainers differ; the losses of evaluation are
+    left alone."""
     (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert (row.step, row.loss) == (12, 3.4)
 
@@ -65,10 +63,7 @@ def test_default_pattern(line: str) -> None:
     ],
 )
 def test_other_lines_are_ignored(line: str) -> None:
-    """A line that reports no step passes by.
-
-    It is no bad row: a log holds other things.
-    """
+    """A line that reports no step passes by. It is no bad row: a log holds other things."""
     counts = ReadCounts()
     assert list(read_log([line], counts, extract=default_extract)) == []
     assert counts.skipped == 0
@@ -78,18 +73,12 @@ def test_other_lines_are_ignored(line: str) -> None:
     "line", ["step" + " " * 16000, "step 1 loss " + "1" * 16000 + "x", "loss step " * 1600]
 )
 def test_confusing_line_takes_no_time(line: str) -> None:
-    """A line made to confuse takes no time.
-
-    A pattern that goes back and forth over it would take minutes.
-    """
+    """A line made to confuse takes no time. A pattern that goes back and forth over it would take minutes."""
     assert list(read_log([line], ReadCounts(), extract=default_extract)) == []
 
 
 def test_default_pattern_finds_norms() -> None:
-    """The default pattern finds norms and loss scale.
-
-    They move before the loss does.
-    """
+    """The default pattern finds norms and loss scale. They move before the loss does."""
     line = "step 7 loss: nan | loss scale: 1024.0 | grad norm: inf | update_norm: 0.5"
     (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert row[2:] == (float("inf"), 0.5, 1024.0)
@@ -97,10 +86,7 @@ def test_default_pattern_finds_norms() -> None:
 
 
 def test_user_pattern() -> None:
-    """A pattern of the user finds its groups.
-
-    Text where a number belongs is skipped and counted.
-    """
+    """A pattern of the user finds its groups. Text where a number belongs is skipped and counted."""
     counts = ReadCounts()
     extract = extract_by(r"n(?P<step>\S+) L(?P<loss>\S+)(?: G(?P<grad_norm>\S+))?")
     lines = ["n5 L2.5 G1.5", "n6 L2.25", "nothing", "n7 Lbad", "n-1 L2"]
@@ -117,19 +103,14 @@ def test_user_pattern() -> None:
     ],
 )
 def test_unusable_pattern(pattern: str, message: str) -> None:
-    """A pattern that cannot be used is one sentence.
-
-    One sentence says what it lacks.
-    """
+    """A pattern that cannot be used is one sentence. One sentence says what it lacks."""
     with pytest.raises(UserError, match=message.replace("(", r"\(").replace("?", r"\?")):
         extract_by(pattern)
 
 
 def test_table() -> None:
-    """A table is read by its header, and bad rows are counted.
-
-    Order and case of columns, other columns and quotation marks do not matter.
-    """
+    """A table is read by its header, and bad rows are counted. Order and case of columns, other columns and
+    quotation marks do not matter."""
     rows, counts = rows_of(
         '"time","Loss","Step"\n1,2.5,3\n"1","2.25","4.0"\n1,,5\n1,x,6\n1,2,-1\n1,2,6.5\n1\n\n1,nan,7\n"1,2,8\n'
     )
@@ -140,46 +121,34 @@ def test_table() -> None:
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_delimiters(delimiter: str) -> None:
-    """Other delimiters are seen in the header.
-
-    Semicolons and tabs.
-    """
+    """Other delimiters are seen in the header. Semicolons and tabs."""
     assert rows_of("step,loss,grad_norm\n1,2,3\n".replace(",", delimiter))[0] == [StepValues(1, 2.0, 3.0)]
 
 
 def test_named_columns() -> None:
-    """Columns of other names are named by the user.
-
-    A row without a loss still has its norm.
-    """
+    """Columns of other names are named by the user. A row without a loss still has its norm."""
     rows, _ = rows_of("it,train/loss,gn\n1,2,3\n2,,4\n", step="it", loss="train/loss", grad_norm="gn")
     assert rows == [StepValues(1, 2.0, 3.0), StepValues(2, None, 4.0)]
 
 
 def test_missing_column() -> None:
-    """A column that is missing is reported with those that are there.
-
-    So that the person can name the right one.
-    """
+    """A column that is missing is reported with those that are there. So that the person can name the right
+    one."""
     with pytest.raises(UserError, match="no column 'loss'; its columns are 'step', 'train/loss'"):
         rows_of("step,train/loss\n1,2\n")
 
 
 def test_gzip(tmp_path: Path) -> None:
-    """Compressed files are known by their content.
-
-    Whatever they are called; a byte order mark is left out.
-    """
+    """Compressed files are known by their content. Whatever they are called; a byte order mark is left
+    out."""
     path = tmp_path / "losses"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
     assert diagnose(path).counts.rows == 2
 
 
 def test_truncated_gzip(tmp_path: Path) -> None:
-    """A compressed file that ends in the middle is judged up to there.
-
-    As a dying machine leaves it; the verdict says so.
-    """
+    """A compressed file that ends in the middle is judged up to there. As a dying machine leaves it; the
+    verdict says so."""
     path = tmp_path / "losses.csv.gz"
     whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
     path.write_bytes(whole[: len(whole) // 2])
@@ -203,10 +172,7 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     ],
 )
 def test_file_without_losses(tmp_path: Path, content: bytes, message: str) -> None:
-    """A file without losses is one sentence.
-
-    Never a traceback, never `no anomaly`.
-    """
+    """A file without losses is one sentence. Never a traceback, never `no anomaly`."""
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -214,10 +180,7 @@ def test_file_without_losses(tmp_path: Path, content: bytes, message: str) -> No
 
 
 def test_unreadable_file(tmp_path: Path) -> None:
-    """A file that cannot be read is one sentence.
-
-    A directory, or nothing at all.
-    """
+    """A file that cannot be read is one sentence. A directory, or nothing at all."""
     with pytest.raises(UserError, match=r"could not read .*: Is a directory"):
         diagnose(tmp_path)
     with pytest.raises(UserError, match=r"could not read .*: No such file"):
@@ -225,10 +188,8 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 def test_long_line_is_skipped(tmp_path: Path) -> None:
-    """A line beyond the limit is skipped and takes no memory.
-
-    A file of one line of gigabytes is no reason to hold it.
-    """
+    """A line beyond the limit is skipped and takes no memory. A file of one line of gigabytes is no reason to
+    hold it."""
     path = tmp_path / "wide.csv"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
     path.write_bytes(b"step,loss\n1,2\n" + wide + b"\n3,2\n")
@@ -244,10 +205,7 @@ def test_long_line_is_skipped(tmp_path: Path) -> None:
 
 
 def test_endless_lines_without_loss(tmp_path: Path) -> None:
-    """Lines without end and without a loss are given up.
-
-    A small gzip can hold a billion blank lines.
-    """
+    """Lines without end and without a loss are given up. A small gzip can hold a billion blank lines."""
     path = tmp_path / "blank.csv.gz"
     path.write_bytes(gzip.compress(b"step,loss\n" + b"\n" * 5000))
     with pytest.raises(UserError, match="no step with a loss in its first 1,000 lines"):
@@ -256,10 +214,8 @@ def test_endless_lines_without_loss(tmp_path: Path) -> None:
 
 
 def test_backtracking_pattern_is_given_up(tmp_path: Path) -> None:
-    """A pattern that backtracks for ever is given up.
-
-    With the line it could not get past; the signal it was ended by is left as it was.
-    """
+    """A pattern that backtracks for ever is given up. With the line it could not get past; the signal it was
+    ended by is left as it was."""
     path = tmp_path / "train.log"
     path.write_text("step 1 loss 2\n" * 1000 + "a" * 27 + "!\n" + "step 2 loss 2\n")
     pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)|^(a+)+$"
@@ -271,10 +227,8 @@ def test_backtracking_pattern_is_given_up(tmp_path: Path) -> None:
 
 
 def test_time_limit_is_per_line(tmp_path: Path) -> None:
-    """A long file of simple lines is not given up.
-
-    The limit is that of a line: a hundred times as much for the file is no reason.
-    """
+    """A long file of simple lines is not given up. The limit is that of a line: a hundred times as much for
+    the file is no reason."""
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {step} loss 2 {'x' * 1000}\n" for step in range(20_000)))
     verdict = diagnose(path, pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)", match_seconds=0.02)

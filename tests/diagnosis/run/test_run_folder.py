@@ -91,10 +91,8 @@ def test_linked_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_bundle_with_recorders(tmp_path: Path) -> None:
-    """A bundle is read with its flight recorders.
-
-    Raw replies by handler or one recorder alone; they know of sizes what boxes do not.
-    """
+    """A bundle is read with its flight recorders. Raw replies by handler or one recorder alone; they know of
+    sizes what boxes do not."""
     hang = hung(tmp_path / "blackboxes", HangKind.OTHER_SIZE)
     assert diagnose_run(tmp_path).ranks == ()
     recorders = tmp_path / "flight_recorder"
@@ -111,10 +109,8 @@ def test_bundle_with_recorders(tmp_path: Path) -> None:
 
 
 def test_bundle_ranks(tmp_path: Path) -> None:
-    """A bundle shows which ranks lived when they were copied.
-
-    And when that was: a copy alone knows neither.
-    """
+    """A bundle shows which ranks lived when they were copied. And when that was: a copy alone knows
+    neither."""
     hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
     ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
     told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
@@ -147,10 +143,8 @@ def test_crash_in_a_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
-    """Broken boxes and dumps are skipped and counted.
-
-    Those that are left give the verdict; the broken rank is missing on a node that is seen.
-    """
+    """Broken boxes and dumps are skipped and counted. Those that are left give the verdict; the broken rank
+    is missing on a node that is seen."""
     hung(tmp_path)
     run = tmp_path / "job"
     (run / "0.blackbox").unlink()
@@ -225,10 +219,8 @@ def test_two_boxes_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The human form begins with the verdict and JSON says the same.
-
-    State, rank, group and phase in one line; no colours where no terminal is.
-    """
+    """The human form begins with the verdict and JSON says the same. State, rank, group and phase in one
+    line; no colours where no terminal is."""
     hung(tmp_path, HangKind.STUCK_DATA)
     assert main(["diagnose", "run", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -266,10 +258,8 @@ def lying(directory: Path, *, size: int, enqueued: int, oldest: float, members: 
 @pytest.mark.parametrize("oldest", [0.0, 7.0, float("nan"), 1e300])
 @pytest.mark.parametrize("members", ["0-3", "0-9999999", "5-7", "", "1-9999999/9999999"])
 def test_hostile_numbers(enqueued: int, oldest: float, members: str, tmp_path: Path) -> None:
-    """Any number of collectives and members gives a verdict.
-
-    No rank is named that the box alone could name but falsely: at most those of its own group.
-    """
+    """Any number of collectives and members gives a verdict. No rank is named that the box alone could name
+    but falsely: at most those of its own group."""
     lying(tmp_path, size=4, enqueued=enqueued, oldest=oldest, members=members)
     assert set(diagnose_run(tmp_path, complete=True).ranks) <= {0, 1, 2, 3}
 

@@ -32,10 +32,8 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [(0, 2), (1,)])
 def test_reading_takes_time(late: tuple[int, ...], tmp_path: Path) -> None:
-    """The time that reading takes makes no wait older.
-
-    Some boxes are read 7 seconds after the others: who waits, or who is waited for.
-    """
+    """The time that reading takes makes no wait older. Some boxes are read 7 seconds after the others: who
+    waits, or who is waited for."""
     stalled_for(tmp_path, 8.0)
     seen = {rank: 0.0 if rank in late else 7.0 for rank in range(3)}
     found = judged(boxes_seen(tmp_path, seen))
@@ -43,10 +41,8 @@ def test_reading_takes_time(late: tuple[int, ...], tmp_path: Path) -> None:
 
 
 def test_collective_ends_while_read(tmp_path: Path) -> None:
-    """A collective that ends while its box is read is no receive from everyone.
-
-    The words are older than the records: what they call open has its record, and nothing else is open.
-    """
+    """A collective that ends while its box is read is no receive from everyone. The words are older than the
+    records: what they call open has its record, and nothing else is open."""
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].completes(6, 8.0, 0.0)
     found = judged(boxes_seen(tmp_path))
@@ -55,10 +51,8 @@ def test_collective_ends_while_read(tmp_path: Path) -> None:
 
 
 def test_receive_ends_while_read(tmp_path: Path) -> None:
-    """A receive that ends while its box is read is not waited in.
-
-    Its record comes before the words are taken back. No peer is known, so it would accuse everyone.
-    """
+    """A receive that ends while its box is read is not waited in. Its record comes before the words are taken
+    back. No peer is known, so it would accuse everyone."""
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].receives(8.0, 0.0)
     found = judged(boxes_seen(tmp_path))
@@ -66,10 +60,8 @@ def test_receive_ends_while_read(tmp_path: Path) -> None:
 
 
 def test_last_arrival(tmp_path: Path) -> None:
-    """A rank that comes at last does not make those that waited the root cause.
-
-    Its words say that it has called, and not yet that the call is open: it looks as if it had left it.
-    """
+    """A rank that comes at last does not make those that waited the root cause. Its words say that it has
+    called, and not yet that the call is open: it looks as if it had left it."""
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].enqueues(6)
     found = judged(boxes_seen(tmp_path))
@@ -77,10 +69,8 @@ def test_last_arrival(tmp_path: Path) -> None:
 
 
 def test_just_served(tmp_path: Path) -> None:
-    """Those that waited long and have just been served are not stuck.
-
-    Rank 1 came a moment ago and has left the collective; rank 0 was read before it had.
-    """
+    """Those that waited long and have just been served are not stuck. Rank 1 came a moment ago and has left
+    the collective; rank 0 was read before it had."""
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].completes(6, 0.01, 0.0)
     boxes[1].enqueues(6)
@@ -110,10 +100,8 @@ def test_overwritten_step(tmp_path: Path) -> None:
 
 
 def test_holes_in_ring(tmp_path: Path) -> None:
-    """The final state is read behind slots that were never filled.
-
-    Threads that ended between taking a slot and filling it: a reader waits at each for some polls.
-    """
+    """The final state is read behind slots that were never filled. Threads that ended between taking a slot
+    and filling it: a reader waits at each for some polls."""
     box = RankBox(tmp_path, 0, world=1)
     for step in range(3):
         box.writer.next_slot()

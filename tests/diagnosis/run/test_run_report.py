@@ -59,10 +59,8 @@ def test_time_left(run: Path) -> None:
 
 
 def test_momentary_waits(run: Path) -> None:
-    """Ranks that wait for a moment are not shown as waiting for somebody.
-
-    In a healthy run some rank is always last.
-    """
+    """Ranks that wait for a moment are not shown as waiting for somebody. In a healthy run some rank is
+    always last."""
     stalled = diagnose_run(run)
     slow = replace(stalled, hang=replace(stalled.hang, state=State.SLOW))
     assert any("it waits for rank 3" in line for line in lines(stalled))
@@ -73,10 +71,8 @@ def test_momentary_waits(run: Path) -> None:
 
 
 def test_terminated_run(run: Path) -> None:
-    """A run that was terminated shows whom it waited for at its end.
-
-    Someone, or a watchdog, has ended a run that hung: the boxes still know the rank.
-    """
+    """A run that was terminated shows whom it waited for at its end. Someone, or a watchdog, has ended a run
+    that hung: the boxes still know the rank."""
     for box in list(run.iterdir()):
         box.with_suffix(TERMINATED_SUFFIX).write_text("Current thread (most recent call first):\n")
     verdict = diagnose_run(run)
@@ -87,10 +83,8 @@ def test_terminated_run(run: Path) -> None:
 
 
 def test_unclear_slowdown() -> None:
-    """A slowdown whose cause is not known is not called none.
-
-    The suspects and the reason are in the first sentence.
-    """
+    """A slowdown whose cause is not known is not called none. The suspects and the reason are in the first
+    sentence."""
     seen = Verdict(
         cause=Cause.INCONCLUSIVE,
         ranks=(),

@@ -41,10 +41,8 @@ def hung(directory: Path, shape: JobShape, fault: HangFault) -> Path:
 
 
 def test_ranks_of_other_nodes(tmp_path: Path) -> None:
-    """Ranks of other nodes are not blamed for having no box here.
-
-    The culprit is among them, and that is what is said; with --complete their absence is evidence.
-    """
+    """Ranks of other nodes are not blamed for having no box here. The culprit is among them, and that is what
+    is said; with --complete their absence is evidence."""
     run = hung(tmp_path, JobShape(data_parallel=16), HangFault(ranks=(12,)))
     for number in range(8, 16):
         (run / f"{number}.blackbox").unlink()
@@ -58,10 +56,8 @@ def test_ranks_of_other_nodes(tmp_path: Path) -> None:
 
 
 def test_missing_box(tmp_path: Path) -> None:
-    """One box that is missing on a seen node is evidence.
-
-    Its neighbours wait for it, and nobody with a box explains that.
-    """
+    """One box that is missing on a seen node is evidence. Its neighbours wait for it, and nobody with a box
+    explains that."""
     run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(3,)))
     (run / "3.blackbox").unlink()
     verdict = diagnose_run(run)
@@ -69,10 +65,8 @@ def test_missing_box(tmp_path: Path) -> None:
 
 
 def test_missing_last_box(tmp_path: Path) -> None:
-    """The last rank of a node is evidence only where all boxes are here.
-
-    Nothing else tells how many ranks a node holds.
-    """
+    """The last rank of a node is evidence only where all boxes are here. Nothing else tells how many ranks a
+    node holds."""
     run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(7,)))
     (run / "7.blackbox").unlink()
     assert diagnose_run(run).ranks == ()
@@ -81,10 +75,8 @@ def test_missing_last_box(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("culprit", range(8))
 def test_stop_in_pipeline(culprit: int, tmp_path: Path) -> None:
-    """A rank that stops in a pipeline is distinguished from those that wait in receives.
-
-    A box does not tell the peer of a receive; whoever waits is no culprit.
-    """
+    """A rank that stops in a pipeline is distinguished from those that wait in receives. A box does not tell
+    the peer of a receive; whoever waits is no culprit."""
     shape = JobShape(data_parallel=2, pipeline_parallel=4)
     fault = HangFault(kind=HangKind.SLEEP, ranks=(culprit,), plane=Plane.PIPELINE, occurrence=2)
     assert diagnose_run(hung(tmp_path, shape, fault)).ranks == (culprit,)
@@ -105,10 +97,8 @@ def nccl_rank(directory: Path, rank: int, enqueued: int) -> None:
 
 
 def test_nccl_fewest_enqueued(tmp_path: Path) -> None:
-    """Without completions, the rank that enqueued least is waited for.
-
-    As with NCCL, whose ends only the flight recorder knows.
-    """
+    """Without completions, the rank that enqueued least is waited for. As with NCCL, whose ends only the
+    flight recorder knows."""
     for number, enqueued in enumerate((12, 12, 10, 12)):
         nccl_rank(tmp_path, number, enqueued)
     verdict = diagnose_run(tmp_path)
@@ -147,10 +137,8 @@ def judged(boxes: Boxes, *, stall: float) -> HangVerdict:
 def test_small_slowdown(
     slowdown: float, named: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that costs a run less than one percent is not named.
-
-    What the straggler engine found is told all the same, with its cause.
-    """
+    """A rank that costs a run less than one percent is not named. What the straggler engine found is told all
+    the same, with its cause."""
     found = Verdict(cause=Cause.SLOW_RANK, phase=SlowPhase.COMPUTE, ranks=(1,), slowdown=slowdown)
     monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
     with rank(tmp_path, "steps(2); ready()", world=2):
@@ -206,10 +194,8 @@ def learnt(directory: Path) -> None:
 
 
 def test_first_checkpoint(tmp_path: Path) -> None:
-    """A first checkpoint is no stall by what steps have taught.
-
-    Nothing tells it from a hang: the limit is that of the alert, and an age that is given counts.
-    """
+    """A first checkpoint is no stall by what steps have taught. Nothing tells it from a hang: the limit is
+    that of the alert, and an age that is given counts."""
     learnt(tmp_path)
     boxes = boxes_seen(tmp_path)
     assert stall_seconds(boxes) == MOST_STALL_SECONDS
@@ -218,10 +204,8 @@ def test_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_long_steps(tmp_path: Path) -> None:
-    """Ranks that have learnt long steps may wait for long.
-
-    Five times the second longest step, beyond 30 seconds, too; short ones at least 5.
-    """
+    """Ranks that have learnt long steps may wait for long. Five times the second longest step, beyond 30
+    seconds, too; short ones at least 5."""
     for seconds, limit in ((0.1, LEAST_STALL_SECONDS), (10.0, 50.0)):
         directory = tmp_path / str(limit)
         box = RankBox(directory, 0, world=1)

@@ -156,10 +156,8 @@ def box_of(directory: Path) -> Box:
 
 
 def test_row_of_late_record(tmp_path: Path) -> None:
-    """A collective belongs to the step that enqueued it.
-
-    Its end is recorded by another thread, here after the step; and the first step is left out.
-    """
+    """A collective belongs to the step that enqueued it. Its end is recorded by another thread, here after
+    the step; and the first step is left out."""
     box = box_of(tmp_path)
     rows = all_rows(box, {})
     assert {row.step for row in rows} == {2}
@@ -188,10 +186,8 @@ def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) ->
 
 
 def test_seen_waits(tmp_path: Path) -> None:
-    """Each wait that was seen is communication.
-
-    From its begin, not from the enqueue; several in one phase.
-    """
+    """Each wait that was seen is communication. From its begin, not from the enqueue; several in one
+    phase."""
     found = rows(tmp_path, [(0.1, 0.4, 0.2, 0), (0.5, 0.8, 0.7, 0)])
     assert [operation for operation, _ in found] == ["forward", "all_reduce", "all_reduce"]
     assert [seconds for _, seconds in found] == pytest.approx([0.7, 0.2, 0.1])

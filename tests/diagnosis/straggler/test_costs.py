@@ -79,10 +79,8 @@ _THREE = (
 
 @pytest.mark.parametrize("faults", [_STAGE_AND_RANK, _TWO_RANKS, _LINK_AND_LOADING, _JITTER_AND_RANK, _THREE])
 def test_several_faults_at_once(faults: tuple[Fault, ...]) -> None:
-    """All are listed, the costliest first, each with what the run loses by it alone.
-
-    The truth is the same run with the same random numbers and all faults but one.
-    """
+    """All are listed, the costliest first, each with what the run loses by it alone. The truth is the same
+    run with the same random numbers and all faults but one."""
     shape = JobShape(data_parallel=8, pipeline_parallel=4, microbatches=8)
     job = Job(shape=shape, fault=faults[0], more_faults=faults[1:], noise=Noise(sigma=0.02), seed=3)
     done = simulate(job)

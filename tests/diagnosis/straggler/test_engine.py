@@ -171,11 +171,9 @@ def test_accelerators_that_differ(spread: float) -> None:
 
 
 def test_blip_beside_a_slow_rank() -> None:
-    """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow.
-
-    It is in the evidence. One that has become slow just now is a cause of its own, however little that has
-    cost, and so is one that was slower for longer.
-    """
+    """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow. It
+    is in the evidence. One that has become slow just now is a cause of its own, however little that has cost,
+    and so is one that was slower for longer."""
     job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
     table = job.slow_rank(6, 1.05, first=300, end=313).table()
     verdict = diagnose(table)

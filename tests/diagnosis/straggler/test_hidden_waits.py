@@ -26,10 +26,8 @@ def job(
     inside: bool = False,
     steps: int = STEPS,
 ) -> OperationTable:
-    """Each rank computes, is held without a row (or inside of one), and reduces over its stage.
-
-    `held` gives the moments at which ranks go on from those at which they come; one rank is slow.
-    """
+    """Each rank computes, is held without a row (or inside of one), and reduces over its stage. `held` gives
+    the moments at which ranks go on from those at which they come; one rank is slow."""
     random = np.random.default_rng(3)
     rows: list[tuple[Any, ...]] = []
     for step in range(steps):

@@ -24,11 +24,9 @@ recorded = pytest.mark.skipif(not TABLES.is_dir(), reason=ABSENT)
     ],
 )
 def test_published_analysis(name: str, published: float, by_operation: Mapping[str, float]) -> None:
-    """It is within 2 % of what the authors of the tables published for them, and so is each operation.
-
-    Their results lie beside the tables in ByteDance-Seed/StragglerAnalysis: `blocking_slowdown` and
-    `blocking_decompose_by_optype` in data/result-AR.json and data/result-ST.json.
-    """
+    """It is within 2 % of what the authors of the tables published for them, and so is each operation. Their
+    results lie beside the tables in ByteDance-Seed/StragglerAnalysis: `blocking_slowdown` and
+    `blocking_decompose_by_optype` in data/result-AR.json and data/result-ST.json."""
     verdict = diagnose(real(name).table)
     assert verdict.slowdown_if_all_fixed == pytest.approx(published, rel=0.02)
     held = _by_operation(verdict.evidence)

@@ -60,10 +60,8 @@ def verdict_of_engine(run: SimulatedJob) -> Outcome:
 
 
 def verdict_of_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Outcome:
-    """Which alerts fire as the run ends, from what agents exported while it went on.
-
-    Fails where alerts report several causes at once, or do not see each rank.
-    """
+    """Which alerts fire as the run ends, from what agents exported while it went on. Fails where alerts
+    report several causes at once, or do not see each rank."""
     firing, phases = samples_of_alerts(run, shape, directory, (FIRING, PHASES_OF_NAMED))
     return outcome_of_alerts([each.labels for each in firing], [each.labels for each in phases])
 

@@ -170,10 +170,8 @@ class HungJob:
         return ops
 
     def _one_forward_one_backward(self, rank: int) -> list[Op]:
-        """One microbatch forward, one backward, as Megatron's `forward_backward_pipelining` does.
-
-        In between, the neighbours exchange an activation and a gradient in one batch.
-        """
+        """One microbatch forward, one backward, as Megatron's `forward_backward_pipelining` does. In between,
+        the neighbours exchange an activation and a gradient in one batch."""
         stage, last, ops = self.shape.stage(rank), self.shape.pp - 1, []
         first = stage == 0
         ahead = min(last - stage, self.microbatches)

@@ -124,10 +124,8 @@ class MonitoredSystem:
     def end_when_seen(
         self, expected: Iterable[tuple[str, str, Mapping[str, str]]], healthy: str = ""
     ) -> None:
-        """Wait for these alerts, and then end. The healthy run must go on.
-
-        It is left to the test of each alert to tell that it is missing.
-        """
+        """Wait for these alerts, and then end. The healthy run must go on. It is left to the test of each
+        alert to tell that it is missing."""
         with suppress(pytest.fail.Exception):
             for run, name, labels in expected:
                 self.alert(run, name, **labels)
@@ -199,10 +197,8 @@ def complete(alert: Alert, config: RuleConfig) -> bool:
 def servers(
     directory: Path, config: RuleConfig, targets: Sequence[str] = ()
 ) -> Iterator[tuple[str, Receiver]]:
-    """Prometheus, at the URL that is yielded, Alertmanager, and the receiver of its alerts.
-
-    Prometheus scrapes these targets, and those in the files of the directory `targets` (`write_targets`).
-    """
+    """Prometheus, at the URL that is yielded, Alertmanager, and the receiver of its alerts. Prometheus
+    scrapes these targets, and those in the files of the directory `targets` (`write_targets`)."""
     require("prometheus", "prometheus-alertmanager")
     with ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
@@ -254,10 +250,8 @@ def monitored_system(
     agent_flags: Sequence[str] = (),
     more_agents: Sequence[AgentProcess] = (),
 ) -> Iterator[MonitoredSystem]:
-    """An agent for each node, and one of each server. All jobs end with it.
-
-    `more_agents` are scraped too, but belong to others.
-    """
+    """An agent for each node, and one of each server. All jobs end with it. `more_agents` are scraped too,
+    but belong to others."""
     with ExitStack() as stack:
         agents = stack.enter_context(node_agents(directory, config, nodes, agent_flags))
         addresses = [each.address for each in (*agents.values(), *more_agents)]

@@ -45,9 +45,7 @@ NOTHING_FOUND = {
 
 
 def reason(absent: Iterable[str], query: str) -> str:
-    """Why a query has no answer, from the names of its series that are not recorded, and from its text.
-
-    Empty where nobody knows.
-    """
+    """Why a query has no answer, from the names of its series that are not recorded, and from its text. Empty
+    where nobody knows."""
     reasons = (why for name in absent for at, why in NOT_RECORDED.items() if fnmatchcase(name, at))
     return next(reasons, "") or next((why for part, why in NOTHING_FOUND.items() if part in query), "")

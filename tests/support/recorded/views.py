@@ -27,9 +27,7 @@ def view(
     recording: Loaded, board: Board, each: Recorded, panels: Sequence[Board] | None = None
 ) -> dict[str, Any]:
     """What `tests/grafana` draws and judges: the panels, all by default, with the answers to their queries.
-
-    It ends when the alert of the run fires for the last time; a board of all runs ends with the recording.
-    """
+    It ends when the alert of the run fires for the last time; a board of all runs ends with the recording."""
     shown = list(drawn(board) if panels is None else panels)
     chosen = {"run": each.run}
     if board["uid"] in _SHOWN and "node" in each.labels:
