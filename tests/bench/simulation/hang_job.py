@@ -1,4 +1,4 @@
-"""A job that hangs: what each rank leaves behind, as flight recorder and as black box, and the truth.
+"""A job that hangs: what each rank leaves behind, as flight recorder and as black box.
 
 The dumps are those of torch's recorder, with the keys of format 2.10. Collective timing is off, as it is by
 default: what has not completed is `scheduled`, started or not. Each message is a batch of its own, in the
@@ -22,7 +22,6 @@ import numpy as np
 
 from bench.simulation.black_boxes import SimulatedBox, identity_of, losses
 from bench.simulation.hang import (
-    DESYNC,
     Call,
     Calls,
     Execution,
@@ -50,27 +49,12 @@ class HangJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HangTruth:
-    """What a diagnosis of the dumps ought to say."""
-
-    state: str
-    """hang, desync or ok."""
-    ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...]
-    """Ranks that leave no dump."""
-    group: str | None
-    """Name of the group in which the first of `ranks` stops or disagrees."""
-    blocked_ranks: int
-    """Number of ranks that wait for ever, those of `ranks` included."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SimulatedHang:
     """What the job leaves behind."""
 
     snapshots: Mapping[int, dict[str, Any]]
     """By rank."""
-    truth: HangTruth
+
     calls: Sequence[Calls]
     """What each rank would have called, by rank."""
     tracks: Sequence[Track]
@@ -92,29 +76,9 @@ def simulate_hang(job: HangJob) -> SimulatedHang:
             for rank, track in enumerate(execution.tracks)
             if rank not in lost
         },
-        truth=_truth(job, groups, calls, execution),
         calls=calls,
         tracks=execution.tracks,
         groups=groups,
-    )
-
-
-def _truth(job: HangJob, groups: Groups, calls: list[Calls], execution: Execution) -> HangTruth:
-    fault = job.fault
-    blocked = sum(track.blocked for track in execution.tracks)
-    if fault.kind is HangKind.NONE:
-        return HangTruth(state="ok", ranks=(), missing_ranks=(), group=None, blocked_ranks=blocked)
-    ranks = tuple(sorted(fault.ranks))
-    stopped = calls[ranks[0]].stops_before
-    plane = fault.plane if stopped is None else calls[ranks[0]].calls[stopped].plane
-    # A rank that skipped one of its last calls and finished looks like one that stopped there.
-    disagrees = fault.kind in DESYNC and any(execution.tracks[rank].blocked for rank in ranks)
-    return HangTruth(
-        state="desync" if disagrees else "hang",
-        ranks=ranks,
-        missing_ranks=ranks if fault.kind is HangKind.KILLED else (),
-        group=groups.of(ranks[0], plane).name,
-        blocked_ranks=blocked,
     )
 
 

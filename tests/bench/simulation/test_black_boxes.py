@@ -105,14 +105,3 @@ def test_boxes_are_reproducible(tmp_path: Path) -> None:
     one, two = ((tmp_path / name / "job" / "1.blackbox").read_bytes() for name in ("one", "two"))
     assert one == two
     assert len(of_kind(tmp_path / "one" / "job" / "1.blackbox", RecordKind.STEP)) == 4
-
-
-def test_sleep_in_the_loader(tmp_path: Path) -> None:
-    """The rank has that phase open, and the others have enqueued what they wait in."""
-    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.STUCK_DATA, ranks=(1,)))
-    write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
-    boxes = boxes_of(tmp_path).by_rank
-    assert boxes[1].open_phase is not None
-    assert boxes[1].open_phase[0] == "data_wait"
-    assert {rank: box.now.groups[0].enqueued for rank, box in boxes.items()} == {0: 10, 1: 9, 2: 10, 3: 10}
-    assert [rank for rank, box in boxes.items() if not box.now.groups[0].oldest] == [1]

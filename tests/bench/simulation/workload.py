@@ -5,7 +5,7 @@ Random factors are drawn once, so that a job can run with and without its fault 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +123,13 @@ class Noise:
     """Mean delay of such an operation, as a share of its duration (exponential)."""
     clock_sigma_seconds: float = 0.0001
     """Offset between the clocks of nodes, as chrony keeps it on a local network."""
+
+
+NO_NOISE = Noise(**{each.name: 0.0 for each in fields(Noise)})
+PASSES_ONLY = Workload(
+    **{each.name: 0.0 for each in fields(Workload)} | {"forward_seconds": 1.0, "backward_factor": 2.0}
+)
+"""Nothing but forward and backward passes takes time: sums can be done by hand."""
 
 
 class Delays(NamedTuple):
