@@ -22,7 +22,7 @@ from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.hang.worker import bounded_memory, read_dumps
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape, hung_job, judged, parsed
+from support.diagnosis.hang_jobs import Shape, finished_job, hung_job, judged
 from support.processes.users import ALICE
 from support.training.recorder import entry, recorder_pickle, reply
 
@@ -70,7 +70,7 @@ def payloads(mark: Path) -> dict[str, bytes]:
     }
 
 
-NAMES = tuple(payloads(Path("/nowhere")))
+CALL = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 
 
 @pytest.fixture
@@ -84,21 +84,20 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_hostile_dump_is_not_executed(directory: Path) -> None:
-    """Nothing in a hostile pickle is executed and the others still count. Each payload is read beside good
-    dumps."""
+    """Nothing in a hostile pickle is executed, and the good dumps beside it still count."""
     mark = directory.parent / "executed"
-    hostile = payloads(mark)
-    paths = {100 + index: directory.parent / f"{index}" for index in range(len(hostile))}
-    for path, data in zip(paths.values(), hostile.values(), strict=True):
-        path.write_bytes(data)
     good = {rank: directory / f"_dump_{rank}" for rank in range(8)}
+    bad = dict(enumerate(payloads(mark).items(), 100))
+    paths = {rank: directory.parent / f"{rank}" for rank in bad}
+    for rank, (_, data) in bad.items():
+        paths[rank].write_bytes(data)
     reading = read_dumps({**good, **paths}, deadline_seconds=20.0)
     assert not mark.exists()
-    accepted = {NAMES[each.rank - 100] for each in reading.snapshots if each.rank >= 100}
-    assert accepted == set()
+    accepted = [bad[each.rank][0] for each in reading.snapshots if each.rank in bad]
+    assert accepted == []
     assert set(reading.broken) == set(paths)
     assert not any("\n" in each for each in reading.broken.values())
-    assert diagnose([each for each in reading.snapshots if each.rank < 100]).ranks == (5,)
+    assert diagnose(reading.snapshots).ranks == (5,)
 
 
 def test_dump_beyond_its_limits(directory: Path) -> None:
@@ -115,33 +114,26 @@ def test_dump_beyond_its_limits(directory: Path) -> None:
     assert [each.rank for each in reading.snapshots] == [4]
 
 
-def test_calls_that_read_the_same() -> None:
+@pytest.mark.parametrize(
+    ("odd", "state"),
+    [
+        ({"input_dtypes": ["", "Float"]}, State.INCONCLUSIVE),
+        ({"output_sizes": [], "input_dtypes": ["-> 5", "Float"], "output_dtypes": []}, State.DESYNC),
+    ],
+    ids=["empty type", "type like an arrow"],
+)
+def test_calls_that_read_the_same(odd: dict[str, Any], state: State) -> None:
     """Calls that do not fit may have the same text. An empty type is none, and others are told apart."""
-    plain = {
-        "input_sizes": [[5]],
-        "output_sizes": [[5]],
-        "input_dtypes": ["Float"],
-        "output_dtypes": ["Float"],
-    }
-    written = {
-        "input_sizes": [[5]],
-        "output_sizes": [],
-        "input_dtypes": ["-> 5", "Float"],
-        "output_dtypes": [],
-    }
-    for odd, state in (
-        ({**plain, "input_dtypes": ["", "Float"]}, State.INCONCLUSIVE),
-        (written, State.DESYNC),
-    ):
-        calls = (plain, plain, odd)
-        documents = [reply(entry(0, **each), enqueued=1, ranks="[0, 1, 2]") for each in calls]
-        verdict = judged(dict(enumerate(documents)))
-        assert verdict.state is state
-        assert json.dumps(verdict.evidence)
+    plain = {name: [[5]] if "sizes" in name else ["Float"] for name in CALL}
+    calls = (plain, plain, {**plain, **odd})
+    documents = [reply(entry(0, **each), enqueued=1, ranks="[0, 1, 2]") for each in calls]
+    verdict = judged(dict(enumerate(documents)))
+    assert verdict.state is state
+    assert json.dumps(verdict.evidence)
 
 
 def test_broken_dump_is_missing(directory: Path) -> None:
-    """A broken dump counts as missing and is named. The reason is given."""
+    """A broken dump counts as missing and is named, with the reason."""
     (directory / "_dump_2").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     reading = read_source(directory)
     verdict = diagnose(reading.snapshots, broken=reading.broken)
@@ -152,33 +144,31 @@ def test_broken_dump_is_missing(directory: Path) -> None:
 def test_byte_that_is_no_text(directory: Path) -> None:
     """A byte that is no UTF-8 costs nothing in a name, and its own rank alone where it breaks the JSON. A
     line that nobody can read has no rank and is counted."""
-    ranks = {each.rank for each in read_source(directory).snapshots}
-    dumps = hung_job(Shape(4, 1, 2), 5, 4).dumps()
-    texts = {rank: json.dumps({"rank": rank, **each}).encode() for rank, each in dumps.items()}
+    texts = [json.dumps({"rank": rank} | _document(directory, rank)).encode() for rank in range(8)]
     texts[0] = texts[0].replace(b'"version": "', b'"version": "\xff', 1)
     assert b"\xff" in texts[0]
     texts[1] = texts[1][:-1] + b"\xff"
     path = directory.parent / "dumps.json"
-    path.write_bytes(b"\n".join(texts.values()) + b'\n{"rank": 9, "entr')
+    path.write_bytes(b"\n".join(texts) + b'\n{"rank": 9, "entr')
     reading = read_source(path)
-    assert {each.rank for each in reading.snapshots} == ranks - {1}
+    assert {each.rank for each in reading.snapshots} == set(range(8)) - {1}
     assert reading.skipped_lines == 2
     assert diagnose(reading.snapshots).ranks == (5,)
 
 
 def test_directory_without_dumps(tmp_path: Path) -> None:
-    """A directory without dumps is one sentence. So are two dumps of a rank, no usable dump, and a path that
-    is not there."""
+    """It is one sentence, as are two dumps of a rank, no usable dump, and a path that is not there."""
     with pytest.raises(UserError, match="neither a directory of dumps nor a file"):
         read_source(tmp_path / "absent")
-    with pytest.raises(UserError, match="no file whose name ends in a rank's number"):
-        read_source(tmp_path)
-    (tmp_path / "rank_3.json").write_text("nonsense")
-    with pytest.raises(UserError, match="holds no usable dump: rank 3: no usable pickle"):
-        read_source(tmp_path)
-    (tmp_path / "_dump_3").write_text("{}")
-    with pytest.raises(UserError, match="are both dumps of rank 3"):
-        read_source(tmp_path)
+    for name, text, sentence in (
+        (None, "", "no file whose name ends in a rank's number"),
+        ("rank_3.json", "nonsense", "holds no usable dump: rank 3: no usable pickle"),
+        ("_dump_3", "{}", "are both dumps of rank 3"),
+    ):
+        if name is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=sentence):
+            read_source(tmp_path)
 
 
 def test_pipe_is_not_opened(directory: Path) -> None:
@@ -214,20 +204,6 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
         read_source(tmp_path / "all.json")
 
 
-@pytest.mark.parametrize("form", ["list", "object", "lines"])
-def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
-    """One JSON file may hold all ranks. As a list, as an object by rank, or as lines with a rank each."""
-    documents = {rank: _document(directory / f"_dump_{rank}") for rank in range(8)}
-    texts = {
-        "list": json.dumps(list(documents.values())),
-        "object": json.dumps({f"rank{rank}": each for rank, each in documents.items()}),
-        "lines": "\n".join(json.dumps({"rank": rank} | each) for rank, each in documents.items()),
-    }
-    path = directory.parent / "all.json"
-    path.write_text(texts[form])
-    assert diagnose(read_source(path).snapshots).ranks == (5,)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -244,22 +220,19 @@ def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
 
 
 def test_byte_order_mark(directory: Path) -> None:
-    """A byte order mark before JSON is no mistake. Nor are lines that end as on Windows; in a dump and in one
-    file of all."""
-    documents = {
-        rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
-    }
-    (directory / "_dump_2").write_bytes(BOM + documents[2].encode())
+    """It is no mistake before JSON, nor are lines that end as on Windows; in a dump and in a file of all."""
+    texts = [json.dumps({"rank": rank} | _document(directory, rank)) for rank in range(8)]
+    (directory / "_dump_2").write_bytes(BOM + texts[2].encode())
     assert read_source(directory).broken == {}
     path = directory.parent / "all.json"
-    path.write_bytes(BOM + "\r\n".join(documents.values()).encode())
+    path.write_bytes(BOM + "\r\n".join(texts).encode())
     assert diagnose(read_source(path).snapshots).ranks == (5,)
 
 
 def test_impossible_rank_numbers(directory: Path) -> None:
     """A number that is too large for a rank costs no memory. In the members of a group it makes these
     unknown; in the name of a file it is a mistake."""
-    document = _document(directory / "_dump_2")
+    document = _document(directory, 2)
     for config in document["pg_config"].values():
         config["ranks"] = "[0, 9999999]"
     (directory / "_dump_2").write_bytes(recorder_pickle(document))
@@ -290,17 +263,14 @@ def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_too_few_dumps_are_not_ok(tmp_path: Path) -> None:
-    """Too few dumps are no proof that nothing hangs. One dump of four in which nothing waits, or four that
-    hold nothing."""
-    job = HungJob(Shape(4), 3, lead=0)
-    job.run(Fault("none", ()))
-    snapshots = [parsed(document, rank) for rank, document in job.dumps().items()]
-    assert diagnose(snapshots).state is State.OK
-    assert diagnose(snapshots[:1], broken={3: "it was cut off"}).state is State.INCONCLUSIVE
+def test_too_few_dumps_are_not_ok() -> None:
+    """One dump of four in which nothing waits, or four that hold nothing, are no proof that nothing hangs."""
+    dumps = finished_job(Shape(4)).dumps()
+    assert judged(dumps).state is State.OK
+    assert judged({0: dumps[0]}, broken={3: "it was cut off"}).state is State.INCONCLUSIVE
     assert judged({rank: {"entries": []} for rank in range(4)}).state is State.INCONCLUSIVE
 
 
-def _document(path: Path) -> dict[str, Any]:
-    document: Any = pickle.loads(path.read_bytes())
+def _document(directory: Path, rank: int) -> dict[str, Any]:
+    document: Any = pickle.loads((directory / f"_dump_{rank}").read_bytes())
     return document

@@ -5,7 +5,8 @@ Times are seconds after the first call. A collective is (name, called, ended); w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from support.diagnosis.hang_jobs import parsed
 START = 1_795_000_000.0
 Call = tuple[str, float, float | None]
 READY: Call = ("all_reduce", 0.0, 0.01)
+WAITING: list[Call] = [READY, ("all_reduce", 1.0, None)]
 
 
 def snapshot(
@@ -38,6 +40,19 @@ def snapshot(
     config = {"": {"name": "", "desc": "", "ranks": "[]"}} if gloo else {"0": ranks}
     document = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
     return parsed(document | {"time_seconds": START + taken}, rank)
+
+
+def verdict_on(
+    calls: Mapping[int, Sequence[Call]],
+    taken: Callable[[int], float] | float,
+    *,
+    gloo: bool = False,
+    broken: Mapping[int, str] = MappingProxyType({}),
+) -> HangVerdict:
+    """The verdict on the calls of each rank, which was asked at this time."""
+    at = taken if callable(taken) else lambda _: taken
+    snapshots = [snapshot(rank, each, at(rank), gloo=gloo) for rank, each in calls.items()]
+    return diagnose(snapshots, broken=broken, stall_seconds=5.0)
 
 
 def _entry(record: int, name: str, called: float, ended: float | None, *, gloo: bool) -> dict[str, Any]:
@@ -72,8 +87,8 @@ def paused(rank: int, back: float | None) -> list[Call]:
 
 def asked(order: Sequence[int], first: float, every: float, back: float | None, *, gloo: bool) -> HangVerdict:
     """The verdict on ranks that are asked in this order."""
-    taken = [(rank, first + place * every) for place, rank in enumerate(order)]
-    return diagnose([snapshot(r, paused(r, back), at, gloo=gloo) for r, at in taken], stall_seconds=5.0)
+    calls = {rank: paused(rank, back) for rank in order}
+    return verdict_on(calls, lambda rank: first + order.index(rank) * every, gloo=gloo)
 
 
 @pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
@@ -99,20 +114,15 @@ def test_absent_rank_is_named_in_any_order(*, gloo: bool) -> None:
 
 
 def test_host_far_ahead_of_its_device() -> None:
-    """A host far ahead of its device is not stuck in what others just completed. It enqueued the operation
-    twenty seconds ago; all devices came to it now."""
+    """It enqueued twenty seconds ago what all devices came to now, and is not stuck in what others left."""
     calls: list[Call] = [READY, ("all_reduce", 1.0, 21.0), ("all_reduce", 1.01, 22.0)]
-    snapshots = [snapshot(rank, calls, 20.99 if rank == 0 else 21.3) for rank in range(4)]
-    assert diagnose(snapshots, stall_seconds=5.0).ranks == ()
+    assert verdict_on(dict.fromkeys(range(4), calls), lambda rank: 20.99 if rank == 0 else 21.3).ranks == ()
 
 
 def test_stuck_rank_is_named() -> None:
-    """A rank is named that is stuck in an operation which others completed long ago. Its device or link
-    hangs; the others wait for it in the next operation."""
-    stuck: list[Call] = [READY, ("all_reduce", 1.0, None)]
+    """Its device or link hangs in what others completed long ago; they wait for it in the next operation."""
     others: list[Call] = [READY, ("all_reduce", 1.0, 1.1), ("all_reduce", 1.2, None)]
-    snapshots = [snapshot(rank, stuck if rank == 1 else others, 10.0 + rank) for rank in range(4)]
-    verdict = diagnose(snapshots, stall_seconds=5.0)
+    verdict = verdict_on({0: others, 1: WAITING, 2: others, 3: others}, lambda rank: 10.0 + rank)
     assert (verdict.state, verdict.ranks) == (State.HANG, (1,))
 
 
@@ -120,13 +130,11 @@ def test_stuck_rank_is_named() -> None:
 def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
     """Gloo records no ends: an operation is over once the last member has called it, and not before. Rank 3
     came at 10 s, and rank 1 has not left since. Three seconds later that is a normal moment."""
-    called = {rank: 10.0 if rank == 3 else 1.0 for rank in range(4)}
     calls: dict[int, list[Call]] = {
-        rank: [READY, ("all_reduce", at, None if rank == 1 else 10.01)] for rank, at in called.items()
+        rank: [READY, ("all_reduce", 10.0 if rank == 3 else 1.0, None if rank == 1 else 10.01)]
+        for rank in range(4)
     }
-    verdict = diagnose(
-        [snapshot(rank, each, taken, gloo=True) for rank, each in calls.items()], stall_seconds=5.0
-    )
+    verdict = verdict_on(calls, taken, gloo=True)
     assert verdict.ranks == ranks
     if ranks:
         assert verdict.state is State.HANG
@@ -134,42 +142,31 @@ def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
         assert reasons["1"].startswith("is stuck in all_reduce number 2 of ")
 
 
-def test_receiver_that_came_later() -> None:
+@pytest.mark.parametrize(("asked", "ranks"), [(21.2, ()), (20.9, (1,))])
+def test_receiver_that_came_later(asked: float, ranks: tuple[int, ...]) -> None:
     """A receiver that came after its sender was asked is not blamed. The send was seen to wait for twenty
     seconds; the receive is over when the receiver is asked."""
-    sender: list[Call] = [READY, ("send 0->1", 1.0, 21.0)]
-    receiver: list[Call] = [READY, ("recv 1<-0", 20.99, 21.0)]
-    early, late = snapshot(0, sender, 20.9, world=2), snapshot(1, receiver, 21.2, world=2)
-    assert diagnose([early, late], stall_seconds=5.0).ranks == ()
-    away = snapshot(1, receiver, 20.9, world=2)
-    assert diagnose([early, away], stall_seconds=5.0).ranks == (1,)
+    sender = snapshot(0, [READY, ("send 0->1", 1.0, 21.0)], 20.9, world=2)
+    receiver = snapshot(1, [READY, ("recv 1<-0", 20.99, 21.0)], asked, world=2)
+    assert diagnose([sender, receiver], stall_seconds=5.0).ranks == ranks
 
 
 def test_several_ranks_in_a_broadcast() -> None:
-    """Several ranks in a broadcast that its root has left are not named. One of them may wait for the other:
-    data goes from rank to rank."""
+    """Ranks in a broadcast that its root has left are not named: data goes from rank to rank."""
     root: list[Call] = [READY, ("broadcast", 1.0, 1.1)]
     waiting: list[Call] = [READY, ("broadcast", 1.0, None)]
-    snapshots = [snapshot(rank, waiting if rank > 1 else root, 60.0) for rank in range(4)]
-    assert diagnose(snapshots, stall_seconds=5.0).ranks == ()
+    assert verdict_on({0: root, 1: root, 2: waiting, 3: waiting}, 60.0).ranks == ()
 
 
-def test_idle_gloo_rank_while_another_moves() -> None:
-    """An idle rank over Gloo is not named while another one moves. It may wait in a receive, of which gloo
-    records nothing, for the rank that has just come back."""
-    waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
-    for moved, ranks in ((21.0, ()), (1.5, (2,))):
-        elsewhere: list[Call] = [READY, ("all_reduce", 1.0, None), ("all_reduce", moved, None)]
-        calls = {0: waiting, 1: waiting, 2: [READY], 3: elsewhere}
-        snapshots = [snapshot(rank, each, 20.0 + rank, gloo=True) for rank, each in calls.items()]
-        assert diagnose(snapshots, stall_seconds=5.0).ranks == ranks
+@pytest.mark.parametrize(("moved", "ranks"), [(21.0, ()), (1.5, (2,))])
+def test_idle_gloo_rank_while_another_moves(moved: float, ranks: tuple[int, ...]) -> None:
+    """It may wait in a receive, of which gloo records nothing, for the rank that has just come back."""
+    calls = {0: WAITING, 1: WAITING, 2: [READY], 3: [*WAITING, ("all_reduce", moved, None)]}
+    assert verdict_on(calls, lambda rank: 20.0 + rank, gloo=True).ranks == ranks
 
 
-def test_idle_gloo_rank_beside_a_lost_dump() -> None:
-    """An idle rank over Gloo is not named where the dump of another is lost. It may wait in a receive for
-    that one, and that one may be a victim: neither is named."""
-    waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
-    calls = {0: waiting, 1: waiting, 2: [READY]}
-    for gloo, ranks in ((True, ()), (False, (2,))):
-        snapshots = [snapshot(rank, each, 60.0, gloo=gloo) for rank, each in calls.items()]
-        assert diagnose(snapshots, broken={3: "lost"}, stall_seconds=5.0).ranks == ranks
+@pytest.mark.parametrize(("gloo", "ranks"), [(True, ()), (False, (2,))], ids=["gloo", "nccl"])
+def test_idle_rank_beside_a_lost_dump(gloo: bool, ranks: tuple[int, ...]) -> None:
+    """Over Gloo it may wait in a receive for the lost one, which may be a victim: neither is named."""
+    calls = {0: WAITING, 1: WAITING, 2: [READY]}
+    assert verdict_on(calls, 60.0, gloo=gloo, broken={3: "lost"}).ranks == ranks

@@ -27,7 +27,7 @@ from rankwatch_agent.training.flight_recorder.parse import parse_document
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.job import HangSnapshot
-from rankwatch_diagnosis.hang.verdict import HangVerdict
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 
 START_NS = 1_758_610_505_000_000_000
 
@@ -42,10 +42,29 @@ def judged(dumps: Mapping[int, object], **how: Any) -> HangVerdict:
     return diagnose([parsed(each, rank) for rank, each in dumps.items()], **how)
 
 
+def named(dumps: Mapping[int, object], **how: Any) -> tuple[State, tuple[int, ...]]:
+    """State and ranks of the verdict on loaded dumps."""
+    verdict = judged(dumps, **how)
+    return verdict.state, verdict.ranks
+
+
+def timed(dumps: Mapping[int, dict[str, Any]], later: float) -> list[HangSnapshot]:
+    """The snapshots, taken so many seconds after the newest call."""
+    newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
+    return [parsed(each | {"time_seconds": newest + later}, rank) for rank, each in dumps.items()]
+
+
 def hung_job(shape: Shape, rank: int, place: int, *, kind: str = "asleep", **options: Any) -> HungJob:
     """A job that stands because of a fault of this rank, at the call so far into those that can have it."""
     job = HungJob(shape, **{"seed": 3} | options)
     job.run(Fault(kind, (rank,), job.places(rank, kind)[place]))
+    return job
+
+
+def finished_job(shape: Shape) -> HungJob:
+    """A job at its end."""
+    job = HungJob(shape, 3, lead=0)
+    job.run(Fault("none", ()))
     return job
 
 
@@ -322,7 +341,7 @@ class HungJob:
     def _dump(self, rank: int) -> dict[str, Any]:
         used = list(dict.fromkeys(("world", *(op.group for op in self.programs[rank]))))
         names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
-        status = {str(local): dict.fromkeys(names, -1) for local in range(len(used))}
+        status = [dict.fromkeys(names, -1) for _ in used]
         recorder = _Recorder()
         for index in self._posted(rank):
             op, completed = self.programs[rank][index], index < self.shown[rank]
@@ -331,24 +350,27 @@ class HungJob:
             if self.uneven and op.name == self.uneven.name:
                 members = len(self.shape.members(op.group, rank))
                 number = recorder.uneven(local, facts, self.uneven, members, completed)
-            elif op.peer < 0:
-                number = recorder.collective(local, facts, completed)
-            elif self.batched:
+            elif op.peer >= 0 and self.batched:
                 number = recorder.batch(local, [facts | each for each in self._named(rank, op)], completed)
             else:
-                number = recorder.message(local, facts | self._named(rank, op)[0], completed)
-            status[str(local)]["last_enqueued_collective"] = number
+                is_message = {"is_p2p": True} | self._named(rank, op)[0] if op.peer >= 0 else {}
+                number = recorder.single(local, facts | is_message, completed)
+            status[local]["last_enqueued_collective"] = number
             if completed:
-                status[str(local)]["last_completed_collective"] = number
-        entries = recorder.entries
-        if self.only_active:
-            entries = [each for each in entries if each["state"] != "completed"]
+                status[local]["last_completed_collective"] = number
         config = {}
         for group in used:
             name, description = self.group_name(group, rank)
             members = str(list(self.shape.members(group, rank)))
             config[name] = {"name": name, "desc": description, "ranks": members}
-        return {"version": "2.9", "pg_config": config, "pg_status": status, "entries": entries}
+        return {
+            "version": "2.9",
+            "pg_config": config,
+            "pg_status": {str(local): each for local, each in enumerate(status)},
+            "entries": [
+                each for each in recorder.entries if not (self.only_active and each["state"] == "completed")
+            ],
+        }
 
     def _time(self, rank: int, index: int) -> int:
         """When the call was enqueued: as the device came to it, or as it stopped coming."""
@@ -402,17 +424,11 @@ class _Recorder:
         self.entries: list[dict[str, Any]] = []
         self._numbers: dict[int, Counter[str]] = defaultdict(Counter)
 
-    def collective(self, local: int, facts: dict[str, Any], completed: bool) -> int:
-        numbers = self._numbers[local]
-        numbers.update(("collective_seq_id", "op_id"))
+    def single(self, local: int, facts: dict[str, Any], completed: bool) -> int:
+        number = "p2p_seq_id" if "is_p2p" in facts else "collective_seq_id"
+        self._numbers[local].update((number, "op_id"))
         self._record(local, facts, completed)
-        return numbers["collective_seq_id"]
-
-    def message(self, local: int, facts: dict[str, Any], completed: bool) -> int:
-        numbers = self._numbers[local]
-        numbers.update(("p2p_seq_id", "op_id"))
-        self._record(local, facts | {"is_p2p": True}, completed)
-        return numbers["p2p_seq_id"]
+        return self._numbers[local][number]
 
     def batch(self, local: int, parts: list[dict[str, Any]], completed: bool) -> int:
         numbers = self._numbers[local]
