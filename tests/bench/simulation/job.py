@@ -55,39 +55,28 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class TrueCause:
-    """One fault of a job, and what it costs."""
+    """One fault of a job, and what it costs; by default none."""
 
-    cause: Cause
-    phase: SlowPhase | None
-    ranks: tuple[int, ...]
+    cause: Cause = Cause.NONE
+    phase: SlowPhase | None = None
+    ranks: tuple[int, ...] = ()
     """The recorded ranks in whose rows it shows."""
-    stages: tuple[int, ...]
-    first_step: int | None
-    share_of_steps: float
-    slowdown: float
-    """Duration of the run over that of the same run, with the same random numbers, without this cause.
-
-    Of `jitter` that is a run without any delays: those of a healthy job (`Noise.outlier_probability`) are
-    of the same kind as those of the fault, and cannot be told from them.
-    """
-    active_slowdown: float
+    stages: tuple[int, ...] = ()
+    first_step: int | None = None
+    share_of_steps: float = 0.0
+    slowdown: float = 1.0
+    """Duration of the run over that of the same run, with the same random numbers, without this cause. Of
+    `jitter` that is a run without any delays: those of a healthy job (`Noise.outlier_probability`) are of the
+    same kind as those of the fault, and cannot be told from them."""
+    active_slowdown: float = 1.0
     """The same for the fault alone, over the steps in which it is active."""
-    lost_rank_seconds: float
+    lost_rank_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
+class Truth(TrueCause):
     """What a diagnosis of the job ought to say: the costliest cause, and all of them."""
 
-    cause: Cause
-    phase: SlowPhase | None
-    ranks: tuple[int, ...]
-    stages: tuple[int, ...]
-    first_step: int | None
-    slowdown: float
-    """Of the costliest cause, as below."""
-    active_slowdown: float
-    lost_rank_seconds: float
     slowdown_if_all_fixed: float
     """Duration of the run over that of the same run without any of the faults."""
     causes: tuple[TrueCause, ...]
@@ -195,16 +184,8 @@ def _truth(job: Job, setting: Setting, timeline: Timeline, numbers: NDArray[np.i
     causes = [_true_cause(job, fault, setting, timeline, numbers) for fault in job.faults]
     causes.sort(key=lambda each: each.slowdown, reverse=True)
     healthy = timeline if not causes else run_program(job.shape, setting.program, durations(setting))
-    first = causes[0] if causes else None
     return Truth(
-        cause=first.cause if first else Cause.NONE,
-        phase=first.phase if first else None,
-        ranks=first.ranks if first else (),
-        stages=first.stages if first else (),
-        first_step=first.first_step if first else None,
-        slowdown=first.slowdown if first else 1.0,
-        active_slowdown=first.active_slowdown if first else 1.0,
-        lost_rank_seconds=first.lost_rank_seconds if first else 0.0,
+        **vars(causes[0] if causes else TrueCause()),
         slowdown_if_all_fixed=timeline.run_seconds() / healthy.run_seconds(),
         causes=tuple(causes),
     )

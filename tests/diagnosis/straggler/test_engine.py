@@ -16,6 +16,7 @@ from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks
 from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.visits import measure_visits
 from support.diagnosis.operations import SmallJob, last_end
 
@@ -44,9 +45,9 @@ def test_slow_rank(dp: int, pp: int, factor: float) -> None:
 GRID = partial(SmallJob, dp=4, pp=4)
 
 
-def names(cause: Cause, *ranks: int, **more: object) -> dict[str, object]:
-    """What a verdict says."""
-    return {"cause": cause, "ranks": ranks, **more}
+def names(cause: Cause, *ranks: int, why: str = "", **more: object) -> dict[str, object]:
+    """What a verdict says; `why` is a part of the reason in its evidence."""
+    return {"cause": cause, "ranks": ranks, "why": why, **more}
 
 
 def times(job: SmallJob, of: str, where: Any, factor: Any) -> SmallJob:
@@ -70,6 +71,10 @@ VERDICTS = {
     "several slow ranks": (GRID().slow_rank(6, 1.2).slow_rank(9, 1.3), names(Cause.SLOW_RANK, 6, 9)),
     # Without a second stage, only work units tell a slow rank from long microbatches.
     "work units": (with_work(SmallJob().uneven(0.3)).slow_rank(6, 1.2), names(Cause.SLOW_RANK, 6)),
+    "no work units": (
+        SmallJob().uneven(0.3).slow_rank(3, 1.4),
+        names(Cause.INCONCLUSIVE, why="no work units"),
+    ),
     # Work units show that it is not slow.
     "rank with more work": (with_work(SmallJob().slow_rank(3, 1.3)), names(Cause.UNEQUAL_BATCHES)),
     # Its ranks share their microbatches, so it abstains.
@@ -112,30 +117,45 @@ VERDICTS = {
         times(SmallJob(), "loading", np.s_[8:, 3], 8.0),
         names(Cause.SLOW_RANK, 3, phase=SlowPhase.DATA_LOADING, first_step=8),
     ),
+    # A stage has no peers and may load more by design.
+    "data loading of a stage": (
+        times(GRID(), "loading", np.s_[:, :, 3], 20.0),
+        names(Cause.DATA_LOADING, evidence={"stages": [3]}),
+    ),
+    # The cost is an upper bound.
+    "data loading of all ranks": (
+        times(SmallJob(), "loading", ..., 15.0),
+        names(Cause.DATA_LOADING, evidence={"slowdown_is_upper_bound": True}),
+    ),
+    # The other ranks of its replica had the same microbatches.
+    "slow rank among unequal batches": (GRID().uneven(0.3).slow_rank(6, 1.2), names(Cause.SLOW_RANK, 6)),
     # A table may come from a model, without any noise.
     "no noise": (SmallJob(noise=0.0).slow_rank(5, 1.1), names(Cause.SLOW_RANK, 5)),
 }
 
 
 @pytest.mark.parametrize(("job", "expected"), VERDICTS.values(), ids=VERDICTS.keys())
-def test_verdict(job: SmallJob, expected: dict[str, object]) -> None:
+def test_verdict(job: SmallJob, expected: dict[str, Any]) -> None:
     """What is at fault, since when, and nobody where the table does not prove it."""
     verdict = diagnose(job.table())
-    assert {name: getattr(verdict, name) for name in expected} == expected
+    facts = {**vars(verdict), "evidence": dict(verdict.evidence)}
+    evidence, why = (expected.get(each, {}) for each in ("evidence", "why"))
+    assert {name: facts[name] for name in expected.keys() - {"evidence", "why"}} == {
+        name: value for name, value in expected.items() if name not in ("evidence", "why")
+    }
+    assert evidence.items() <= facts["evidence"].items()
+    assert not why or why in str(facts["evidence"]["why"])
 
 
 @pytest.mark.parametrize("steps", [np.arange(0, 30, 3), np.r_[4:9, 20:24], np.array([2, 9, 11, 17, 22, 28])])
 def test_part_of_the_steps(steps: np.ndarray) -> None:
     """A rank that is slow in less than half of its window is named. It costs what these steps cost."""
     job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
-    healthy = last_end(job.table())
-    job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
-    job.compute[steps, 1, 2] *= 1.5
-    table = job.table()
+    healthy, job.random = last_end(job.table()), np.random.default_rng(job.seed)
+    table = times(job, "compute", np.s_[steps, 1, 2], 1.5).table()
     verdict = diagnose(table)
     assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
-    excess = last_end(table) / healthy - 1.0
-    assert verdict.slowdown - 1.0 == pytest.approx(excess, rel=0.05)
+    assert verdict.slowdown - 1.0 == pytest.approx(last_end(table) / healthy - 1.0, rel=0.05)
     cause = verdict.causes[0]
     assert cause.share_of_steps == pytest.approx(len(steps) / 30)
     assert (cause.first_step, cause.last_step) == (steps[0], steps[-1])
@@ -171,23 +191,22 @@ def test_accelerators_that_differ(spread: float) -> None:
 
 
 def test_blip_beside_a_slow_rank() -> None:
-    """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow. It
+    """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow, but
     is in the evidence. One that has become slow just now is a cause of its own, however little that has cost,
     and so is one that was slower for longer."""
-    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
-    table = job.slow_rank(6, 1.05, first=300, end=313).table()
-    verdict = diagnose(table)
+
+    def beside(factor: float, first: int, end: int | None) -> Verdict:
+        job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
+        return diagnose(job.slow_rank(6, factor, first=first, end=end).table())
+
+    verdict = beside(1.05, 300, 313)
     assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (2,))
     (blip,) = verdict.evidence["past_blips"]  # type: ignore[misc, attr-defined]
     assert blip["rank"] == 6
-    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
-    verdict = diagnose(job.slow_rank(6, 1.05, first=587).table())
-    assert [each.ranks for each in verdict.causes] == [(2,), (6,)]
-    assert verdict.causes[1].first_step == pytest.approx(587, abs=2)
-    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
-    verdict = diagnose(job.slow_rank(6, 1.3, first=300, end=330).table())
-    assert [each.ranks for each in verdict.causes] == [(2,), (6,)]
-    assert (verdict.causes[1].first_step, verdict.causes[1].last_step) == (300, 329)
+    slow, new = beside(1.05, 587, None).causes
+    assert (slow.ranks, new.ranks, new.first_step) == ((2,), (6,), pytest.approx(587, abs=2))
+    slow, past = beside(1.3, 300, 330).causes
+    assert (slow.ranks, past.ranks, past.first_step, past.last_step) == ((2,), (6,), 300, 329)
 
 
 def test_slowdown() -> None:
@@ -214,29 +233,14 @@ def test_unequal_batches(dp: int, pp: int) -> None:
     assert (verdict.cause, verdict.ranks) == (Cause.UNEQUAL_BATCHES, ())
 
 
-def test_slow_rank_among_unequal_batches() -> None:
-    """The other ranks of its replica had the same microbatches."""
-    verdict = diagnose(SmallJob(dp=4, pp=4).uneven(0.3).slow_rank(6, 1.2).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
-    assert [each.cause for each in verdict.causes] == [Cause.SLOW_RANK, Cause.UNEQUAL_BATCHES]
-
-
-def test_confounded_rank() -> None:
-    """One stage, unequal microbatches, no work units and one late rank: it abstains."""
-    verdict = diagnose(SmallJob().uneven(0.3).slow_rank(3, 1.4).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
-    assert "no work units" in str(verdict.evidence["why"])
-
-
 @pytest.mark.parametrize(("rank", "factor"), [(0, 1.2), (3, 1.5), (7, 2.0)])
 def test_slow_one_of_a_pair(rank: int, factor: float) -> None:
     """The pairs of other stages differ by nothing, and no accelerator is too fast by that much."""
-    job = SmallJob(dp=2, pp=4)
-    healthy = last_end(job.table())
     table = SmallJob(dp=2, pp=4).slow_rank(rank, factor).table()
     verdict = diagnose(table)
     assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_RANK, (rank,), ())
-    assert verdict.slowdown == pytest.approx(last_end(table) / healthy, rel=0.02)
+    truth = last_end(table) / last_end(SmallJob(dp=2, pp=4).table())
+    assert verdict.slowdown == pytest.approx(truth, rel=0.02)
 
 
 def test_two_slow_ranks_of_a_pair() -> None:
@@ -253,31 +257,34 @@ def test_two_slow_ranks_of_a_pair() -> None:
 def test_jitter(dp: int, pp: int, microbatches: int) -> None:
     """Ranks are late in turn, and none for long."""
     job = SmallJob(dp=dp, pp=pp, microbatches=microbatches)
-    hit = job.random.random((job.steps, dp, pp, 1)) < 0.08
-    job.compute *= np.where(hit, 1.5, 1.0)
+    late_at_random(job, 0.08, 1.5)
     verdict = diagnose(job.table())
     assert (verdict.cause, verdict.ranks) == (Cause.JITTER, ())
 
 
-def test_chance_run_of_late_steps() -> None:
+def late_at_random(job: SmallJob, share: float, factor: float) -> None:
+    """A rank is late in this share of its steps."""
+    hit = job.random.random((job.steps, job.dp, job.pp, 1)) < share
+    job.compute *= np.where(hit, factor, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chance_run_of_late_steps(seed: int) -> None:
     """With one late step in five, some rank is late four times in a row by chance."""
-    for seed in range(4):
-        job = SmallJob(dp=32, microbatches=2, seed=seed)
-        hit = job.random.random((job.steps, 32, 1, 1)) < 0.2
-        job.compute *= np.where(hit, 1.3, 1.0)
-        assert diagnose(job.table()).ranks == ()
+    job = SmallJob(dp=32, microbatches=2, seed=seed)
+    late_at_random(job, 0.2, 1.3)
+    assert diagnose(job.table()).ranks == ()
 
 
 def test_late_in_the_same_operations() -> None:
     """A rank whose host falls behind at two of eight microbatches of each step is slow in these, not in all:
     that is no chance, and it costs what they take longer."""
-
-    def job(factor: float) -> SmallJob:
-        job = SmallJob(dp=4, pp=4, microbatches=8, noise=0.005)
-        job.compute[:, 2, 1, 5:7] *= factor
-        return job
-
-    usual, late = (job(factor).table() for factor in (1.0, 1.5))
+    usual, late = (
+        times(
+            SmallJob(dp=4, pp=4, microbatches=8, noise=0.005), "compute", np.s_[:, 2, 1, 5:7], factor
+        ).table()
+        for factor in (1.0, 1.5)
+    )
     verdict = diagnose(late)
     assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (9,))
     truth = Case(late, DEFAULT).step_seconds.sum() / Case(usual, DEFAULT).step_seconds.sum()
@@ -286,9 +293,7 @@ def test_late_in_the_same_operations() -> None:
 
 def test_slow_group() -> None:
     """It is seen against groups like it, even if it has been slow since the table began."""
-    job = SmallJob(dp=4, pp=4)
-    job.transfer[:, 0] *= 8.0
-    verdict = diagnose(job.table())
+    verdict = diagnose(times(GRID(), "transfer", np.s_[:, 0], 8.0).table())
     assert (verdict.cause, verdict.ranks) == (Cause.NETWORK, ())
     assert verdict.evidence["slow_transfers"][0]["of"] == "all_reduce in dp_0"  # type: ignore[index]
 
@@ -306,9 +311,7 @@ def test_missing_rank() -> None:
 )
 def test_slow_host_work_of_a_rank(operation: str, phase: SlowPhase) -> None:
     """The name of the operation tells a checkpoint from other host work."""
-    job = SmallJob()
-    job.loading[8:, 3] *= 8.0
-    table = job.table()
+    table = times(SmallJob(), "loading", np.s_[8:, 3], 8.0).table()
     table = replace(
         table,
         kind=np.where(table.kind == Kind.DATA_LOADING, Kind.OTHER, table.kind),
@@ -316,24 +319,6 @@ def test_slow_host_work_of_a_rank(operation: str, phase: SlowPhase) -> None:
     )
     verdict = diagnose(table)
     assert (verdict.cause, verdict.phase, verdict.ranks) == (Cause.SLOW_RANK, phase, (3,))
-
-
-def test_slow_data_loading_of_a_stage() -> None:
-    """A stage has no peers and may load more by design, so no rank is named."""
-    job = SmallJob(dp=4, pp=4)
-    job.loading[:, :, 3] *= 20.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, ())
-    assert verdict.evidence["stages"] == [3]
-
-
-def test_slow_data_loading_of_all_ranks() -> None:
-    """The cost is an upper bound, and the evidence says so."""
-    job = SmallJob()
-    job.loading *= 15.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, ())
-    assert verdict.evidence["slowdown_is_upper_bound"] is True
 
 
 def test_table_without_replicas_and_groups() -> None:

@@ -25,10 +25,14 @@ def row(rank: int, operation: str, start: float, seconds: float, microbatch: int
 def replayed(rows: list[tuple[Any, ...]], faster: dict[int, float] | None = None) -> float:
     """Seconds of the step, with other seconds of some rows."""
     replay = Replay(as_table(rows))
-    seconds = replay.measured.copy()
-    for index, value in (faster or {}).items():
-        seconds[index] = value
-    return float(replay.step_seconds(seconds)[0])
+    return float(replay.step_seconds(changed(replay, faster or {}))[0])
+
+
+def changed(replay: Replay, seconds: dict[int, float]) -> np.ndarray[Any, Any]:
+    """The seconds of all rows, with others of some."""
+    found = replay.measured.copy()
+    found[list(seconds)] = list(seconds.values())
+    return found
 
 
 BATCHES = [
@@ -77,9 +81,7 @@ def test_ring_of_stages() -> None:
     replay = with_peers(rows, {1: (1, 0.0), 2: (1, 0.0), 5: (0, 0.0), 7: (0, 0.0)})
     assert replay.communication.partner[[1, 2, 5, 7]].tolist() == [5, 7, 1, 2]
     assert replay.step_seconds(replay.measured)[0] == 8.0
-    faster = replay.measured.copy()
-    faster[4] = 1.0
-    assert replay.step_seconds(faster)[0] == 6.0
+    assert replay.step_seconds(changed(replay, {4: 1.0}))[0] == 6.0
 
 
 def test_message_that_is_waited_for_later() -> None:
@@ -99,9 +101,8 @@ def test_message_that_is_waited_for_later() -> None:
     assert replay.measured[[2, 4, 5, 7]].tolist() == [1.5, 0.5, 1.5, 0.5]
     ends = replay.row_ends(replay.measured)
     assert ends.tolist() == [1.0, 2.0, 2.5, 5.5, 5.5, 2.5, 3.5, 4.0, 5.0]
-    slower = replay.measured.copy()
-    slower[1] = 4.0
-    assert replay.row_ends(slower)[[5, 7]].tolist() == [2.5, 5.5], "only the second one waits for that pass"
+    slower = replay.row_ends(changed(replay, {1: 4.0}))
+    assert slower[[5, 7]].tolist() == [2.5, 5.5], "only the second one waits for that pass"
 
 
 def test_messages_on_one_stream() -> None:

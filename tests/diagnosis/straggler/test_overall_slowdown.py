@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.diagnosis.operations import SmallJob
+from support.diagnosis.operations import SmallJob, last_end
 from support.retimer.real_jobs import ABSENT, TABLES, real
 
 recorded = pytest.mark.skipif(not TABLES.is_dir(), reason=ABSENT)
@@ -40,7 +39,7 @@ def test_work_is_kept() -> None:
     even.compute *= 9.0 / 8.0
     slow = SmallJob(dp=8, noise=0.0).slow_rank(3, 2.0).table()
     verdict = diagnose(slow)
-    assert verdict.slowdown_if_all_fixed == pytest.approx(_last_end(slow) / _last_end(even.table()), rel=0.01)
+    assert verdict.slowdown_if_all_fixed == pytest.approx(last_end(slow) / last_end(even.table()), rel=0.01)
     assert set(_by_operation(verdict.evidence)) == {"forward", "backward"}
 
 
@@ -58,7 +57,3 @@ def _by_operation(evidence: Mapping[str, object]) -> Mapping[str, float]:
     held = evidence["slowdown_by_operation"]
     assert isinstance(held, Mapping)
     return held
-
-
-def _last_end(table: OperationTable) -> float:
-    return float((table.start_seconds + table.duration_seconds).max())

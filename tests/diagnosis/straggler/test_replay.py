@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,79 +17,67 @@ C, X = Kind.COMPUTE, Kind.COMMUNICATION
 NONE = float("nan")
 
 
+def replay_of(*rows: tuple[Any, ...]) -> Replay:
+    """Of rows of step 0: rank, operation, kind, start, seconds, stage, replica, microbatch, group."""
+    return Replay(as_table([(0, *row, NONE) for row in rows]))
+
+
+def step_seconds(replay: Replay, changed: Mapping[int, float] = MappingProxyType({})) -> float:
+    """Of the step, with other seconds of some rows."""
+    seconds = replay.measured.copy()
+    for row, value in changed.items():
+        seconds[row] = value
+    return float(replay.step_seconds(seconds)[0])
+
+
 def test_collective() -> None:
     """Its transfer is what the last arriver spends, and stays when that rank is faster."""
-    table = as_table(
-        [
-            (0, 0, "compute", C, 0.0, 1.0, 0, 0, 0, "", NONE),
-            (0, 0, "all_reduce", X, 1.0, 2.5, 0, 0, 0, "dp", NONE),
-            (0, 1, "compute", C, 0.0, 3.0, 0, 1, 0, "", NONE),
-            (0, 1, "all_reduce", X, 3.0, 0.5, 0, 1, 0, "dp", NONE),
-        ]
+    replay = replay_of(
+        (0, "compute", C, 0.0, 1.0, 0, 0, 0, ""),
+        (0, "all_reduce", X, 1.0, 2.5, 0, 0, 0, "dp"),
+        (1, "compute", C, 0.0, 3.0, 0, 1, 0, ""),
+        (1, "all_reduce", X, 3.0, 0.5, 0, 1, 0, "dp"),
     )
-    replay = Replay(table)
-    assert replay.step_seconds(replay.measured).tolist() == [3.5]
-    ideal = replay.measured.copy()
-    ideal[2] = 1.0
-    assert replay.step_seconds(ideal).tolist() == [1.5]
+    assert (step_seconds(replay), step_seconds(replay, {2: 1.0})) == (3.5, 1.5)
 
 
 def test_receive() -> None:
     """Across stages, matched by step, replica and microbatch."""
-    table = as_table(
-        [
-            (0, 0, "forward", C, 0.0, 2.0, 0, 0, 0, "", NONE),
-            (0, 0, "send", X, 2.0, 0.5, 0, 0, 0, "pp", NONE),
-            (0, 1, "recv", X, 0.0, 2.5, 1, 0, 0, "pp", NONE),
-            (0, 1, "forward", C, 2.5, 1.0, 1, 0, 0, "", NONE),
-        ]
+    replay = replay_of(
+        (0, "forward", C, 0.0, 2.0, 0, 0, 0, ""),
+        (0, "send", X, 2.0, 0.5, 0, 0, 0, "pp"),
+        (1, "recv", X, 0.0, 2.5, 1, 0, 0, "pp"),
+        (1, "forward", C, 2.5, 1.0, 1, 0, 0, ""),
     )
-    replay = Replay(table)
-    assert replay.step_seconds(replay.measured).tolist() == [3.5]
-    assert replay.step_seconds(np.where(np.arange(4) == 0, 1.0, replay.measured)).tolist() == [2.5]
+    assert (step_seconds(replay), step_seconds(replay, {0: 1.0})) == (3.5, 2.5)
 
 
 def test_pipeline_without_messages() -> None:
     """A forward pass waits for that of the stage before, and a backward pass for that of the stage behind."""
-    table = as_table(
-        [
-            (0, 0, "forward", C, 0.0, 2.0, 0, 0, 0, "", NONE),
-            (0, 0, "backward", C, 4.5, 1.5, 0, 0, 0, "", NONE),
-            (0, 1, "forward", C, 2.0, 1.0, 1, 0, 0, "", NONE),
-            (0, 1, "backward", C, 3.0, 1.5, 1, 0, 0, "", NONE),
-        ]
+    replay = replay_of(
+        (0, "forward", C, 0.0, 2.0, 0, 0, 0, ""),
+        (0, "backward", C, 4.5, 1.5, 0, 0, 0, ""),
+        (1, "forward", C, 2.0, 1.0, 1, 0, 0, ""),
+        (1, "backward", C, 3.0, 1.5, 1, 0, 0, ""),
     )
-    replay = Replay(table)
     assert replay.communication.waits_for.tolist() == [-1, 3, 0, -1]
-    assert replay.step_seconds(replay.measured).tolist() == [6.0]
-    for row, faster in ((0, 5.0), (3, 5.5)):
-        ideal = np.where(np.arange(4) == row, 1.0, replay.measured)
-        assert replay.step_seconds(ideal).tolist() == [faster]
+    assert [step_seconds(replay, each) for each in ({}, {0: 1.0}, {3: 1.0})] == [6.0, 5.0, 5.5]
 
 
 def test_pause() -> None:
     """It belongs to no operation, so no other duration takes it away."""
-    table = as_table(
-        [
-            (0, 0, "forward", C, 0.0, 1.0, 0, 0, 0, "", NONE),
-            (0, 0, "backward", C, 1.5, 1.0, 0, 0, 0, "", NONE),
-        ]
-    )
-    replay = Replay(table)
-    assert replay.step_seconds(replay.measured).tolist() == [2.5]
+    replay = replay_of((0, "forward", C, 0.0, 1.0, 0, 0, 0, ""), (0, "backward", C, 1.5, 1.0, 0, 0, 0, ""))
+    assert step_seconds(replay) == 2.5
 
 
 def test_overlap() -> None:
     """A reduction that overlaps with compute takes no time of its own."""
-    table = as_table(
-        [
-            (0, 0, "backward", C, 0.0, 1.0, 0, 0, 0, "", NONE),
-            (0, 0, "all_reduce", X, 1.0, 1.0, 0, 0, 0, "dp", NONE),
-            (0, 0, "backward", C, 1.0, 2.0, 0, 0, 1, "", NONE),
-        ]
+    replay = replay_of(
+        (0, "backward", C, 0.0, 1.0, 0, 0, 0, ""),
+        (0, "all_reduce", X, 1.0, 1.0, 0, 0, 0, "dp"),
+        (0, "backward", C, 1.0, 2.0, 0, 0, 1, ""),
     )
-    replay = Replay(table)
-    assert replay.step_seconds(replay.measured).tolist() == [3.0]
+    assert step_seconds(replay) == 3.0
 
 
 @pytest.mark.parametrize("messages", [True, False])
@@ -126,20 +116,12 @@ ALONE = {
 
 
 @pytest.mark.parametrize("clocks", [0.0, 3.0])
-@pytest.mark.parametrize(
-    ("name", "gatherings"),
-    [
-        ("", "all"),
-        ("", "stages"),
-        ("", "replicas of a stage"),
-        ("tp", "replicas of a stage"),
-        ("world", "all"),
-    ],
-)
-def test_members(name: str, gatherings: str, clocks: float) -> None:
+@pytest.mark.parametrize("gatherings", ALONE)
+@pytest.mark.parametrize("named", [False, True])
+def test_members(named: bool, gatherings: str, clocks: float) -> None:
     """Members leave together, whatever their clocks are: without group names, or with one for many groups."""
     alone = ALONE[gatherings]
-    replay = Replay(as_table(_rows(name, alone, clocks)))
+    replay = Replay(as_table(_rows("group" if named else "", alone, clocks)))
     assert replay.communication.collectives == STEPS * len(
         {alone(s, r) for s in range(STAGES) for r in range(REPLICAS)}
     )
