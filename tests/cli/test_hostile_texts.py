@@ -141,8 +141,7 @@ def test_every_command(
 def test_suggested_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command that the card suggests can be copied into a shell: whatever the name of the run, it is
-    diagnosed, and nothing else happens."""
+    """It can be copied into a shell: whatever the run's name, it is diagnosed and nothing else happens."""
     with rank(tmp_path / "boxes", PROGRAM, world=2) as process:
         go_on(process)
     (tmp_path / "boxes" / "job").rename(tmp_path / "boxes" / name)

@@ -188,8 +188,7 @@ def test_control_characters_in_file_name(name: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("buffered", [True, False])
 def test_closed_pipe(buffered: bool) -> None:
-    """The command ends silently, as in `rankwatch reference metrics | head -1`. The exit status is that of
-    SIGPIPE."""
+    """The command ends silently with the status of SIGPIPE, as in `rankwatch reference metrics | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as nobody:
@@ -200,8 +199,7 @@ def test_closed_pipe(buffered: bool) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("buffered", [True, False])
 def test_full_disk(buffered: bool) -> None:
-    """One sentence and no traceback, whether the first print or the last flush fails. The exit status is
-    2."""
+    """One sentence, status 2 and no traceback, whether the first print or the last flush fails."""
     with Path("/dev/full").open("wb") as full:
         done = written_to(full.fileno(), buffered=buffered)
     assert done.returncode == 2

@@ -55,8 +55,7 @@ def test_many_directories(
 
 
 def test_short_name_of_another(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither a short name nor the newest run leads root to a run that says it started later: the error names
-    both. The full name leads to the one that has it."""
+    """No short name or newest run leads root to a run that says it started later; the full name does."""
     run_as(BOB, node, f"{SCRIPT}begin('other', -3600.0)")
     for arguments, meant in ((["team_train"], "'team_train'"), ([], "the newest run")):
         assert main(["blackbox", *arguments]) == 2
@@ -70,8 +69,7 @@ def test_short_name_of_another(node: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_full_name_of_another(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody takes the full name of a run away by calling that the short name of another one; who asks for it
-    hears of the others. An ordinary user still gets the own run."""
+    """Nobody takes a full name away by making it a short name; who asks for it hears of the others."""
     run_as(BOB, node, "box('team_train', 0)")
     run_as(CAROL, node, f"{SCRIPT}begin('third', 1.0, b'team_train-77')")
     for name, (owner, other, of_other) in {
@@ -187,8 +185,7 @@ def test_run_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_for_reading(
     node: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Users take turns, so that nobody's many new runs, or one without end, hide those of others. What was
-    not read is counted."""
+    """Users take turns: nobody's new or endless runs hide those of others. What was not read is counted."""
     run_as(BOB, node, "[box(f'new-{number}', 0, age=9.0 - number) for number in range(9)]")
     run_as(BOB, node, "[box('endless', rank) for rank in range(9)]")
     clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time)

@@ -65,16 +65,14 @@ def test_hang(recorded: Path, capsys: pytest.CaptureFixture[str], name: str, sta
     ],
 )
 def test_slow_rank(recorded: Path, capsys: pytest.CaptureFixture[str], name: str, phase: SlowPhase) -> None:
-    """It is named with its phase, also where its host keeps the GPU idle: in a phase, between two, in the
-    loader."""
+    """It is named with its phase, also where its host keeps the GPU idle."""
     found = diagnosed(capsys, "run", str(recorded / "runs" / name))["straggler"]
     assert (found["cause"], found["ranks"], found["phase"]) == (Cause.SLOW_RANK, [2], phase)
 
 
 @pytest.mark.parametrize("name", ["fsdp", "tensor"])
 def test_own_time(recorded: Path, name: str) -> None:
-    """The own time of a step on the compute stream is the compute that each rank has timed by events of its
-    own, as it has reported it."""
+    """It is the compute that each rank has timed on its stream by events of its own."""
     boxes = read_boxes(find_run(recorded / "runs" / name).boxes, copied=None)
     for rank, rows in rows_by_rank(boxes).items():
         own: dict[int, float] = defaultdict(float)

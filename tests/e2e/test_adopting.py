@@ -66,8 +66,7 @@ class Servers(NamedTuple):
 
 
 def test_servers_with_files(tmp_path: Path) -> None:
-    """Our watchdog reaches the dead man's switch through servers that others use. Their rules, routes and
-    boards are as they were, their alerts go where they went, and none of ours goes there."""
+    """Our watchdog reaches the dead man's switch through servers of others, whose own things stay theirs."""
     require("prometheus", "prometheus-alertmanager", "promtool", "amtool", "pgrep")
     files = _theirs(tmp_path)
     with web_server() as (url, posted), agent_process(tmp_path, "--cluster", "lab") as agent:

@@ -45,8 +45,7 @@ def age(note: Path, seconds: float) -> None:
 
 
 def test_flipped_bit_is_named(tmp_path: Path) -> None:
-    """The newest checkpoint is damaged, and the one before it is the newest verified; also after a restart
-    of the agent, which reads neither of them again."""
+    """The checkpoint before is the newest verified; a restarted agent reads neither of them again."""
     folder = trained(tmp_path)
     age(tmp_path / "blackboxes/job/0.checkpoints", 60)
     state = folder / "step-00000030" / "state.pt"

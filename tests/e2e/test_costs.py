@@ -37,8 +37,7 @@ def value(agent: AgentProcess, name: str, *labels: str) -> float | None:
 
 
 def test_spent(tmp_path: Path) -> None:
-    """Money rises at the price of the moment: a new price changes what comes, and not what was. It outlives
-    the agent, and ends with the run."""
+    """A new price changes what comes, and not what was; money outlives the agent and ends with the run."""
     (tmp_path / "blackboxes").mkdir()
     table = tmp_path / "prices.toml"
     table.write_text(PRICE.format(model="cpu", price=3600))

@@ -39,8 +39,7 @@ def _rank(running: RunningDemo) -> int:
 
 
 def test_right_rank(tmp_path: Path) -> None:
-    """The delivered alert names the slowed rank, with its cause, and the demo its runbook. Only the demo
-    knows that rank; the alert passes through Prometheus and Alertmanager."""
+    """Only the demo knows the slowed rank, which the alert names after Prometheus and Alertmanager."""
     require(*SERVERS)
     result = tmp_path / "result.json"
     with demo(tmp_path, "--result", str(result)) as running:
@@ -84,8 +83,7 @@ def _shown(printed: str, name: str) -> str:
 def test_signal(
     number: signal.Signals, status: int, moment: Callable[[RunningDemo], None], tmp_path: Path
 ) -> None:
-    """A signal at any moment of the start leaves no process, no file and no traceback. SIGKILL neither: the
-    cleanup is a process of its own."""
+    """None at any moment of the start, SIGKILL included, leaves a process, a file or a traceback."""
     require(*SERVERS)
     with demo(tmp_path, *FEWEST_RANKS) as running:
         moment(running)
@@ -125,8 +123,7 @@ def test_killed_rank(tmp_path: Path) -> None:
 
 
 def test_without_prometheus(tmp_path: Path) -> None:
-    """With neither server on PATH the demo says so, and the engine names the rank. What is kept running ends
-    with Ctrl-C, and leaves nothing."""
+    """Without servers it says so, and the engine names the rank; what is kept ends with Ctrl-C."""
     with demo(tmp_path, *FEWEST_RANKS, "--keep", environ={"PATH": str(tmp_path)}) as running:
         running.wait_for("Prometheus or Alertmanager is not installed")
         running.wait_for("injected: ")

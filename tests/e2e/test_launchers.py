@@ -57,8 +57,7 @@ def test_mpich(tmp_path: Path) -> None:
 
 
 def test_two_agents(tmp_path: Path) -> None:
-    """A torchrun on each of two nodes, which meet by c10d and run a module. Without an id, the ranks agree
-    through torchrun's store on a name with the start time."""
+    """Two torchruns that meet by c10d run a module; the ranks agree on a name through the store."""
     (tmp_path / "loop.py").symlink_to(LOOP)
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [*RUN, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "-m", "loop"]
@@ -76,8 +75,7 @@ def test_two_agents(tmp_path: Path) -> None:
 
 
 def test_shells_that_start_again(tmp_path: Path) -> None:
-    """By its old name, torchrun starts shells instead of Python, and keeps what the ranks print in files. It
-    starts the ranks again after one has failed: the boxes are those of the second attempt."""
+    """By its old name torchrun starts shells and tees files; the boxes are those of the second attempt."""
     launcher = [PYTHON, "-W", "ignore", "-m", "torch.distributed.launch", "--use-env", "--standalone"]
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3", "--tee", "3"]
     shell = ["--no-python", "bash", "-c", f"{PYTHON} {LOOP}"]

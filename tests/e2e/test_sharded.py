@@ -42,8 +42,7 @@ class Servers(NamedTuple):
 
 
 def test_each_run_in_one_shard(tmp_path: Path) -> None:
-    """Each shard has one run whole, the fleet server has machines and classes, and Grafana's server sees all.
-    Clocks alert on the fleet server, once for a node, and the text names its run."""
+    """Shards have whole runs, the fleet server machines and classes, and Grafana's server sees all."""
     config = replace(
         RuleConfig.for_demo(),
         clock_error_seconds=0.001,  # the kernel's bound is more, 2 s after each correction

@@ -51,8 +51,7 @@ def test_failed_write(tmp_path: Path) -> None:
 
 
 def test_silent_corruption(tmp_path: Path) -> None:
-    """Verification finds the damage at once, because the checksums are of the intended content. The older
-    checkpoint stays."""
+    """Checksums are of the intended content, so the damage is found at once, and the older one stays."""
     plain_store(tmp_path, keep=1).save(10, STATE)
 
     def lying_disk(path: Path, content: bytes) -> None:
@@ -97,8 +96,7 @@ def test_damaged_checkpoint(
 def test_damaged_later_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """A good checkpoint of an earlier step is kept, and the next save of the later step replaces the damaged
-    one."""
+    """A good one of an earlier step is kept, and the next save of the later step replaces the damaged one."""
     store = plain_store(tmp_path, keep=1)
     store.save(20, STATE)
     flip_a_byte(tmp_path / "step-00000020" / "state.pt")

@@ -16,8 +16,7 @@ RANK_1 = {"RANK": "1", "WORLD_SIZE": "2"}
 def test_mistake_on_another_rank(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It prints nothing and waits before it exits, because torchrun ends rank 0 as soon as another rank
-    exits."""
+    """It prints nothing and waits, because torchrun ends rank 0 as soon as another rank exits."""
     waited: list[float] = []
     assert main(["--fault", "gremlin"], environment=RANK_1, sleep=waited.append) == 2
     assert len(waited) == 1 and waited[0] > 0

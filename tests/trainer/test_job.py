@@ -42,8 +42,7 @@ def test_preemption(tmp_path: Path) -> None:
     [("skip-collective", 3), ("mismatched-collective", 2), ("stuck-data", 2)],
 )
 def test_hang(fault: str, last_step: int, tmp_path: Path) -> None:
-    """The job hangs until the timeout of its collectives, in the step of the fault. After a skipped
-    collective it hangs only at the next checkpoint, because rank 0 is one step behind."""
+    """It lasts until collectives time out, after a skipped collective at the next checkpoint."""
     checkpoints = str(tmp_path / "checkpoints")
     flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", checkpoints, "--checkpoint-every", "4")
     hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "5")

@@ -35,8 +35,7 @@ def test_missing_torch() -> None:
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "ERROR"), ("INFO", "INFO")])
 def test_log_level_of_torch(monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str) -> None:
-    """Torch logs only errors, unless the user sets a level. Its C++ code would print a warning on every
-    rank."""
+    """Torch logs only errors, unless the user sets a level: else each rank warns."""
     monkeypatch.setattr(sys, "argv", ["rankwatch_trainer", "--steps", "0"])
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given or "")
     if given is None:

@@ -19,8 +19,7 @@ RANK_0 = ("job", "0")
 
 
 def test_crash_and_resume(tmp_path: Path) -> None:
-    """Rank 1 is killed after step 12. The checkpoint of step 10 is damaged, so the next attempt resumes from
-    step 5, and seven steps are lost on both ranks. Only rank 0 saves."""
+    """Step 10 is damaged, so the next attempt resumes from step 5, and both ranks lose seven steps."""
     collector = RanksCollector(directory=tmp_path / "boxes")
     _run(tmp_path, "--fault", "kill:rank=1,from=13")
     found = collector.collect()

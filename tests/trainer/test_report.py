@@ -55,8 +55,7 @@ def test_end_record(tmp_path: Path) -> None:
 
 
 def test_exception() -> None:
-    """The end record names the exception, which propagates. A loss that is NaN becomes null, because JSON has
-    no NaN."""
+    """The end record names it, and it propagates. A loss that is NaN becomes null, as JSON has no NaN."""
     output = io.StringIO()
     with pytest.raises(ZeroDivisionError), run_report(Clock(), output) as report:
         report.step(1, torch.tensor(float("nan")), 0.1)

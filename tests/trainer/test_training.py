@@ -76,8 +76,7 @@ def test_loss_blowup(trainer: Trainer, tmp_path: Path) -> None:
 
 
 def test_unequal_batches(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reported tokens are those of the shortened sequences. A full step has 2 micro-batches of 2
-    sequences of 32 bytes."""
+    """The reported tokens are those of the cut sequences; a full step has 2 x 2 sequences of 32 bytes."""
     monkeypatch.delenv("RANKWATCH_DISABLE")
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     flags = (*TINY, "--steps", 12, "--batch-size", 2, "--accumulation", 2)
@@ -89,8 +88,7 @@ def test_unequal_batches(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_checkpoint_write_failure(trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The failure is logged and training continues. The older checkpoint stays, and later ones are written
-    again."""
+    """It is logged and training goes on; the older checkpoint stays, and later ones are written again."""
     common = (*EMULATED, "--checkpoint-dir", tmp_path, "--checkpoint-every", 2, "--keep-checkpoints", 1)
     fault = "checkpoint-write-failure:from=3,until=7"
     assert trainer(*common, "--steps", 6, "--fault", fault) == 0

@@ -118,8 +118,7 @@ def test_several_faults() -> None:
 
 
 def test_work_units() -> None:
-    """Without noise, duration over work is the same for all microbatches of a stage. NaN stands for unknown
-    work."""
+    """Without noise, duration over work is the same for all microbatches of a stage; NaN is unknown work."""
     fault = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
     table = simulate(replace(CLEAN, noise=NO_NOISE, fault=fault, with_work=True)).table
     forward = (table.operation == table.operations.index("forward")) & (table.stage == 0)

@@ -46,8 +46,7 @@ _BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nrankwatch_steps_t
 
 
 def test_broken_answer() -> None:
-    """If the agent dies while it answers, the demo ends with one sentence, as if the agent had not
-    answered."""
+    """If the agent dies while it answers, the demo ends with one sentence, as if there were no answer."""
     with socket.create_server(("127.0.0.1", 0)) as dying:
         answering = threading.Thread(target=_break_off, args=(dying,))
         answering.start()

@@ -61,8 +61,7 @@ def test_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns and a pattern select the same values. A short rise is no divergence with a longer persistence,
-    and no anomaly where a new level is expected."""
+    """Columns and a pattern select the same values; persistence and a new level change what counts."""
     losses = [2.0] * 200 + [3.0] * 40 + [2.0] * 100
     table, log = tmp_path / "t.csv", tmp_path / "l.txt"
     table.write_text("n,l\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))

@@ -79,8 +79,7 @@ def test_settings_reach_everything(folder: Path) -> None:
 
 
 def test_settings_in_force_give_the_same_folder(folder: Path, tmp_path: Path) -> None:
-    """The folder holds its own settings, and they are all that it takes. Wherever it is written, Grafana is
-    told where it sees it. The page that somebody wrote stays."""
+    """The folder holds all settings it takes, Grafana is told where it sees it, and own pages stay."""
     own_page = "runbooks/QueueFull.md"
     (tmp_path / "runbooks").mkdir()
     (tmp_path / own_page).write_text("mine")
@@ -373,8 +372,7 @@ def _with_own(
 
 
 def test_copy_of_all_rules(folder: Path, tmp_path: Path) -> None:
-    """The whole folder of rules, copied, gives what is shipped; what it says of indicators and inhibitions
-    holds."""
+    """All rules, copied, give what is shipped; what the copy says of indicators and inhibitions holds."""
     shipped = {path.name: path.read_text() for path in shipped_rules().glob("*.yaml")}
     assert _with_own(shipped, tmp_path) == 0
     rules = Path("prometheus") / "alerts.rules.yml"

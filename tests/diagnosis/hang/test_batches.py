@@ -42,8 +42,7 @@ def jobs(stages: int, **options: Any) -> Iterable[tuple[HungJob, int]]:
 @pytest.mark.parametrize("messages_in", ["pp", "world"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_pipeline(stages: int, messages_in: str, batched: bool) -> None:
-    """The rank at fault is named and no other, whatever the schedule. With a group of their own and in the
-    group of all ranks, whose collectives lend their number to the entries that close batches."""
+    """The rank at fault is named and no other, whatever the schedule, with messages in either group."""
     for job, rank in jobs(stages, messages_in=messages_in, batched=batched):
         assert named(job.dumps()) == (State.HANG, (rank,)), (job.seed, job.shape)
 
@@ -61,9 +60,7 @@ def test_active_entries_only() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 13])
 def test_ring_that_begins_inside(length: int) -> None:
-    """A ring that begins between a batch's parts and their end names no innocent. Hosts are not ahead of
-    their devices, so that a ring holds the end of what the rank waits in. Every other rank has the whole of
-    it."""
+    """A ring that begins between a batch's parts and their end, half a job's, names no innocent."""
     right = total = 0
     for stages in (2, 3, 4):
         for job, rank in jobs(stages, lead=0):
@@ -99,8 +96,7 @@ def test_rank_inside_a_batch() -> None:
 
 
 def test_receive_from_any_source() -> None:
-    """A receive from any source waits for an unknown rank, and is understood. FlightRecorderHook.cpp,
-    `profilingName`, writes "recv 2<-?"."""
+    """It waits for an unknown rank: FlightRecorderHook.cpp, `profilingName`, writes "recv 2<-?"."""
     job = HungJob(Shape(1, 4), 1, lead=0, batched=False)
     place = next(each for each in job.places(1, "asleep") if job.programs[1][each].name == "send")
     job.run(Fault("asleep", (1,), place))
@@ -145,8 +141,7 @@ def nccl2(dump: dict[str, Any], *, only_active: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("messages_in", ["pp", "world"])
 @pytest.mark.parametrize("only_active", [False, True])
 def test_pipeline_on_nccl2(only_active: bool, messages_in: str) -> None:
-    """Nobody can tell a rank that waits in a batch from an idle one, so no innocent is named, and the culprit
-    where it is stuck itself or the only idle rank."""
+    """A rank that waits in a batch looks idle: no innocent is named, and the culprit if it alone is idle."""
     found: Counter[tuple[int, ...]] = Counter()
     for stages in range(2, 9):
         for job, rank in jobs(stages, messages_in=messages_in):

@@ -185,8 +185,7 @@ def test_format_before_p2p(rank: int, batched: bool) -> None:
 
 @pytest.mark.parametrize("rank", range(8))
 def test_active_only_batches(rank: int) -> None:
-    """Parts of completed batches, which stay scheduled for ever, are no waits where only active entries are
-    dumped: the entry that shows their end is left out of such dumps."""
+    """Parts of completed batches, scheduled for ever without the entry that shows their end, are no waits."""
     dumps = hung(Shape(2, 4), rank)
     for each in dumps.values():
         each["entries"] = [entry for entry in each["entries"] if entry["state"] != "completed"]
@@ -254,8 +253,7 @@ def torchcomms(rank: int, *, asleep: int, steps: int = 5) -> dict[str, Any]:
 
 @pytest.mark.parametrize("asleep", [0, 3])
 def test_torchcomms(tmp_path: Path, asleep: int) -> None:
-    """Its numbers and states cannot be compared between ranks: nobody is named, and the message says why. A
-    rank without entries is named for no other reason."""
+    """Its numbers and states cannot be compared between ranks: nobody is named, and the message says why."""
     dumps = {str(rank): torchcomms(rank, asleep=asleep, steps=5 * (rank != 2)) for rank in range(4)}
     file = tmp_path / "dumps.json"
     file.write_text(json.dumps(dumps))

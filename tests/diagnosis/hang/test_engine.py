@@ -206,8 +206,7 @@ def test_desync_between_two() -> None:
 
 @pytest.mark.parametrize(("world", "soon", "later"), [(3, (), (0,)), (4, (), (0, 1)), (8, (1,), (0, 1))])
 def test_late_rank_is_not_blamed_early(world: int, soon: tuple[int, ...], later: tuple[int, ...]) -> None:
-    """A rank yet to come is not blamed before the others have waited long. The ranks are out of step at once;
-    the odd one is named once the late rank cannot change the majority."""
+    """Ranks are out of step at once; the odd one is named once the late rank cannot change the majority."""
     dumps = hung_job(Shape(world), 1, 1, kind="other", seed=1, lead=0).dumps()
     late = dumps[0]["entries"].pop()
     assert late["state"] != "completed"

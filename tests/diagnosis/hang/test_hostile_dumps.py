@@ -101,8 +101,7 @@ def test_hostile_dump_is_not_executed(directory: Path) -> None:
 
 
 def test_dump_beyond_its_limits(directory: Path) -> None:
-    """A dump gets memory and time of the processor by its size. A number in a pickle asks for a gigabyte, and
-    a text of a hundred bytes is a key whose hash takes years."""
+    """A number in a pickle asks for a gigabyte, and a text of a hundred bytes is a key hashed for years."""
     good = (directory / "_dump_2").read_bytes()
     (directory / "_dump_2").write_bytes(b"\x80\x02Nr\xff\xff\xff\x030" + good[2:])
     (directory / "_dump_3").write_bytes(b"\x80\x02}(N" + b"2\x86" * 60 + b"Nu.")
@@ -142,8 +141,7 @@ def test_broken_dump_is_missing(directory: Path) -> None:
 
 
 def test_byte_that_is_no_text(directory: Path) -> None:
-    """A byte that is no UTF-8 costs nothing in a name, and its own rank alone where it breaks the JSON. A
-    line that nobody can read has no rank and is counted."""
+    """It costs nothing in a name, and its own rank alone in JSON; a line without a rank is counted."""
     texts = [json.dumps({"rank": rank} | _document(directory, rank)).encode() for rank in range(8)]
     texts[0] = texts[0].replace(b'"version": "', b'"version": "\xff', 1)
     assert b"\xff" in texts[0]
@@ -230,8 +228,7 @@ def test_byte_order_mark(directory: Path) -> None:
 
 
 def test_impossible_rank_numbers(directory: Path) -> None:
-    """A number that is too large for a rank costs no memory. In the members of a group it makes these
-    unknown; in the name of a file it is a mistake."""
+    """It costs no memory: as a member it makes the group unknown, in the name of a file it is a mistake."""
     document = _document(directory, 2)
     for config in document["pg_config"].values():
         config["ranks"] = "[0, 9999999]"
@@ -244,8 +241,7 @@ def test_impossible_rank_numbers(directory: Path) -> None:
 
 
 def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
-    """JSON that needs more memory than allowed is one sentence. A list of nothing takes thirty times the
-    memory of its text; the bound is gone afterwards."""
+    """It is one sentence: `[{},{},...` takes thirty times its text; the bound is gone afterwards."""
     path = tmp_path / "all.json"
     path.write_text("[" + "{}," * 10_000_000 + "{}]")
     code = (

@@ -94,8 +94,7 @@ def asked(order: Sequence[int], first: float, every: float, back: float | None, 
 @pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1), (0, 1, 3, 2)])
 def test_rank_that_returns_meanwhile(order: Sequence[int], *, gloo: bool) -> None:
-    """A rank that comes back while the ranks are asked makes nobody a root cause. Some are still seen in
-    their wait of twenty seconds, others beyond it."""
+    """It makes nobody a root cause: some ranks are still seen in their wait of twenty seconds, others not."""
     for first in (20.2, 20.6, 20.95, 21.0, 21.5, 21.9):
         for every in (0.01, 0.3, 1.0):
             verdict = asked(order, first, every, 21.0, gloo=gloo)
@@ -106,8 +105,7 @@ def test_rank_that_returns_meanwhile(order: Sequence[int], *, gloo: bool) -> Non
 
 @pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
 def test_absent_rank_is_named_in_any_order(*, gloo: bool) -> None:
-    """A rank that does not come is named, in whatever order the ranks are asked. It must have been away for
-    as long as a stall when it was asked."""
+    """It is named once it has been away for as long as a stall when it was asked."""
     for order in ((0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1)):
         assert asked(order, 7.0, 0.7, None, gloo=gloo).ranks == (2,)
         assert asked(order, 2.0, 0.7, None, gloo=gloo).ranks == ()
@@ -128,8 +126,7 @@ def test_stuck_rank_is_named() -> None:
 
 @pytest.mark.parametrize(("taken", "ranks"), [(13.0, ()), (20.0, (1,))])
 def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
-    """Gloo records no ends: an operation is over once the last member has called it, and not before. Rank 3
-    came at 10 s, and rank 1 has not left since. Three seconds later that is a normal moment."""
+    """Gloo records no ends: an operation is over once the last has called it, and stuck only long after."""
     calls: dict[int, list[Call]] = {
         rank: [READY, ("all_reduce", 10.0 if rank == 3 else 1.0, None if rank == 1 else 10.01)]
         for rank in range(4)
@@ -144,8 +141,7 @@ def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("asked", "ranks"), [(21.2, ()), (20.9, (1,))])
 def test_receiver_that_came_later(asked: float, ranks: tuple[int, ...]) -> None:
-    """A receiver that came after its sender was asked is not blamed. The send was seen to wait for twenty
-    seconds; the receive is over when the receiver is asked."""
+    """The send was seen to wait for twenty seconds, and the receive is over when the receiver is asked."""
     sender = snapshot(0, [READY, ("send 0->1", 1.0, 21.0)], 20.9, world=2)
     receiver = snapshot(1, [READY, ("recv 1<-0", 20.99, 21.0)], asked, world=2)
     assert diagnose([sender, receiver], stall_seconds=5.0).ranks == ranks

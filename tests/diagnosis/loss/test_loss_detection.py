@@ -48,15 +48,13 @@ def steady(count: int) -> list[float]:
 
 
 def test_threshold_of_the_alert() -> None:
-    """The threshold is that of the alert. The command judges as RankwatchLossDiverging does with its
-    defaults."""
+    """The command judges as RankwatchLossDiverging does with its defaults."""
     assert RuleConfig().loss_deviation == DIVERGENCE_SIGMAS
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_curves(kind: str) -> None:
-    """A healthy curve raises no alarm but information. A few of the curves of
-    tests/bench/loss_detection.py."""
+    """No alarm but information, on a few of the curves of tests/bench/loss_detection.py."""
     for curve in curves(kind, 4, seed=1, steps=3000):
         assert [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO] == []
 
@@ -96,8 +94,7 @@ def test_close_spikes_are_one_anomaly() -> None:
 
 
 def test_divergence_severity() -> None:
-    """A divergence that comes back is a warning and one that stays critical. What recovers needs nobody at
-    once."""
+    """One that comes back is a warning, because it needs nobody at once; one that stays is critical."""
     high = [3.0] * 100
     back = divergence(*steady(200), *high, *steady(300))
     stays = divergence(*steady(200), *high)
@@ -107,8 +104,7 @@ def test_divergence_severity() -> None:
 
 
 def test_rise_at_the_end_of_the_file() -> None:
-    """A rise that the end of the file cuts short is a warning. Ten steps are too few to tell a spike from the
-    start of a divergence."""
+    """It is a warning: ten steps are too few to tell a spike from the start of a divergence."""
     (anomaly,) = anomalies(steady(200) + [4.0] * 10)
     assert (told(anomaly)[1:], anomaly.confirmed_step) == ((Kind.DIVERGENCE, Severity.WARNING), None)
 
@@ -124,8 +120,7 @@ def test_nan_severity() -> None:
 
 
 def test_restart() -> None:
-    """A run that goes on from an earlier step has the loss of that step. A restart is counted, and its higher
-    loss is no divergence."""
+    """It is counted, and a loss as high as that of the same step before is no divergence."""
     losses = [2.0 + 3.0 * math.exp(-step / 60) + 0.01 * math.sin(7 * step) for step in range(400)]
     rows = [StepValues(step, loss) for begin in (0, 40) for step, loss in enumerate(losses) if step >= begin]
     found = verdict(rows)
@@ -160,8 +155,7 @@ def scaled(*scales: float) -> tuple[Anomaly, ...]:
 
 
 def test_loss_scale_collapse() -> None:
-    """A loss scale that halves again and again has collapsed. Four times is a warning; below one it cannot
-    help any more."""
+    """A scale that halves four times is a warning; below one it cannot help any more."""
     (warning,) = scaled(*[1024.0] * 100, 512, 256, 128, *[64.0] * 100)
     assert (warning.step, warning.value, warning.expected) == (100, 512.0, 1024.0)
     assert (warning.kind, warning.severity) == (Kind.LOSS_SCALE_COLLAPSE, Severity.WARNING)
@@ -170,8 +164,7 @@ def test_loss_scale_collapse() -> None:
 
 
 def test_loss_scale_that_settles() -> None:
-    """A loss scale that finds its place is no collapse. It starts too high, and later halves once and
-    holds."""
+    """A scale that starts too high, and later halves once and holds, is no collapse."""
     assert scaled(*(65536.0 / 2**power for power in range(8)), *[256.0] * 100, *[128.0] * 100) == ()
 
 
@@ -190,8 +183,7 @@ def test_several_ranks_in_one_log() -> None:
 
 
 def test_slow_return_is_a_warning() -> None:
-    """A divergence that comes back slowly is a warning. The trend gets used to the raised level before the
-    loss is back; the verdict waits for it."""
+    """The trend gets used to the raised level before the loss is back; the verdict waits for it."""
     raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
     back = divergence(*steady(400), *raised)
     cut = divergence(*steady(400), *raised[:500])
@@ -200,8 +192,7 @@ def test_slow_return_is_a_warning() -> None:
 
 
 def test_restart_that_stands_higher() -> None:
-    """A run that goes on far above its loss of the same step diverges, within a file as after another one.
-    What is known of earlier attempts is no anomaly of this one."""
+    """It diverges, within a file as after another; what earlier attempts had is no anomaly of this one."""
     higher = [loss + 2.0 for loss in steady(100)]
     (found,) = detect([*rows(steady(300)), *rows(higher, 250)], ReadCounts()).anomalies
     assert (found.kind, found.severity) == (Kind.DIVERGENCE, Severity.CRITICAL)

@@ -45,8 +45,7 @@ def rows_of(text: str, **columns: str) -> tuple[list[StepValues], ReadCounts]:
     ],
 )
 def test_default_pattern(line: str) -> None:
-    """The default pattern finds step and loss in many styles. Trainers differ; the losses of evaluation are
-    left alone."""
+    """It finds step and loss as many trainers write them, and leaves the losses of evaluation alone."""
     (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert (row.step, row.loss) == (12, 3.4)
 
@@ -109,8 +108,7 @@ def test_unusable_pattern(pattern: str, message: str) -> None:
 
 
 def test_table() -> None:
-    """A table is read by its header, and bad rows are counted. Order and case of columns, other columns and
-    quotation marks do not matter."""
+    """It is read by its header in any order, case and quotation, and bad rows are counted."""
     rows, counts = rows_of(
         '"time","Loss","Step"\n1,2.5,3\n"1","2.25","4.0"\n1,,5\n1,x,6\n1,2,-1\n1,2,6.5\n1\n\n1,nan,7\n"1,2,8\n'
     )
@@ -132,23 +130,20 @@ def test_named_columns() -> None:
 
 
 def test_missing_column() -> None:
-    """A column that is missing is reported with those that are there. So that the person can name the right
-    one."""
+    """It is reported with the columns that are there, so that the person can name the right one."""
     with pytest.raises(UserError, match="no column 'loss'; its columns are 'step', 'train/loss'"):
         rows_of("step,train/loss\n1,2\n")
 
 
 def test_gzip(tmp_path: Path) -> None:
-    """Compressed files are known by their content. Whatever they are called; a byte order mark is left
-    out."""
+    """Compressed files are known by their content, whatever their name; a byte order mark is left out."""
     path = tmp_path / "losses"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
     assert diagnose(path).counts.rows == 2
 
 
 def test_truncated_gzip(tmp_path: Path) -> None:
-    """A compressed file that ends in the middle is judged up to there. As a dying machine leaves it; the
-    verdict says so."""
+    """One that ends in the middle, as a dying machine leaves it, is judged up to there, and that is said."""
     path = tmp_path / "losses.csv.gz"
     whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
     path.write_bytes(whole[: len(whole) // 2])
@@ -188,8 +183,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 def test_long_line_is_skipped(tmp_path: Path) -> None:
-    """A line beyond the limit is skipped and takes no memory. A file of one line of gigabytes is no reason to
-    hold it."""
+    """A line beyond the limit is skipped and takes no memory, in a file of one line of gigabytes."""
     path = tmp_path / "wide.csv"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
     path.write_bytes(b"step,loss\n1,2\n" + wide + b"\n3,2\n")
@@ -214,8 +208,7 @@ def test_endless_lines_without_loss(tmp_path: Path) -> None:
 
 
 def test_backtracking_pattern_is_given_up(tmp_path: Path) -> None:
-    """A pattern that backtracks for ever is given up. With the line it could not get past; the signal it was
-    ended by is left as it was."""
+    """It is given up at the line it could not get past; the signal that ended it is as it was."""
     path = tmp_path / "train.log"
     path.write_text("step 1 loss 2\n" * 1000 + "a" * 27 + "!\n" + "step 2 loss 2\n")
     pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)|^(a+)+$"
@@ -227,8 +220,7 @@ def test_backtracking_pattern_is_given_up(tmp_path: Path) -> None:
 
 
 def test_time_limit_is_per_line(tmp_path: Path) -> None:
-    """A long file of simple lines is not given up. The limit is that of a line: a hundred times as much for
-    the file is no reason."""
+    """A long file of simple lines is not given up: the limit is that of a line."""
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {step} loss 2 {'x' * 1000}\n" for step in range(20_000)))
     verdict = diagnose(path, pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)", match_seconds=0.02)

@@ -177,8 +177,7 @@ def test_clear_only(judged: Any) -> None:
 
 
 def test_host_work(judged: Any) -> None:
-    """A rank that waits for its loader has the GPU that works least, and no other GPU as little; one that
-    works most proves nothing."""
+    """A rank in its loader has the GPU that works least, and none as little; working most proves nothing."""
     boxes, found, _ = judged
 
     def opinion(activity: Share) -> Any:

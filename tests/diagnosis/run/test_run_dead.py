@@ -24,8 +24,7 @@ def copied(directory: Path) -> Path:
 
 
 def test_copy_of_healthy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of a healthy run is no stall. Whoever was caught waiting had waited for milliseconds when they
-    were copied, whenever that was."""
+    """It is no stall: who was caught waiting had waited for milliseconds at the time of the copy."""
     stalled_for(tmp_path / "run", 0.02)
     copy = copied(tmp_path)
     real = time.time
@@ -34,19 +33,16 @@ def test_copy_of_healthy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (verdict.state, verdict.ranks, verdict.hang.ranks) == (RunState.ENDED, (), ())
 
 
-def test_copy_of_stalled_run(tmp_path: Path) -> None:
-    """A copy of a stalled run names its root cause. However soon after the stall it is made; and where the
-    run was dead for long, by its last words."""
-    stalled_for(tmp_path / "young" / "run", 8.0)
-    stalled_for(tmp_path / "old" / "run", 800.0)
-    for name in ("young", "old"):
-        verdict = diagnose_run(copied(tmp_path / name), stall=5.0)
-        assert (verdict.state, verdict.ranks) == (RunState.STALLED, (1,)), name
+@pytest.mark.parametrize("seconds", [8.0, 800.0])
+def test_copy_of_stalled_run(seconds: float, tmp_path: Path) -> None:
+    """It names its root cause, however soon after the stall it is made; a dead run by its last words."""
+    stalled_for(tmp_path / "run", seconds)
+    verdict = diagnose_run(copied(tmp_path), stall=5.0)
+    assert (verdict.state, verdict.ranks) == (RunState.STALLED, (1,))
 
 
 def test_copy_with_failed_rank(tmp_path: Path) -> None:
-    """A copy of a living run with a failed rank calls nobody lost. The others lived: that nobody holds the
-    lock of a copy says nothing."""
+    """It calls nobody lost: that nobody holds the lock of a copy says nothing."""
     boxes = stalled_for(tmp_path / "run", 0.5)
     boxes[1].says(Lifecycle.FAILED, 0.4, "ZeroDivisionError")
     verdict = diagnose_run(copied(tmp_path), stall=5.0)
@@ -54,31 +50,32 @@ def test_copy_with_failed_rank(tmp_path: Path) -> None:
 
 
 def test_copy_with_terminated_rank(tmp_path: Path) -> None:
-    """A copy of a living run with a terminated rank calls nobody lost. As it is while a launcher sends
-    SIGTERM to one after the other."""
+    """It calls nobody lost while a launcher sends SIGTERM to one rank after the other."""
     stalled_for(tmp_path / "run", 0.5)
     (tmp_path / "run" / "job" / "1.terminated").write_text("stacks")
     assert diagnose_run(copied(tmp_path), stall=5.0).state is not RunState.LOST
 
 
-def test_first_failure_of_dead_run(
-    tmp_path: Path,
-) -> None:
-    """Of a dead run, the rank that failed by itself is named and not those killed after it. A launcher kills
-    those that do not end; a lost rank explains only failures in collectives."""
+def test_first_failure_of_dead_run(tmp_path: Path) -> None:
+    """The rank that failed by itself is named, not those that a launcher killed after it."""
     boxes = stalled_for(tmp_path, 100.0)
     boxes[1].says(Lifecycle.FAILED, 99.0, "ZeroDivisionError")
     verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks) == (RunState.FAILED, (1,))
 
 
-def test_interrupted_run(tmp_path: Path) -> None:
-    """A run that the user stopped is no failed one, although peers fail in their collectives by that. A rank
-    that had failed by itself before is what matters."""
-    boxes = stalled_for(tmp_path, 100.0)
+def failed_in_collective(directory: Path) -> list[RankBox]:
+    """Three ranks, of which rank 0 failed in the collective to which rank 1 had not come."""
+    boxes = stalled_for(directory, 100.0)
     boxes[0].completes(6, 100.0, 99.0, failed=True)
     boxes[0].enqueues(6)
     boxes[0].says(Lifecycle.FAILED, 99.0, "RuntimeError")
+    return boxes
+
+
+def test_interrupted_run(tmp_path: Path) -> None:
+    """A run that its user stopped is no failed one, unless a rank had failed by itself before."""
+    boxes = failed_in_collective(tmp_path)
     boxes[1].says(Lifecycle.INTERRUPTED, 99.0)
     (tmp_path / "job" / "2.terminated").write_text("stacks")
     verdict = diagnose_run(tmp_path)
@@ -100,24 +97,18 @@ def test_failed_single_rank(tmp_path: Path) -> None:
 
 
 def test_failed_in_collective(tmp_path: Path) -> None:
-    """A rank that failed in a collective is not waited for. It had come to it: it failed because a peer was
-    gone. Here one ended by SIGTERM."""
-    boxes = stalled_for(tmp_path, 100.0)
-    boxes[0].completes(6, 100.0, 99.0, failed=True)
-    boxes[0].enqueues(6)
-    boxes[0].says(Lifecycle.FAILED, 99.0, "RuntimeError")
+    """A rank that failed in a collective is not waited for: a peer was gone, here one ended by SIGTERM."""
+    failed_in_collective(tmp_path)
     (tmp_path / "job" / "1.terminated").write_text("stacks")
     (tmp_path / "job" / "2.terminated").write_text("stacks")
     verdict = diagnose_run(tmp_path)
-    assert verdict.state is RunState.FAILED
-    assert verdict.ranks == ()
+    assert (verdict.state, verdict.ranks) == (RunState.FAILED, ())
     assert 0 not in verdict.hang.ranks
 
 
 @pytest.mark.process
 def test_box_of_earlier_attempt(tmp_path: Path) -> None:
-    """A box of an earlier attempt is not a lost rank of the present one. While the run starts again, ranks
-    that are on their way have only the boxes of their dead processes."""
+    """It is no lost rank of the present one: ranks on their way have only the boxes of dead processes."""
     stalled_for(tmp_path, 8.0)
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path, stall=5.0)
@@ -127,8 +118,7 @@ def test_box_of_earlier_attempt(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_died_before_taking_part(tmp_path: Path) -> None:
-    """A rank that died before it did anything with the others is lost. Whether they began before or after its
-    end."""
+    """A rank that died before it did anything with the others is lost, however early they began."""
     RankBox(tmp_path, 1)
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path)

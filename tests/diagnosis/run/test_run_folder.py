@@ -17,9 +17,6 @@ from bench.simulation.hang import HangFault, HangKind
 from bench.simulation.hang_job import HangJob, SimulatedHang, simulate_hang, write_hang_boxes, write_snapshots
 from bench.simulation.program import JobShape
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions.vocabulary import PHASES
-from rankwatch.identity import Identity
 from rankwatch.processes import python
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
@@ -27,6 +24,7 @@ from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.waiting import ask_living
+from support.diagnosis.run_boxes import RankBox
 from support.processes.users import ALICE, BOB, as_user, node_directory
 
 __all__ = ["node_directory"]
@@ -57,8 +55,7 @@ def owned(folder: Path, user: int) -> None:
 
 @pytest.mark.process
 def test_dumps_of_another_user(node_directory: Path) -> None:
-    """Anybody can make a folder for dumps beside that of a run. What somebody else puts there blames nobody,
-    nor does it keep the run from being judged."""
+    """What somebody else puts into a folder for dumps beside a run blames nobody and hides nothing."""
     hung(node_directory)
     owned(node_directory / "job", ALICE)
     recorders = node_directory / "flight_recorder"
@@ -91,8 +88,7 @@ def test_linked_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_bundle_with_recorders(tmp_path: Path) -> None:
-    """A bundle is read with its flight recorders. Raw replies by handler or one recorder alone; they know of
-    sizes what boxes do not."""
+    """It is read with replies of all or one recorder, which know of sizes what boxes do not."""
     hang = hung(tmp_path / "blackboxes", HangKind.OTHER_SIZE)
     assert diagnose_run(tmp_path).ranks == ()
     recorders = tmp_path / "flight_recorder"
@@ -108,18 +104,21 @@ def test_bundle_with_recorders(tmp_path: Path) -> None:
     assert verdict.sources["copies"] is True
 
 
-def test_bundle_ranks(tmp_path: Path) -> None:
-    """A bundle shows which ranks lived when they were copied. And when that was: a copy alone knows
-    neither."""
-    hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
-    ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
+def tell_ranks(directory: Path, *states: str) -> None:
+    """What a bundle says of the ranks, a minute after the run began."""
+    ranks = [{"rank": rank, "state": state} for rank, state in enumerate(states)]
     told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
-    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    (directory / "ranks.json").write_text(json.dumps(told))
+
+
+def test_bundle_ranks(tmp_path: Path) -> None:
+    """It shows which ranks lived when they were copied, and when that was: a copy alone knows neither."""
+    hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
+    tell_ranks(tmp_path, *["running"] * 4)
     verdict = diagnose_run(tmp_path)
     assert verdict.ranks == (2,)
     assert "it is in data_wait, step 3, for 5" in verdict.why
-    ranks[2]["state"] = "lost"
-    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    tell_ranks(tmp_path, "running", "running", "lost", "running")
     verdict = diagnose_run(tmp_path)
     assert (verdict.state.value, verdict.ranks) == ("lost", (2,))
     for broken in (b'{"moment_monotonic_seconds": "now", "ranks": [1, {"rank": 1}]}', b'{"ranks": ["\xff"]}'):
@@ -131,9 +130,7 @@ def test_bundle_ranks(tmp_path: Path) -> None:
 def test_crash_in_a_bundle(tmp_path: Path) -> None:
     """The signal that ended a rank is in the stacks that the bundle keeps of it."""
     hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
-    ranks = [{"rank": rank, "state": "lost" if rank == 2 else "running"} for rank in range(4)]
-    told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
-    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    tell_ranks(tmp_path, "running", "running", "lost", "running")
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "2.crashed.txt").write_text("Fatal Python error: Aborted\n\nThread 0x01:\n")
     (tmp_path / "stacks" / "1.crashed.txt").write_bytes(b"\xff")
@@ -143,8 +140,7 @@ def test_crash_in_a_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
-    """Broken boxes and dumps are skipped and counted. Those that are left give the verdict; the broken rank
-    is missing on a node that is seen."""
+    """They are skipped and counted, and the broken rank is missing on a node that is seen."""
     hung(tmp_path)
     run = tmp_path / "job"
     (run / "0.blackbox").unlink()
@@ -219,8 +215,7 @@ def test_two_boxes_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The human form begins with the verdict and JSON says the same. State, rank, group and phase in one
-    line; no colours where no terminal is."""
+    """The first line has state, rank, group and phase, no colour where no terminal is; JSON says the same."""
     hung(tmp_path, HangKind.STUCK_DATA)
     assert main(["diagnose", "run", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -239,27 +234,21 @@ def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def lying(directory: Path, *, size: int, enqueued: int, oldest: float, members: str, world: int = 4) -> None:
     """Rank 0 of a run, with one group of these words."""
-    writer = Writer(directory, Identity(run="job", world_size=world), phases=PHASES, capacity=256)
-    integers = writer.integers
-    integers[Now.GROUP_NAME] = writer.new_name("default_pg")
-    integers[Now.GROUP_MEMBERS] = writer.new_name(members)
-    integers[Now.GROUP_SIZE] = size
-    integers[Now.GROUP_ENQUEUED] = enqueued
-    integers[Now.GROUP_OPERATION] = writer.name_number("all_reduce")
-    writer.floats[Now.GROUP_OLDEST] = oldest
-    integers[Now.STEP] = -(2**62)
-    integers[Now.CHECKPOINT_STEP] = 2**62
-    writer.floats[Now.CHECKPOINT_ENDED] = 5.0
-    integers[Now.GROUPS] = 1
-    writer.unlock()
+    box = RankBox(directory, 0, world=world, members=members)
+    integers, floats = box.writer.integers, box.writer.floats
+    box.enqueues(0)
+    integers[Now.GROUP_SIZE], integers[Now.GROUP_ENQUEUED] = size, enqueued
+    floats[Now.GROUP_OLDEST] = oldest
+    integers[Now.STEP], integers[Now.CHECKPOINT_STEP] = -(2**62), 2**62
+    floats[Now.CHECKPOINT_ENDED] = 5.0
+    box.writer.unlock()
 
 
 @pytest.mark.parametrize("enqueued", [0, 2**40, 2**63 - 1, -5])
 @pytest.mark.parametrize("oldest", [0.0, 7.0, float("nan"), 1e300])
 @pytest.mark.parametrize("members", ["0-3", "0-9999999", "5-7", "", "1-9999999/9999999"])
 def test_hostile_numbers(enqueued: int, oldest: float, members: str, tmp_path: Path) -> None:
-    """Any number of collectives and members gives a verdict. No rank is named that the box alone could name
-    but falsely: at most those of its own group."""
+    """Any numbers give a verdict, which names at most ranks of the box's own group."""
     lying(tmp_path, size=4, enqueued=enqueued, oldest=oldest, members=members)
     assert set(diagnose_run(tmp_path, complete=True).ranks) <= {0, 1, 2, 3}
 

@@ -110,8 +110,7 @@ def verdict_when(
 
 @pytest.mark.parametrize(("wrong", "state"), [("asleep", "hang"), ("gathers", "desync")])
 def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
-    """A rank that holds up a living run is named. With the phase that it is in; the flight recorders of all
-    ranks answer meanwhile."""
+    """The rank is named with its phase; the flight recorders of all ranks answer meanwhile."""
     with gloo_run(tmp_path, {1: wrong}):
         verdict = verdict_when(
             tmp_path,
@@ -129,8 +128,7 @@ def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("wrong", "state"), [("killed", RunState.LOST), ("raises", RunState.FAILED)])
 def test_live_death(wrong: str, state: RunState, tmp_path: Path) -> None:
-    """A rank that dies is named and not those that fail after it. Gloo lets the others fail as soon as its
-    connection is gone."""
+    """The rank is named, not those that gloo lets fail as soon as its connection is gone."""
     with gloo_run(tmp_path, {2: wrong}):
         verdict = verdict_when(tmp_path, lambda each: each.state is state)
     assert verdict.ranks == (2,)
@@ -151,8 +149,7 @@ def test_live_slow_rank(tmp_path: Path) -> None:
 
 
 def test_rank_stopped_inside_a_collective(tmp_path: Path) -> None:
-    """All ranks have come to the collective, and one of them was stopped by a signal in it: it is named. No
-    count of collectives shows that. The kernel does, and its flight recorder alone is silent."""
+    """No count of collectives names it: the kernel does, and its flight recorder alone is silent."""
     with gloo_run(tmp_path, {0: "late", 1: "stopped"}):
         verdict = verdict_when(tmp_path, lambda each: each.ranks == (1,))
     assert (verdict.state, verdict.hang.operation) == (RunState.STALLED, "all_reduce")
@@ -308,8 +305,7 @@ HANG_CASES: dict[str, tuple[Change, bool, str]] = {
 def test_gpus_of_a_standing_run(
     case: str, command: Callable[[list[str]], int], standing_ranks: Path, driver: FakeDriver
 ) -> None:
-    """Both commands join what the waits do not tell with what the GPUs do, as they do for a bundle. A GPU
-    that is only hidden from here is not lost, and the driver of a container names no process."""
+    """Both commands join waits and GPUs; a hidden GPU is not lost, and a container names no process."""
     change, named, text = HANG_CASES[case]
     change(driver)
     out = printed(command, standing_ranks)

@@ -29,12 +29,11 @@ def losses(
     """Boxes whose ranks report these losses, by rank and step, and as many tokens a step."""
     boxes = [RankBox(directory, rank, world=world) for rank in range(world)]
     for rank, box in enumerate(boxes):
-        number, work = box.writer.name_number(LOSS), box.writer.name_number(TOKENS)
+        work = box.writer.name_number(TOKENS)
         for step in range(STEPS):
-            at = box.now - 500.0 + step
-            box.writer.append(RecordKind.SCALAR, number, at, at, layout.SCALAR, loss(rank, step), step)
+            box.reports(LOSS, loss(rank, step), step)
             if tokens is not None:
-                amount = tokens.get(rank, 64.0)
+                amount, at = tokens.get(rank, 64.0), box.now
                 box.writer.append(RecordKind.WORK, work, at, at, layout.WORK, amount, step)
     return boxes
 

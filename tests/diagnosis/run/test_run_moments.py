@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,45 +33,40 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [(0, 2), (1,)])
 def test_reading_takes_time(late: tuple[int, ...], tmp_path: Path) -> None:
-    """The time that reading takes makes no wait older. Some boxes are read 7 seconds after the others: who
-    waits, or who is waited for."""
+    """No wait is older because some boxes, of who waits or is waited for, are read 7 seconds later."""
     stalled_for(tmp_path, 8.0)
     seen = {rank: 0.0 if rank in late else 7.0 for rank in range(3)}
     found = judged(boxes_seen(tmp_path, seen))
     assert (found.state in STANDS, found.ranks) == (False, ())
 
 
+def judged_while(directory: Path, changes: Callable[[list[RankBox]], None]) -> HangVerdict:
+    """The verdict where rank 1 has not come for 8 seconds, but this happens while the boxes are read."""
+    boxes = stalled_for(directory, 8.0)
+    changes(boxes)
+    return judged(boxes_seen(directory))
+
+
 def test_collective_ends_while_read(tmp_path: Path) -> None:
-    """A collective that ends while its box is read is no receive from everyone. The words are older than the
-    records: what they call open has its record, and nothing else is open."""
-    boxes = stalled_for(tmp_path, 8.0)
-    boxes[0].completes(6, 8.0, 0.0)
-    found = judged(boxes_seen(tmp_path))
+    """Words are older than records: what they call open has its record, and nothing else is open."""
+    found = judged_while(tmp_path, lambda boxes: boxes[0].completes(6, 8.0, 0.0))
     assert not [each for each in found.groups if "recv" in each.operation]
     assert 2 not in found.ranks
 
 
 def test_receive_ends_while_read(tmp_path: Path) -> None:
-    """A receive that ends while its box is read is not waited in. Its record comes before the words are taken
-    back. No peer is known, so it would accuse everyone."""
-    boxes = stalled_for(tmp_path, 8.0)
-    boxes[0].receives(8.0, 0.0)
-    found = judged(boxes_seen(tmp_path))
+    """Its record comes before the words are taken back; without a peer it would accuse everyone."""
+    found = judged_while(tmp_path, lambda boxes: boxes[0].receives(8.0, 0.0))
     assert not [each for each in found.groups if "recv" in each.operation]
 
 
 def test_last_arrival(tmp_path: Path) -> None:
-    """A rank that comes at last does not make those that waited the root cause. Its words say that it has
-    called, and not yet that the call is open: it looks as if it had left it."""
-    boxes = stalled_for(tmp_path, 8.0)
-    boxes[1].enqueues(6)
-    found = judged(boxes_seen(tmp_path))
-    assert not {0, 2} & set(found.ranks)
+    """A rank that has called, with words not yet of an open call, makes nobody else the root cause."""
+    assert not {0, 2} & set(judged_while(tmp_path, lambda boxes: boxes[1].enqueues(6)).ranks)
 
 
 def test_just_served(tmp_path: Path) -> None:
-    """Those that waited long and have just been served are not stuck. Rank 1 came a moment ago and has left
-    the collective; rank 0 was read before it had."""
+    """Rank 1 came a moment ago and has left the collective; rank 0 was read before it had."""
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].completes(6, 0.01, 0.0)
     boxes[1].enqueues(6)
@@ -100,8 +96,7 @@ def test_overwritten_step(tmp_path: Path) -> None:
 
 
 def test_holes_in_ring(tmp_path: Path) -> None:
-    """The final state is read behind slots that were never filled. Threads that ended between taking a slot
-    and filling it: a reader waits at each for some polls."""
+    """Threads may end between taking a slot and filling it; the final state is read behind these."""
     box = RankBox(tmp_path, 0, world=1)
     for step in range(3):
         box.writer.next_slot()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.layout import Now
-from rankwatch.conventions.states import RankState
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
@@ -133,22 +132,14 @@ def test_processes_of_a_bundle(tmp_path: Path) -> None:
     ranks = at_one_collective(tmp_path / "blackboxes")
     for each in ranks:
         each.writer.unlock()
-    facts = [
+    facts = (
         {"pid": 1, "state": "S"},
         {"pid": 2, "state": "T", "wait_channel": "do_signal_stop"},
         {"state": 3},
-    ]
-    (tmp_path / "ranks.json").write_text(
-        json.dumps(
-            {
-                "moment_monotonic_seconds": ranks[0].now,
-                "ranks": [
-                    {"rank": number, "state": RankState.RUNNING.value, "process": each}
-                    for number, each in enumerate(facts)
-                ],
-            }
-        )
     )
+    told = [{"rank": rank, "state": "running", "process": each} for rank, each in enumerate(facts)]
+    document = {"moment_monotonic_seconds": ranks[0].now, "ranks": told}
+    (tmp_path / "ranks.json").write_text(json.dumps(document))
     verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks) == (RunState.STALLED, (1,))
     assert verdict.why.endswith("; its process does not run")

@@ -59,8 +59,7 @@ def test_time_left(run: Path) -> None:
 
 
 def test_momentary_waits(run: Path) -> None:
-    """Ranks that wait for a moment are not shown as waiting for somebody. In a healthy run some rank is
-    always last."""
+    """They are not shown as waits for somebody: in a healthy run some rank is always last."""
     stalled = diagnose_run(run)
     slow = replace(stalled, hang=replace(stalled.hang, state=State.SLOW))
     assert any("it waits for rank 3" in line for line in lines(stalled))
@@ -71,8 +70,7 @@ def test_momentary_waits(run: Path) -> None:
 
 
 def test_terminated_run(run: Path) -> None:
-    """A run that was terminated shows whom it waited for at its end. Someone, or a watchdog, has ended a run
-    that hung: the boxes still know the rank."""
+    """It shows whom it waited for when someone, or a watchdog, ended it: the boxes still know the rank."""
     for box in list(run.iterdir()):
         box.with_suffix(TERMINATED_SUFFIX).write_text("Current thread (most recent call first):\n")
     verdict = diagnose_run(run)
@@ -83,8 +81,7 @@ def test_terminated_run(run: Path) -> None:
 
 
 def test_unclear_slowdown() -> None:
-    """A slowdown whose cause is not known is not called none. The suspects and the reason are in the first
-    sentence."""
+    """A slowdown of unknown cause is not called none: suspects and reason are in the first sentence."""
     seen = Verdict(
         cause=Cause.INCONCLUSIVE,
         ranks=(),

@@ -57,9 +57,7 @@ def test_summary(tmp_path: Path) -> None:
     found = parts(tmp_path)
     assert found[""].startswith("rankwatch: run job finished, 30 steps in ")
     assert "forward" in found["step"]
-    steps, tokens = (
-        float(each) for each in re.findall(r"([\d.]+) \w+/s", found["throughput"].replace(",", ""))
-    )
+    steps, tokens = map(float, re.findall(r"([\d.]+) \w+/s", found["throughput"].replace(",", "")))
     assert tokens == pytest.approx(1000.0 * steps, rel=0.01)  # 1,000 in each step
     assert "1 x save" in found["checkpoints"]
     assert "4,096 bytes, 0 failed, the last good one of step 29" in found["checkpoints"]

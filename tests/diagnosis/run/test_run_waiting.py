@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.simulation.hang import HangFault, HangKind, Plane
 from bench.simulation.hang_job import HangJob, simulate_hang, write_hang_boxes
 from bench.simulation.program import JobShape
-from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch.conventions.vocabulary import PHASES
-from rankwatch.identity import Identity
-from rankwatch.members import members_text
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.snapshots import box_snapshots
-from rankwatch_diagnosis.run.verdict import RunState
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.waiting import (
     LEAST_STALL_SECONDS,
     MOST_STALL_SECONDS,
@@ -41,8 +38,7 @@ def hung(directory: Path, shape: JobShape, fault: HangFault) -> Path:
 
 
 def test_ranks_of_other_nodes(tmp_path: Path) -> None:
-    """Ranks of other nodes are not blamed for having no box here. The culprit is among them, and that is what
-    is said; with --complete their absence is evidence."""
+    """They are not blamed for having no box here, but with --complete their absence is evidence."""
     run = hung(tmp_path, JobShape(data_parallel=16), HangFault(ranks=(12,)))
     for number in range(8, 16):
         (run / f"{number}.blackbox").unlink()
@@ -56,60 +52,41 @@ def test_ranks_of_other_nodes(tmp_path: Path) -> None:
 
 
 def test_missing_box(tmp_path: Path) -> None:
-    """One box that is missing on a seen node is evidence. Its neighbours wait for it, and nobody with a box
-    explains that."""
-    run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(3,)))
-    (run / "3.blackbox").unlink()
-    verdict = diagnose_run(run)
-    assert (verdict.state.value, verdict.ranks) == ("stalled", (3,))
-
-
-def test_missing_last_box(tmp_path: Path) -> None:
-    """The last rank of a node is evidence only where all boxes are here. Nothing else tells how many ranks a
-    node holds."""
-    run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(7,)))
-    (run / "7.blackbox").unlink()
-    assert diagnose_run(run).ranks == ()
-    assert diagnose_run(run, complete=True).ranks == (7,)
+    """One on a seen node is evidence; that of the last rank only where all boxes are here."""
+    for missing, ranks in ((3, (3,)), (7, ())):
+        run = hung(tmp_path / str(missing), JobShape(data_parallel=8), HangFault(ranks=(missing,)))
+        (run / f"{missing}.blackbox").unlink()
+        verdict = diagnose_run(run)
+        assert (verdict.state.value, verdict.ranks) == ("stalled", ranks)
+        assert diagnose_run(run, complete=True).ranks == (missing,)
 
 
 @pytest.mark.parametrize("culprit", range(8))
 def test_stop_in_pipeline(culprit: int, tmp_path: Path) -> None:
-    """A rank that stops in a pipeline is distinguished from those that wait in receives. A box does not tell
-    the peer of a receive; whoever waits is no culprit."""
+    """A box does not tell the peer of a receive; whoever waits is no culprit."""
     shape = JobShape(data_parallel=2, pipeline_parallel=4)
     fault = HangFault(kind=HangKind.SLEEP, ranks=(culprit,), plane=Plane.PIPELINE, occurrence=2)
     assert diagnose_run(hung(tmp_path, shape, fault)).ranks == (culprit,)
 
 
-def nccl_rank(directory: Path, rank: int, enqueued: int) -> None:
-    """A box in which collectives are counted, and their ends are not seen."""
-    identity = Identity(run="job", rank=rank, world_size=4, local_rank=rank, host="node")
-    writer = Writer(directory, identity, phases=PHASES, capacity=256)
-    integers = writer.integers
-    integers[Now.GROUP_NAME] = writer.new_name("default_pg")
-    integers[Now.GROUP_MEMBERS] = writer.new_name(members_text(range(4)))
-    integers[Now.GROUP_SIZE] = 4
-    integers[Now.GROUP_ENQUEUED] = enqueued
-    integers[Now.GROUP_OPERATION] = writer.name_number("all_reduce")
-    integers[Now.GROUPS] = 1
-    writer.unlock()
+def nccl_ranks(directory: Path, *enqueued: int) -> None:
+    """Boxes in which collectives are counted, and their ends are not seen."""
+    for number, count in enumerate(enqueued):
+        box = RankBox(directory, number, world=len(enqueued))
+        box.enqueues(count - 1)
+        box.writer.unlock()
 
 
-def test_nccl_fewest_enqueued(tmp_path: Path) -> None:
-    """Without completions, the rank that enqueued least is waited for. As with NCCL, whose ends only the
-    flight recorder knows."""
-    for number, enqueued in enumerate((12, 12, 10, 12)):
-        nccl_rank(tmp_path, number, enqueued)
+@pytest.mark.parametrize(
+    ("enqueued", "state", "ranks"), [((12, 12, 10, 12), "hang", (2,)), ((12, 12, 12, 12), "ok", ())]
+)
+def test_without_completions(
+    enqueued: tuple[int, ...], state: str, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Who enqueued least is waited for, as with NCCL, whose ends no box sees; equal counts say nothing."""
+    nccl_ranks(tmp_path, *enqueued)
     verdict = diagnose_run(tmp_path)
-    assert (verdict.hang.state.value, verdict.ranks) == ("hang", (2,))
-
-
-def test_nccl_equal_counts(tmp_path: Path) -> None:
-    """Without completions, equal counts say nothing. A stall of devices or links looks like health."""
-    for number in range(4):
-        nccl_rank(tmp_path, number, 12)
-    assert (diagnose_run(tmp_path).hang.state.value, diagnose_run(tmp_path).ranks) == ("ok", ())
+    assert (verdict.hang.state.value, verdict.ranks) == (state, ranks)
 
 
 @pytest.mark.parametrize("complete", [(), (3,), (3, 5)])
@@ -132,53 +109,48 @@ def judged(boxes: Boxes, *, stall: float) -> HangVerdict:
     return judge_waiting(boxes, Recorders(), stall=stall, complete=False)
 
 
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Verdict], RunVerdict]:
+    """The verdict on a running job of which the straggler engine has found this."""
+
+    def judge(found: Verdict) -> RunVerdict:
+        monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
+        with rank(tmp_path, "steps(2); ready()", world=2):
+            return diagnose_run(tmp_path)
+
+    return judge
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(("slowdown", "named"), [(1.004, ()), (1.02, (1,))])
 def test_small_slowdown(
-    slowdown: float, named: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slowdown: float, named: tuple[int, ...], running: Callable[[Verdict], RunVerdict]
 ) -> None:
-    """A rank that costs a run less than one percent is not named. What the straggler engine found is told all
-    the same, with its cause."""
+    """A rank that costs less than one percent is not named, but its cause is told all the same."""
     found = Verdict(cause=Cause.SLOW_RANK, phase=SlowPhase.COMPUTE, ranks=(1,), slowdown=slowdown)
-    monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
-    with rank(tmp_path, "steps(2); ready()", world=2):
-        verdict = diagnose_run(tmp_path)
+    verdict = running(found)
     assert (verdict.state, verdict.ranks, verdict.straggler) == (RunState.RUNNING, named, found)
     assert "cause: slow_rank (compute)" in verdict.why
     assert ("rank 1" in verdict.why) is bool(named)
 
 
 @pytest.mark.process
-def test_causes_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causes_beside_the_first(running: Callable[[Verdict], RunVerdict]) -> None:
     """A running job names all ranks that certainly cost 1 %, also where another cause costs more."""
-    found = Verdict(
-        cause=Cause.NETWORK,
-        slowdown=1.2,
-        causes=(
-            _cause(Cause.NETWORK, 1.2),
-            _cause(Cause.SLOW_RANK, 1.05, ranks=(1,)),
-            _cause(Cause.SLOW_RANK, 1.002, ranks=(0,)),
-            _cause(Cause.INCONCLUSIVE, 1.1, certain=False),
-        ),
+    causes = (
+        _cause(Cause.NETWORK, 1.2),
+        _cause(Cause.SLOW_RANK, 1.05, ranks=(1,)),
+        _cause(Cause.SLOW_RANK, 1.002, ranks=(0,)),
+        _cause(Cause.INCONCLUSIVE, 1.1, certain=False),
     )
-    monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
-    with rank(tmp_path, "steps(2); ready()", world=2):
-        verdict = diagnose_run(tmp_path)
+    verdict = running(Verdict(cause=Cause.NETWORK, slowdown=1.2, causes=causes))
     assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (1,))
     assert "it is 20.0% slower than it could be; cause: network; also slow_rank, rank 1 (5.0%)" in verdict.why
 
 
-def _cause(cause: Cause, slowdown: float, *, ranks: tuple[int, ...] = (), certain: bool = True) -> FoundCause:
-    return FoundCause(
-        cause=cause,
-        ranks=ranks,
-        first_step=0,
-        last_step=9,
-        share_of_steps=1.0,
-        slowdown=slowdown,
-        lost_rank_seconds=1.0,
-        certain=certain,
-    )
+def _cause(cause: Cause, slowdown: float, **more: Any) -> FoundCause:
+    lasts = {"first_step": 0, "last_step": 9, "share_of_steps": 1.0, "lost_rank_seconds": 1.0}
+    return FoundCause(cause=cause, slowdown=slowdown, **{"ranks": (), "certain": True, **lasts, **more})
 
 
 def learnt(directory: Path) -> None:
@@ -194,8 +166,7 @@ def learnt(directory: Path) -> None:
 
 
 def test_first_checkpoint(tmp_path: Path) -> None:
-    """A first checkpoint is no stall by what steps have taught. Nothing tells it from a hang: the limit is
-    that of the alert, and an age that is given counts."""
+    """It is no stall by what steps have taught: the limit is that of the alert, and a given age counts."""
     learnt(tmp_path)
     boxes = boxes_seen(tmp_path)
     assert stall_seconds(boxes) == MOST_STALL_SECONDS
@@ -204,8 +175,7 @@ def test_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_long_steps(tmp_path: Path) -> None:
-    """Ranks that have learnt long steps may wait for long. Five times the second longest step, beyond 30
-    seconds, too; short ones at least 5."""
+    """Who has learnt long steps may wait five times the second longest; short steps give 5 seconds."""
     for seconds, limit in ((0.1, LEAST_STALL_SECONDS), (10.0, 50.0)):
         directory = tmp_path / str(limit)
         box = RankBox(directory, 0, world=1)

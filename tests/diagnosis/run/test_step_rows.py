@@ -91,12 +91,6 @@ def test_pieces(step: Any, phases: list[Any], calls: list[Any], pieces: list[Any
         assert told(lay_out(*step, each, calls)) == pieces
 
 
-def test_nested_piece() -> None:
-    """A phase inside another is taken out of it. Both are pieces, and together as long as the outer one."""
-    pieces = lay_out(1.0, 2.0, [FORWARD, (1.2, 1.5, "data_wait")], [])
-    assert {each.operation: round(each.seconds, 6) for each in pieces} == {"forward": 0.7, "data_wait": 0.3}
-
-
 def test_collective_outside_of_phases() -> None:
     """It keeps its place and its group, between what no phase claims, and lies inside of none."""
     phases = [(1.0, 1.5, "forward")]
@@ -127,57 +121,41 @@ def test_broken_members(text: str, size: int) -> None:
     assert parse_members(text, size) is None
 
 
-def box_of(directory: Path) -> Box:
-    """Two steps of a second: forward, then backward with a bucket whose record comes after the step's."""
-    writer = Writer(directory, Identity(run="job"), phases=PHASES, capacity=256)
-    group, bucket = writer.new_name("default_pg"), writer.name_number("all_reduce")
-    for step in (1, 2):
-        at = float(100 + step)
-        for name, start, end in (("forward", at, at + 0.3), ("backward", at + 0.3, at + 1.0)):
-            number = writer.name_number(name)
-            writer.append(RecordKind.PHASE, number, start, end, layout.STEP, 0, 0)
-        tokens = writer.name_number(TOKENS)
-        writer.append(RecordKind.WORK, tokens, at + 1.0, at + 1.0, layout.WORK, 64.0, step)
-        writer.append(RecordKind.STEP, 0, at, at + 1.0, layout.STEP, step, 0)
-        writer.append(
-            RecordKind.COLLECTIVE,
-            bucket,
-            at + 0.7,
-            at + 0.9,
-            layout.COLLECTIVE,
-            4096,
-            step - 1,
-            group,
-            0,
-            0.0,
-        )
-    writer.unlock()
-    return read_box(writer.path, most_records=1000)
+def collective(writer: Writer, start: float, end: float, payload: tuple[float, ...]) -> None:
+    """The record of an all-reduce."""
+    name = writer.name_number("all_reduce")
+    writer.append(RecordKind.COLLECTIVE, name, start, end, layout.COLLECTIVE, *payload)
 
 
 def test_row_of_late_record(tmp_path: Path) -> None:
-    """A collective belongs to the step that enqueued it. Its end is recorded by another thread, here after
-    the step; and the first step is left out."""
-    box = box_of(tmp_path)
-    rows = all_rows(box, {})
-    assert {row.step for row in rows} == {2}
-    assert [(row.operation, row.kind) for row in rows] == [
-        ("forward", "compute"),
-        ("backward", "compute"),
-        ("all_reduce", "communication"),
+    """A collective belongs to the step that enqueued it, whose record comes first; step 1 has no rows."""
+    writer = Writer(tmp_path, Identity(run="job"), phases=PHASES, capacity=256)
+    group, tokens = writer.new_name("default_pg"), writer.name_number(TOKENS)
+    for step in (1, 2):
+        at = float(100 + step)
+        for name, start, end in (("forward", at, at + 0.3), ("backward", at + 0.3, at + 1.0)):
+            writer.append(RecordKind.PHASE, writer.name_number(name), start, end, layout.STEP, 0, 0)
+        writer.append(RecordKind.WORK, tokens, at + 1.0, at + 1.0, layout.WORK, 64.0, step)
+        writer.append(RecordKind.STEP, 0, at, at + 1.0, layout.STEP, step, 0)
+        collective(writer, at + 0.7, at + 0.9, (4096, step - 1, group, 0, 0.0))
+    writer.unlock()
+    rows = all_rows(read_box(writer.path, most_records=1000), {})
+    assert [(row.step, row.operation, row.kind, row.work) for row in rows] == [
+        (2, "forward", "compute", 64.0),
+        (2, "backward", "compute", 64.0),
+        (2, "all_reduce", "communication", None),
     ]
     assert [row.seconds for row in rows] == pytest.approx([0.3, 0.5, 0.2])
-    assert [row.work for row in rows] == [64.0, 64.0, None]
 
 
 def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) -> list[tuple[str, float]]:
     """(operation, seconds) of a step of one second, all forward; collectives: start, end, waited, flags."""
     writer = Writer(directory, Identity(run="job"), phases=PHASES, capacity=256)
-    group, name, forward = (writer.name_number(each) for each in ("tp", "all_reduce", "forward"))
+    group, forward = (writer.name_number(each) for each in ("tp", "forward"))
     writer.append(RecordKind.STEP, 0, 99.0, 100.0, layout.STEP, 0, 0)
     for number, (start, end, waited, flags) in enumerate(collectives):
         payload = (64, number, group, flags, 100.0 + waited if waited else 0.0)
-        writer.append(RecordKind.COLLECTIVE, name, 100.0 + start, 100.0 + end, layout.COLLECTIVE, *payload)
+        collective(writer, 100.0 + start, 100.0 + end, payload)
     writer.append(RecordKind.PHASE, forward, 100.0, 101.0, layout.STEP, 0, 0)
     writer.append(RecordKind.STEP, 0, 100.0, 101.0, layout.STEP, 1, 0)
     writer.unlock()
@@ -186,8 +164,7 @@ def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) ->
 
 
 def test_seen_waits(tmp_path: Path) -> None:
-    """Each wait that was seen is communication. From its begin, not from the enqueue; several in one
-    phase."""
+    """Each is communication from its begin, not from the enqueue; several in one phase."""
     found = rows(tmp_path, [(0.1, 0.4, 0.2, 0), (0.5, 0.8, 0.7, 0)])
     assert [operation for operation, _ in found] == ["forward", "all_reduce", "all_reduce"]
     assert [seconds for _, seconds in found] == pytest.approx([0.7, 0.2, 0.1])
@@ -205,12 +182,21 @@ def test_untimed_collective(tmp_path: Path) -> None:
     assert rows(tmp_path, [(0.5, 0.5, 0.0, layout.UNTIMED)]) == [("forward", pytest.approx(1.0))]
 
 
+def resolved(rank: LoneRank) -> Box:
+    """The box of a rank, once the device is done."""
+    rank.resolve()
+    rank.resolve()
+    return read_box(rank.writer.path, most_records=1_000)
+
+
 def rows_on_device(rank: LoneRank, step: int) -> list[Row]:
     """The rows of a step, once the device is done."""
-    rank.resolve()
-    rank.resolve()
-    box = read_box(rank.writer.path, most_records=1_000)
-    return [each for each in all_rows(box, {}) if each.step == step]
+    return [each for each in all_rows(resolved(rank), {}) if each.step == step]
+
+
+def waits_of(rank: LoneRank) -> list[Row]:
+    """Those of step 1 that show their messages."""
+    return [each for each in rows_on_device(rank, 1) if each.messages]
 
 
 def device_rows(rank: LoneRank, step: int) -> list[tuple[str, float]]:
@@ -248,13 +234,9 @@ def test_unknown_messages_of_a_pipeline(rank: LoneRank, monkeypatch: pytest.Monk
             rank.exchange(PAIR, [], [(1, number)], 0.0).wait()
             with rank.run.phase(phase):
                 rank.compute(0.001)
+    passes = [("forward", 20), ("forward", 19), ("backward", 19)]
     assert device_rows(rank, 1) == [
-        ("recv_forward", 20),
-        ("forward", 1),
-        ("recv_forward", 19),
-        ("forward", 1),
-        ("recv_backward", 19),
-        ("backward", 1),
+        row for name, waited in passes for row in ((f"recv_{name}", waited), (name, 1))
     ]
 
 
@@ -270,7 +252,7 @@ def test_messages_of_a_batch(rank: LoneRank) -> None:
             rank.compute(0.020)
         early.wait()
         rank.exchange(PAIR, [(1, "sent")], [(1, "received")], 0.0).wait()
-    found = [each for each in rows_on_device(rank, 1) if each.messages]
+    found = waits_of(rank)
     sent, received = Message("send", 1), Message("recv", 1)
     assert [each.messages for each in found] == [(sent,), (sent, received)]
     assert [each.ahead for each in found] == pytest.approx([0.020, 0.0], abs=1e-4)
@@ -289,9 +271,7 @@ def test_batch_without_a_wait(rank: LoneRank) -> None:
         rank.host.spend(0.001)
         for each in batches:
             each.wait()
-    rank.resolve()
-    rank.resolve()
-    box = read_box(rank.writer.path, most_records=1_000)
+    box = resolved(rank)
     for up in range(0, 10_000_000, 99_991):
         later = [each._replace(start=each.start + up, end=each.end + up) for each in box.records]
         waits = [each for each in all_rows(replace(box, records=tuple(later)), {}) if each.messages]
@@ -299,14 +279,13 @@ def test_batch_without_a_wait(rank: LoneRank) -> None:
 
 
 def test_batches_of_the_same_messages(rank: LoneRank) -> None:
-    """Two batches that were enqueued together have a row each: else the sends of later ones would belong to
-    other receives."""
+    """Two that were enqueued together have a row each, so that sends keep their receives."""
     with rank.run.step():
         for transfer, seconds in (("first", 0.010), ("second", 0.030)):
             rank.network.meet((0, 1, transfer), 2, 0.0).arrive(rank.host.now + seconds, ())
         for each in [rank.exchange(PAIR, [(1, name)], [], 0.0) for name in ("first", "second")]:
             each.wait()
-    waits = [each for each in rows_on_device(rank, 1) if each.messages]
+    waits = waits_of(rank)
     assert [each.messages for each in waits] == 2 * [(Message("send", 1),)]
     assert [each.seconds for each in waits] == pytest.approx([0.010, 0.020], abs=1e-4)
 

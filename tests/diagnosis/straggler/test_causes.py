@@ -15,25 +15,34 @@ from support.diagnosis.operations import SmallJob, last_end
 
 
 def test_cost_of_each() -> None:
-    """Two ranks of different onset and size are two causes; each costs what the job loses by it alone."""
-    verdict = diagnose(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
-    later, earlier = verdict.causes
-    assert (later.ranks, later.first_step, later.last_step) == ((2,), 20, 39)
-    assert (earlier.ranks, earlier.first_step, earlier.last_step) == ((5,), 4, 17)
-    assert (later.share_of_steps, earlier.share_of_steps) == (0.5, 14 / 40)
-    both = last_end(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
-    without_later = last_end(_job().slow_rank(5, 1.3, first=4, end=18).table())
-    without_earlier = last_end(_job().slow_rank(2, 1.6, first=20).table())
-    _check_cost(later, both, without_later)
-    _check_cost(earlier, both, without_earlier)
+    """Each cause costs what the job loses by it alone, and the head of the verdict is the first of them."""
+
+    def later(job: SmallJob) -> SmallJob:
+        return job.slow_rank(2, 1.6, first=20)
+
+    def earlier(job: SmallJob) -> SmallJob:
+        return job.slow_rank(5, 1.3, first=4, end=18)
+
+    both = earlier(later(_job())).table()
+    verdict = diagnose(both)
+    found = [(each.ranks, each.first_step, each.last_step, each.share_of_steps) for each in verdict.causes]
+    assert found == [((2,), 20, 39, 0.5), ((5,), 4, 17, 14 / 40)]
+    for cause, left in zip(verdict.causes, (earlier, later), strict=True):
+        _check_cost(cause, last_end(both), last_end(left(_job()).table()))
+    first = verdict.causes[0]
+    for name in ("cause", "phase", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds"):
+        assert getattr(verdict, name) == getattr(first, name)
+    assert dict(first.evidence).items() <= dict(verdict.evidence).items()
 
 
 def test_cost_of_a_rank_behind_a_slower_one() -> None:
     """Alone it gains little, because the other one is as late. It is listed all the same."""
-    verdict = diagnose(_job().slow_rank(2, 2.0).slow_rank(5, 1.2).table())
-    assert [each.ranks for each in verdict.causes] == [(2,), (5,)]
-    assert verdict.causes[0].slowdown == pytest.approx(_expected(2.0, 1.2), rel=0.03)
-    assert verdict.causes[1].slowdown == pytest.approx(1.0, abs=0.002)
+    both = _job().slow_rank(2, 2.0).slow_rank(5, 1.2).table()
+    slower, behind = diagnose(both).causes
+    assert (slower.ranks, behind.ranks) == ((2,), (5,))
+    truth = last_end(both) / last_end(_job().slow_rank(5, 1.2).table())
+    assert slower.slowdown == pytest.approx(truth, rel=0.03)
+    assert behind.slowdown == pytest.approx(1.0, abs=0.002)
 
 
 def test_ranks_that_throttle_together() -> None:
@@ -45,15 +54,6 @@ def test_ranks_that_throttle_together() -> None:
     assert (cause.ranks, cause.first_step) == ((4, 5, 6), 10)
     assert [each["rank"] for each in _listed(cause)] == [4, 5, 6]
     _check_cost(cause, last_end(job.table()), last_end(_job().table()))
-
-
-def test_head_repeats_the_first() -> None:
-    """The head of the verdict is the first of the causes, with the facts about the table beside it."""
-    verdict = diagnose(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
-    first = verdict.causes[0]
-    for name in ("cause", "phase", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds"):
-        assert getattr(verdict, name) == getattr(first, name)
-    assert dict(first.evidence).items() <= dict(verdict.evidence).items()
 
 
 def test_causes_under_none() -> None:
@@ -132,11 +132,6 @@ def test_more_causes_than_are_priced() -> None:
 
 def _job() -> SmallJob:
     return SmallJob(dp=8, steps=40, noise=0.01)
-
-
-def _expected(slow: float, behind: float) -> float:
-    both = last_end(_job().slow_rank(2, slow).slow_rank(5, behind).table())
-    return both / last_end(_job().slow_rank(5, behind).table())
 
 
 def _check_cost(cause: FoundCause, seconds: float, without: float) -> None:

@@ -277,8 +277,7 @@ def test_chance_run_of_late_steps(seed: int) -> None:
 
 
 def test_late_in_the_same_operations() -> None:
-    """A rank whose host falls behind at two of eight microbatches of each step is slow in these, not in all:
-    that is no chance, and it costs what they take longer."""
+    """A host that falls behind at two of eight microbatches is no chance, and costs what they grow."""
     usual, late = (
         times(
             SmallJob(dp=4, pp=4, microbatches=8, noise=0.005), "compute", np.s_[:, 2, 1, 5:7], factor

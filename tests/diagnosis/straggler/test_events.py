@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +20,30 @@ def short_steps(steps: int, *, dp: int = 4) -> SmallJob:
     return SmallJob(dp=dp, steps=steps, microbatches=1)
 
 
+def the_event(job: SmallJob, cause: Cause = Cause.NONE) -> dict[str, Any]:
+    """The only event of the job, which slows nothing down."""
+    verdict = diagnose(job.table())
+    assert (verdict.cause, verdict.ranks, verdict.slowdown) == (cause, (), 1.0)
+    (event,) = verdict.events
+    assert verdict.event_seconds == event["lost_seconds"]
+    return dict(event)
+
+
 @pytest.mark.parametrize("steps", [600, 1800])
 def test_one_long_collective(steps: int) -> None:
     """A collective of 40 s is no slow network, however long the run goes on. Nobody came late to it."""
     job = short_steps(steps)
     job.transfer[300] = 10_000.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.slowdown, verdict.lost_rank_seconds) == (Cause.NONE, 1.0, 0.0)
-    (event,) = verdict.events
+    event = the_event(job)
     assert (event["step"], event["operation"], event["ranks"]) == (300, "all_reduce", [])
     assert event["lost_seconds"] == pytest.approx(40.0, abs=8.0)
-    assert verdict.event_seconds == event["lost_seconds"]
 
 
 def test_one_long_forward_pass() -> None:
     """The seconds that a rank loses in one pass are reported with the rank and the phase."""
     job = short_steps(600)
     job.compute[200, 2] = 470.0
-    verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.NONE, ())
-    (event,) = verdict.events
+    event = the_event(job)
     assert (event["step"], event["operation"], event["ranks"]) == (200, "backward", [2])
     assert event["lost_seconds"] == pytest.approx(14.0, rel=0.2)
 
@@ -47,11 +52,8 @@ def test_events_of_a_lone_rank() -> None:
     """A single rank has no peers, and its events are reported all the same."""
     job = short_steps(100, dp=1)
     job.loading[50] = 1_000.0
-    verdict = diagnose(job.table())
-    assert verdict.cause is Cause.INCONCLUSIVE
-    assert [(each["step"], each["operation"], each["ranks"]) for each in verdict.events] == [
-        (50, "load", [0])
-    ]
+    event = the_event(job, Cause.INCONCLUSIVE)
+    assert (event["step"], event["operation"], event["ranks"]) == (50, "load", [0])
 
 
 def test_pause_at_the_end_of_a_step() -> None:
@@ -81,8 +83,7 @@ def test_pause_of_all_ranks() -> None:
     """All ranks were late in their own work: all of them are in the event."""
     job = short_steps(100)
     job.compute[40] = 100.0
-    (event,) = diagnose(job.table()).events
-    assert event["ranks"] == [0, 1, 2, 3]
+    assert the_event(job)["ranks"] == [0, 1, 2, 3]
 
 
 def test_trend_beside_events() -> None:
@@ -97,11 +98,7 @@ def test_trend_beside_events() -> None:
     assert [each["step"] for each in verdict.events] == [150, 100]
 
 
-@pytest.mark.parametrize(
-    "long",
-    [range(50, 54), range(0, 100, 10)],
-    ids=["four in a row", "every tenth"],
-)
+@pytest.mark.parametrize("long", [range(50, 54), range(0, 100, 10)], ids=["four in a row", "every tenth"])
 def test_states_and_patterns(long: range) -> None:
     """What lasts is a state of the run, and what comes again and again is a pattern: no single events."""
     seconds = [3.0 if step in long else 1.0 for step in range(100)]

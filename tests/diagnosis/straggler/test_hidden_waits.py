@@ -20,14 +20,8 @@ RANKS = [(stage, replica) for stage in range(STAGES) for replica in range(REPLIC
 SLOW = RANKS.index((1, 2))
 
 
-def job(
-    held: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
-    *,
-    inside: bool = False,
-    steps: int = STEPS,
-) -> OperationTable:
-    """Each rank computes, is held without a row (or inside of one), and reduces over its stage. `held` gives
-    the moments at which ranks go on from those at which they come; one rank is slow."""
+def job(held: Held, *, inside: bool = False, steps: int = STEPS) -> OperationTable:
+    """Each rank computes, is held without a row (or inside of one), and reduces in its stage. One is slow."""
     random = np.random.default_rng(3)
     rows: list[tuple[Any, ...]] = []
     for step in range(steps):
@@ -47,26 +41,28 @@ def job(
     return as_table(rows)
 
 
-def of_all(came: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+Floats = np.ndarray[Any, Any]
+Held = Callable[[Floats], Floats]
+"""The moments at which ranks go on, from those at which they come."""
+
+
+def of_all(came: Floats) -> Floats:
     return np.full_like(came, came.max()) + 0.01
 
 
-def of_replicas(came: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    last = [
-        max(came[i] for i, (_, each) in enumerate(RANKS) if each == replica) for replica in range(REPLICAS)
-    ]
-    return np.array([last[replica] for _, replica in RANKS]) + 0.01
+def of_replicas(came: Floats) -> Floats:
+    last = came.reshape(STAGES, REPLICAS).max(axis=0)
+    return np.tile(last, STAGES) + 0.01
 
 
-def of_last_stage_and_replicas(came: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def of_last_stage_and_replicas(came: Floats) -> Floats:
     """The ranks of the last stage wait for each other, and then each replica for its ranks."""
-    end = [i for i, (stage, _) in enumerate(RANKS) if stage == STAGES - 1]
     came = came.copy()
-    came[end] = came[end].max()
+    came[-REPLICAS:] = came[-REPLICAS:].max()
     return of_replicas(came)
 
 
-def of_nobody(came: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def of_nobody(came: Floats) -> Floats:
     """Each takes its own time, with some noise, however late it comes."""
     return came + np.random.default_rng(int(came[0] * 1e6)).uniform(0.2, 0.3, len(came))
 
@@ -78,7 +74,7 @@ def without_the_fault(case: Case) -> float:
     return float(case.replay.step_seconds(fair).sum())
 
 
-def truth(held: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]], steps: int) -> float:
+def truth(held: Held, steps: int) -> float:
     random = np.random.default_rng(3)
     total = 0.0
     for step in range(steps):
@@ -92,9 +88,7 @@ def truth(held: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]], steps: i
     ("held", "steps"),
     [(of_all, 1), (of_all, STEPS), (of_replicas, STEPS), (of_last_stage_and_replicas, STEPS)],
 )
-def test_meeting(
-    held: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]], inside: bool, steps: int
-) -> None:
+def test_meeting(held: Held, inside: bool, steps: int) -> None:
     """Who waits for whom is found, so that a slow rank's cost includes the waits of others for it."""
     case = Case(job(held, inside=inside, steps=steps), DEFAULT)
     assert HIDDEN_WAIT in case.table.operations

@@ -66,8 +66,7 @@ def with_peers(rows: list[tuple[Any, ...]], messages: dict[int, tuple[int, float
 
 
 def test_ring_of_stages() -> None:
-    """With known peers a rank that holds the first and the third stage receives from the one that holds the
-    second, as forward as it sends to it."""
+    """A rank with two stages receives from its neighbour in the direction in which it sends to it."""
     rows = [
         row(0, "forward", 0.0, 1.0),
         row(0, "send", 1.0, 2.5),

@@ -2,59 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
-from rankwatch_diagnosis.straggler.persistence import (
-    Residuals,
-    against_past,
-    against_peers,
-    recurrent,
-    scan,
-)
+from rankwatch_diagnosis.straggler.persistence import Residuals, against_past, against_peers, recurrent, scan
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+
+Test = Callable[..., Any]
+
+
+def noise(sigma: float, *size: int, seed: int = 0) -> np.ndarray:
+    return sigma * np.random.default_rng(seed).standard_normal(size)
+
+
+def found_in(values: np.ndarray, test: Test = scan, least_excess: float = 0.02) -> list[Any]:
+    return list(test(_residuals(values), DEFAULT, least_excess=least_excess).found)
 
 
 def test_noise() -> None:
     """The level accounts for the number of ranks and windows. Here no size of effect protects."""
-    random = np.random.default_rng(3)
-    named = 0
-    for _ in range(200):
-        values = 0.03 * random.standard_normal((24, 64))
-        named += bool(scan(_residuals(values), DEFAULT, least_excess=0.0).found)
+    named = sum(bool(found_in(each, least_excess=0.0)) for each in noise(0.03, 200, 24, 64, seed=3))
     assert named <= 2
 
 
 def test_lasting_excess() -> None:
     """It is found with its start, end and size."""
-    values = 0.01 * np.random.default_rng(0).standard_normal((40, 16))
+    values = noise(0.01, 40, 16)
     values[12:30, 4] += 0.05
-    (found,) = scan(_residuals(values), DEFAULT, least_excess=0.02).found
+    (found,) = found_in(values)
     assert (found.column, found.first, found.end) == (4, 12, 30)
     assert found.size == pytest.approx(0.05, abs=0.01)
 
 
 def test_one_huge_step() -> None:
     """It does not last, however late the rank was."""
-    values = 0.01 * np.random.default_rng(0).standard_normal((40, 16))
+    values = noise(0.01, 40, 16)
     values[12, 4] += 5.0
-    assert scan(_residuals(values), DEFAULT, least_excess=0.02).found == ()
+    assert found_in(values) == []
 
 
 def test_chance_run_of_late_steps() -> None:
     """Ranks are late one step in five, by far more than the noise of the others."""
     named = 0
     for seed in range(40):
-        random = np.random.default_rng(seed)
-        values = 0.01 * random.standard_normal((40, 32))
-        values += np.where(random.random(values.shape) < 0.2, 0.3, 0.0)
-        named += bool(scan(_residuals(values), DEFAULT, least_excess=0.02).found)
+        values = noise(0.01, 40, 32, seed=seed)
+        values += np.where(np.random.default_rng(1000 + seed).random(values.shape) < 0.2, 0.3, 0.0)
+        named += bool(found_in(values))
     assert named <= 1
 
 
 def test_allowed_excess() -> None:
     """What healthy ranks may show for long is no finding, however long it lasts; what is more is one."""
-    values = 0.002 * np.random.default_rng(1).standard_normal((60, 64))
+    values = noise(0.002, 60, 64, seed=1)
     values[:, 3] += 0.04
     values[:, 4] += 0.08
     residuals = _residuals(values)._replace(allowed=np.full(64, 0.05))
@@ -68,14 +70,9 @@ def test_allowed_excess() -> None:
 )
 def test_part_of_the_steps(late: np.ndarray) -> None:
     """A rank may be slow in less than half of any window; the steps in which it is are known."""
-    values = 0.01 * np.random.default_rng(0).standard_normal((60, 16))
+    values = noise(0.01, 60, 16)
     values[late, 4] += 0.3
-    residuals = _residuals(values)
-    found = {
-        each.column: each
-        for test in (recurrent, scan)
-        for each in test(residuals, DEFAULT, least_excess=0.02).found
-    }
+    found = {each.column: each for test in (recurrent, scan) for each in found_in(values, test)}
     assert list(found) == [4]
     assert np.flatnonzero(found[4].active).tolist() == late.tolist()
     assert found[4].size == pytest.approx(0.3, abs=0.02)
@@ -85,10 +82,9 @@ def test_ranks_late_in_turn() -> None:
     """No rank is late more often than the others, so none is recurrent."""
     named = 0
     for seed in range(200):
-        random = np.random.default_rng(seed)
-        values = 0.01 * random.standard_normal((40, 16))
-        values += np.where(random.random(values.shape) < 0.05 + 0.15 * (seed % 2), 0.3, 0.0)
-        named += bool(recurrent(_residuals(values), DEFAULT, least_excess=0.02).found)
+        values = noise(0.01, 40, 16, seed=seed)
+        late = np.random.default_rng(1000 + seed).random(values.shape) < 0.05 + 0.15 * (seed % 2)
+        named += bool(found_in(values + np.where(late, 0.3, 0.0), recurrent))
     assert named <= 1
 
 

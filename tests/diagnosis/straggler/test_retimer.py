@@ -35,8 +35,7 @@ def test_simulated_fault(shape: JobShape) -> None:
 @recorded
 @pytest.mark.parametrize("name", JOBS)
 def test_recorded_steps(name: str) -> None:
-    """Nobody leaves before the last one has come, and usual transfers give the recorded steps again. The
-    seconds of transfers and pauses are what waits leave over, so they repeat only if the waits are right."""
+    """Nobody leaves before the last has come, and usual transfers give the recorded steps again."""
     job = real(name)
     replay, seconds = job.replay, job.seconds.copy()
     assert replay.impossible(seconds) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -23,10 +25,12 @@ from support.diagnosis.operations import (
 
 def test_first_step_compiles() -> None:
     """Ranks compile for unequal times: no jitter, nobody's fault, and it hides no slow rank."""
-    verdict = diagnose(_compiling(SmallJob(dp=8)).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.NONE, ())
-    verdict = diagnose(_compiling(SmallJob(dp=8)).slow_rank(5, 1.2).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (5,), 0)
+    for factor, cause, ranks in ((1.0, Cause.NONE, ()), (1.2, Cause.SLOW_RANK, (5,))):
+        job = SmallJob(dp=8)
+        job.compute[0] *= job.random.uniform(3.0, 5.0, (job.dp, job.pp, 1))
+        verdict = diagnose(job.slow_rank(5, factor).table())
+        assert (verdict.cause, verdict.ranks) == (cause, ranks)
+        assert verdict.first_step in (None, 0)
 
 
 def test_one_late_step_everywhere() -> None:
@@ -68,21 +72,21 @@ def test_inferred_slow_stage() -> None:
     assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_STAGE, (), (2,))
 
 
-@pytest.mark.parametrize("pp", [1, 4])
-def test_waits_as_pauses(pp: int) -> None:
-    """Recorders that begin a collective with its last member give the same cost."""
-    slow = SmallJob(dp=4, pp=pp).slow_rank(2, 1.6).table()
-    verdict = diagnose(transfers_only(slow))
-    assert verdict.ranks == (2,)
+@pytest.mark.parametrize(
+    ("pp", "rank", "recorded"),
+    [
+        (1, 2, transfers_only),
+        (4, 2, transfers_only),
+        (4, 6, lambda table: on_wall_clocks(transfers_only(table))),
+    ],
+    ids=["replicas", "pipeline", "wall clocks"],
+)
+def test_waits_as_pauses(pp: int, rank: int, recorded: Callable[[OperationTable], OperationTable]) -> None:
+    """Waits outside of collectives, also by clocks rounded to microseconds since 1970, give the same cost."""
+    slow = SmallJob(dp=4, pp=pp).slow_rank(rank, 1.5).table()
+    verdict = diagnose(recorded(slow))
+    assert verdict.ranks == (rank,)
     assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=pp)), rel=0.03)
-
-
-def test_wall_clocks() -> None:
-    """Rounding to microseconds since 1970 must not make a row begin before its predecessor."""
-    slow = SmallJob(dp=4, pp=4).slow_rank(6, 1.4).table()
-    verdict = diagnose(on_wall_clocks(transfers_only(slow)))
-    assert verdict.ranks == (6,)
-    assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=4)), rel=0.03)
 
 
 def test_gaps() -> None:
@@ -124,11 +128,6 @@ def test_data_loading_that_grows() -> None:
     assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.DATA_LOADING, (), 14)
     assert verdict.evidence["slowdown_is_upper_bound"] is False
     assert verdict.slowdown == pytest.approx(_truth(table, healthy), rel=0.03)
-
-
-def _compiling(job: SmallJob) -> SmallJob:
-    job.compute[0] *= job.random.uniform(3.0, 5.0, (job.dp, job.pp, 1))
-    return job
 
 
 def _truth(slow: OperationTable, healthy: SmallJob) -> float:

@@ -81,8 +81,7 @@ def test_rank_at_fault_is_named(run: str, shown: HungJobs) -> None:
 
 
 def test_stopped_rank(shown: HungJobs) -> None:
-    """A rank that is stopped while it waits is named. All ranks wait in the same collective, so only its
-    missing answers show which one it is."""
+    """All ranks wait in the same collective, so only its missing answers show which one it is."""
     shown.check(STOPPED, HangFault("", Alert.RUN_STALLED, "rank_known"))
 
 

@@ -78,8 +78,7 @@ def test_boxes(shown: Flipped) -> None:
 
 
 def test_alert(shown: Flipped) -> None:
-    """It names the rank, too, and there is no other. A flipped parameter changes the gradient of one rank,
-    but not their sum: the norms stay equal."""
+    """It names the rank alone. The sum of the gradients, and so the norms, stay equal."""
     alert, *others = shown.system.delivered()
     assert not others
     assert complete(alert, CONFIG), str(alert)

@@ -101,8 +101,7 @@ def _slow_the_network(day: GameDay, system: MonitoredSystem) -> None:
 
 @pytest.mark.parametrize("run", EXPECTED)
 def test_alert(run: str, shown: Slowdowns) -> None:
-    """The alert has its labels and no others, and complete annotations. A network that becomes slow is real,
-    too: the kernel limits the rate of the loopback interface."""
+    """It has its labels and complete annotations; the kernel makes the network slow."""
     if run == SLOW_NETWORK and shown.no_limit:
         pytest.skip(shown.no_limit)
     name, labels = EXPECTED[run]

@@ -33,14 +33,15 @@ class RankBox:
     Moments are seconds before now; the rank has begun `_AGE_SECONDS` ago.
     """
 
-    def __init__(self, directory: Path, rank: int, *, world: int = 3) -> None:
+    def __init__(self, directory: Path, rank: int, *, world: int = 3, members: str | None = None) -> None:
         identity = Identity(run="job", rank=rank, world_size=world, local_rank=rank, host="node")
         self.now = time.monotonic() + UPTIME_SECONDS
         self.writer = Writer(directory, identity, phases=PHASES, capacity=256)
         self._shift_start()
         integers = self.writer.integers
         self._group = integers[Now.GROUP_NAME] = self.writer.new_name("default_pg")
-        integers[Now.GROUP_MEMBERS] = self.writer.new_name(members_text(range(world)))
+        members = members_text(range(world)) if members is None else members
+        integers[Now.GROUP_MEMBERS] = self.writer.new_name(members)
         integers[Now.GROUP_SIZE] = world
         integers[Now.GROUPS] = 1
         self.says(Lifecycle.STARTED, _AGE_SECONDS)
@@ -81,6 +82,11 @@ class RankBox:
         self.writer.integers[Now.STEP] = number
         self.writer.integers[Now.STEPS_COMPLETED] = number + 1
         self.writer.floats[Now.STEP_ENDED] = self.now - end
+
+    def reports(self, name: str, value: float, step: int) -> None:
+        """The record of a scalar, a second a step."""
+        number, at = self.writer.name_number(name), self.now - 500.0 + step
+        self.writer.append(RecordKind.SCALAR, number, at, at, layout.SCALAR, value, step)
 
     def in_phase(self, name: str, since: float) -> None:
         """Its words: this phase is open."""
