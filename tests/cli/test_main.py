@@ -37,6 +37,8 @@ def test_invalid_environment() -> None:
         ["agent", "--listen"],
         ["agent", "--config", "/nonexistent/agent.toml"],
         ["agent", "extra"],
+        ["demo", "--ranks", "x"],
+        ["demo", "stray"],
     ],
 )
 def test_invalid_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,18 +173,6 @@ def test_missing_extra(arguments: list[str], module: str, extra: str, tmp_path: 
         f"rankwatch {arguments[0]}: could not import {module}: "
         f"in a clone of rankwatch, pip install '.[{extra}]' brings it\n"
     )
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["a\nb.csv", "a\x1b[31mb.csv"])
-def test_control_characters_in_file_name(name: str) -> None:
-    """Line breaks and escape sequences are escaped, so that the error stays one line."""
-    done = rankwatch("diagnose", "straggler", name)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"rankwatch diagnose: {name!r} is no run in ")
-    assert done.stderr.endswith("\n")
-    assert done.stderr[:-1].isprintable()
-    assert rankwatch("diagnose", "straggler", "x", name).stderr.count("\n") == 1
 
 
 @pytest.mark.process

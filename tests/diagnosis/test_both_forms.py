@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,92 +49,76 @@ class Case:
     """Why the alerts are silent where the engine is not, by docs/stragglers.md."""
 
 
-def _job(shape: JobShape, fault: Fault, noise: Noise | None = None, *, with_work: bool = False) -> Job:
-    return Job(shape=shape, fault=fault, noise=noise or Noise(), steps=60, seed=1, with_work=with_work)
-
-
-def _slow_rank(shape: JobShape, rank: int, factor: float, noise: Noise | None = None, why: str = "") -> Case:
+def _case(
+    fault: Fault,
+    shape: JobShape = _REPLICAS,
+    *,
+    seconds: float | None = None,
+    why: str = "",
+    steps: int = 60,
+    **job: Any,
+) -> Case:
+    """A job with this fault, which both forms must name; `why` the alerts alone are silent about it."""
+    of_rank = fault.cause is Cause.SLOW_RANK
     return Case(
-        job=_job(shape, Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=factor), noise),
-        seconds=_STRAGGLERS_SECONDS,
-        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(rank,)),
+        job=Job(shape=shape, fault=fault, steps=steps, **{"seed": 1} | job),
+        seconds=seconds or (_STRAGGLERS_SECONDS if of_rank else _CAUSES_SECONDS),
+        expected=Outcome(
+            fault.cause,
+            fault.phase if of_rank else None,
+            fault.ranks if of_rank else (),
+            () if fault.stage is None else (fault.stage,),
+        ),
         alerts_abstain=why,
     )
 
 
-def _nameless(job: Job, expected: Outcome, *, seconds: float = _CAUSES_SECONDS, why: str = "") -> Case:
-    return Case(job=job, seconds=seconds, expected=expected, alerts_abstain=why)
+def _slow(rank: int, factor: float, phase: SlowPhase = SlowPhase.COMPUTE, **more: Any) -> Fault:
+    return Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=factor, phase=phase, **more)
 
 
-def _jitter(factor: float, why: str = "") -> Case:
-    # With this seed one rank holds 71 % of the lateness of some window, and 14 % of that of the run.
-    job = replace(_job(_REPLICAS, Fault(cause=Cause.JITTER, factor=factor)), steps=90, seed=12)
-    return _nameless(job, Outcome(Cause.JITTER), seconds=_JITTER_SECONDS, why=why)
+def _of(cause: Cause, factor: float, **more: Any) -> Fault:
+    return Fault(cause=cause, factor=factor, **more)
 
 
-def _from_the_middle(fault: Fault) -> Job:
-    """What others wait for must not pass for transfers that have become slow, nor the reverse."""
-    return replace(_job(_ONE_MICROBATCH, replace(fault, first_step=144)), steps=240)
+_JITTER: dict[str, Any] = {"steps": 90, "seed": 12, "seconds": _JITTER_SECONDS}
+"""With this seed one rank holds 71 % of the lateness of some window, and 14 % of that of the run."""
+_FROM_THE_MIDDLE: dict[str, Any] = {"steps": 240, "seconds": _WITH_PAST_SECONDS}
+"""What others wait for must not pass for transfers that have become slow, nor the reverse."""
 
-
-_UNEQUAL = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
-_LOADING_OF_ONE = Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.DATA_LOADING, ranks=(9,), factor=15.0)
-_OTHER_OF_ONE = replace(_LOADING_OF_ONE, phase=SlowPhase.OTHER, factor=30.0)
-_LOADING_OF_ALL = Fault(cause=Cause.DATA_LOADING, factor=20.0)
-_OF_TWO = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=1.3)
 
 CASES = {
-    "healthy, 5 % noise": _nameless(_job(_REPLICAS, Fault(), _NOISY), NOTHING),
-    "healthy mesh": _nameless(_job(_MESH, Fault()), NOTHING),
-    "slow rank, 30 %": _slow_rank(_REPLICAS, 5, 1.3),
-    "slow rank, 15 %, in a pipeline with 5 % noise": _slow_rank(_PIPELINE, 12, 1.15, _NOISY),
-    "slow rank, 15 %, in a mesh": _slow_rank(_MESH, 11, 1.15),
-    "slow rank, 15 %, of 64 ranks": _slow_rank(_SHARDS, 33, 1.15, _QUIET),
-    "slow rank, 5 %": _slow_rank(_REPLICAS, 5, 1.05, why="a straggler of the rules needs 10 %"),
-    "slow rank with one peer": Case(
-        job=_job(replace(_STAGES, data_parallel=2), _OF_TWO),
-        seconds=_STRAGGLERS_SECONDS,
-        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(3,)),
-        alerts_abstain="a straggler of the rules needs two peers; the engine has the pairs of other stages",
+    "healthy, 5 % noise": _case(Fault(), noise=_NOISY),
+    "healthy mesh": _case(Fault(), _MESH),
+    "slow rank, 30 %": _case(_slow(5, 1.3)),
+    "slow rank, 15 %, in a pipeline with 5 % noise": _case(_slow(12, 1.15), _PIPELINE, noise=_NOISY),
+    "slow rank, 15 %, in a mesh": _case(_slow(11, 1.15), _MESH),
+    "slow rank, 15 %, of 64 ranks": _case(_slow(33, 1.15), _SHARDS, noise=_QUIET),
+    "slow rank, 5 %": _case(_slow(5, 1.05), why="a straggler of the rules needs 10 %"),
+    "slow rank with one peer": _case(
+        _slow(3, 1.3),
+        replace(_STAGES, data_parallel=2),
+        why="a straggler of the rules needs two peers; the engine has the pairs of other stages",
     ),
-    "slow stage": _nameless(
-        _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)),
-        Outcome(Cause.SLOW_STAGE, stages=(2,)),
+    "slow stage": _case(_of(Cause.SLOW_STAGE, 1.4, stage=2), _STAGES),
+    "unequal batches with work units": _case(_of(Cause.UNEQUAL_BATCHES, 1.6), with_work=True),
+    "unequal batches without work units": _case(_of(Cause.UNEQUAL_BATCHES, 1.6), _PIPELINE),
+    "jitter": _case(_of(Cause.JITTER, 1.6), **_JITTER),
+    "jitter, small": _case(
+        _of(Cause.JITTER, 1.15), why="the rules see jitter from a quarter of a step on", **_JITTER
     ),
-    "unequal batches with work units": _nameless(
-        _job(_REPLICAS, _UNEQUAL, with_work=True), Outcome(Cause.UNEQUAL_BATCHES)
+    "slow rank, 30 %, from the middle on": _case(
+        _slow(5, 1.3, first_step=144), _ONE_MICROBATCH, **_FROM_THE_MIDDLE
     ),
-    "unequal batches without work units": _nameless(
-        _job(_PIPELINE, _UNEQUAL), Outcome(Cause.UNEQUAL_BATCHES)
+    "network from the middle on": _case(
+        _of(Cause.NETWORK, 3.0, first_step=144), _ONE_MICROBATCH, **_FROM_THE_MIDDLE
     ),
-    "jitter": _jitter(1.6),
-    "jitter, small": _jitter(1.15, why="the rules see jitter from a quarter of a step on"),
-    "slow rank, 30 %, from the middle on": Case(
-        job=_from_the_middle(Fault(cause=Cause.SLOW_RANK, ranks=(5,), factor=1.3)),
-        seconds=_WITH_PAST_SECONDS,
-        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(5,)),
+    "network, always slow": _case(
+        _of(Cause.NETWORK, 8.0), _ONE_MICROBATCH, why="transfers are compared with their own past only"
     ),
-    "network from the middle on": _nameless(
-        _from_the_middle(Fault(cause=Cause.NETWORK, factor=3.0)),
-        Outcome(Cause.NETWORK),
-        seconds=_WITH_PAST_SECONDS,
-    ),
-    "network, always slow": _nameless(
-        _job(_ONE_MICROBATCH, Fault(cause=Cause.NETWORK, factor=8.0)),
-        Outcome(Cause.NETWORK),
-        why="transfers are compared with their own past only",
-    ),
-    "data loading of one rank": Case(
-        job=_job(_REPLICAS, _LOADING_OF_ONE),
-        seconds=_STRAGGLERS_SECONDS,
-        expected=Outcome(Cause.SLOW_RANK, SlowPhase.DATA_LOADING, ranks=(9,)),
-    ),
-    "other host work of one rank": Case(
-        job=_job(_REPLICAS, _OTHER_OF_ONE),
-        seconds=_STRAGGLERS_SECONDS,
-        expected=Outcome(Cause.SLOW_RANK, SlowPhase.OTHER, ranks=(9,)),
-    ),
-    "data loading of all ranks": _nameless(_job(_REPLICAS, _LOADING_OF_ALL), Outcome(Cause.DATA_LOADING)),
+    "data loading of one rank": _case(_slow(9, 15.0, SlowPhase.DATA_LOADING)),
+    "other host work of one rank": _case(_slow(9, 30.0, SlowPhase.OTHER)),
+    "data loading of all ranks": _case(_of(Cause.DATA_LOADING, 20.0)),
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,15 +85,3 @@ def test_no_price(tmp_path: Path) -> None:
         )
         for name in ("rankwatch_run_spent", "rankwatch_gpu_price_per_hour", "rankwatch_cost_total"):
             assert value(agent, name) is None
-
-
-def test_table_with_an_overlap(tmp_path: Path) -> None:
-    """Two prices at one time: one sentence, and status 2."""
-    table = tmp_path / "prices.toml"
-    table.write_text(2 * PRICE.format(model="cpu", price=1))
-    command = [sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"]
-    command += ["--directory", str(tmp_path), "--price-table", str(table), "--state-directory", ""]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "cpu" in line

@@ -11,17 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.frameworks.jobs import SCRIPTS
-from support.jobs.launching import (
-    LOOP,
-    RUN,
-    STEPS,
-    Rank,
-    environment,
-    free_port,
-    launch,
-    ranks,
-    require,
-)
+from support.jobs.launching import LOOP, RUN, STEPS, Rank, environment, free_port, launch, ranks, require
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process

@@ -12,10 +12,7 @@ from rankwatch_diagnosis.operations.writing import write_table
 from support.browser import CHROMIUM, visit
 from support.diagnosis.operations import SmallJob
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
 HOSTILE = "</script><img src=x onerror=document.title='owned'>"
 PROBE = """
 const pointAt = (element, x, y) => {

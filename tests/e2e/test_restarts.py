@@ -39,11 +39,7 @@ STEPS = 1500
 CONFIG = replace(replayed_rules(), event_window_seconds=900.0, absence_lookback_seconds=360.0)
 """Events, and runs that vanished, keep their alerts firing throughout the test, which lasts 40 min: here
 rules remember such a run for 45 min, by default for 30."""
-FLAGS = (
-    "--query.lookback-delta=40s",
-    "--rules.alert.for-grace-period=80s",
-    "--rules.alert.resend-delay=32s",
-)
+FLAGS = ("--query.lookback-delta=40s", "--rules.alert.for-grace-period=80s", "--rules.alert.resend-delay=32s")
 """The defaults, and for the last four minutes as docs/alerts.md advises, each divided by 7.5."""
 SHORT_SECONDS, LONG_SECONDS = 2.0, 48.0
 """Outages of 15 s and of 6 min."""

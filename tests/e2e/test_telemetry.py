@@ -43,12 +43,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str], str], ...] = (
         {"reason": "records_missed", "node": FLOODED_NODE},
         "of the records of run flooded",
     ),
-    (
-        "",
-        Alert.HOST_FAULT,
-        {"reason": "clock_differs", "node": EARLY_NODE},
-        f"node {EARLY_NODE} differs by ",
-    ),
+    ("", Alert.HOST_FAULT, {"reason": "clock_differs", "node": EARLY_NODE}, f"node {EARLY_NODE} differs by "),
     (
         "",
         Alert.TELEMETRY_INCOMPLETE,
@@ -94,9 +89,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
 
 
 @pytest.mark.parametrize(
-    ("run", "name", "labels", "text"),
-    EXPECTED,
-    ids=[labels["reason"] for _, _, labels, _ in EXPECTED],
+    ("run", "name", "labels", "text"), EXPECTED, ids=[labels["reason"] for _, _, labels, _ in EXPECTED]
 )
 def test_alert(run: str, name: Alert, labels: dict[str, str], text: str, system: MonitoredSystem) -> None:
     """Alertmanager delivers the alert, with complete annotations."""

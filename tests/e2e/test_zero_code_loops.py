@@ -12,14 +12,7 @@ import pytest
 from support.jobs.forked_ranks import ForkedRanks, shared_ranks
 from support.loops.comparison import Losses, count, losses, misplaced_steps, same_bits
 from support.loops.recorded import recorded
-from support.loops.running import (
-    HERE,
-    LOOPS,
-    Loop,
-    Way,
-    run_forked,
-    run_loop,
-)
+from support.loops.running import HERE, LOOPS, Loop, Way, run_forked, run_loop
 
 pytestmark = pytest.mark.process
 

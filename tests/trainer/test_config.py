@@ -36,28 +36,19 @@ def test_emulated_device() -> None:
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists every flag, and every fault with its parameters and the keys that all faults share."""
     with pytest.raises(SystemExit) as stop:
         parse_config(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for field in fields(TrainerConfig):
-        assert "--" + field.name.replace("_", "-") in text
-    assert "Optimizer steps of the whole run" in text
-
-
-def test_help_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help lists every fault with its parameters, and the keys that all faults share."""
-    with pytest.raises(SystemExit):
-        parse_config(["--help"])
-    text = capsys.readouterr().out
-    for line in (
+    flags = ["--" + field.name.replace("_", "-") for field in fields(TrainerConfig)]
+    shown = (
+        "Optimizer steps of the whole run",
         "  from=STEP    its first step, counted from 1",
         "  straggler [factor=1.5]\n      The rank's layers take `factor` times as long",
         "  stall [seconds, one step]\n      The rank stops for `seconds`",
-    ):
-        assert line in text
-    for name in FAULTS:
-        assert f"\n  {name}" in text
+    )
+    assert [each for each in (*flags, *shown, *(f"\n  {name}" for name in FAULTS)) if each not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +66,6 @@ def test_help_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
         (["--stepps", "1"], "unrecognized arguments: --stepps 1"),
         (["--device", "tpu"], "device = 'tpu' from flag --device: expected one of cpu, cuda, emulated"),
         (["--fault", "gremlin"], "no fault is called 'gremlin', expected one of straggler, stall"),
-        (["--fault", "kill:from=0"], "from is '0', expected a step >= 1"),
         (["--fault", "checkpoint-corruption"], "checkpoint_dir is None, expected a directory, because fault"),
         (["--fault", "checkpoint-write-failure"], "checkpoint_dir is None, expected a directory, because"),
         (["--history", "/dev/null/h"], "could not write history /dev/null/h: Not a directory"),

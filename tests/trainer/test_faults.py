@@ -68,10 +68,7 @@ def test_name_alone(name: str) -> None:
         ("straggler:factor=0", "factor is '0', expected a number > 0"),
         ("straggler:factor=nan", "factor is 'nan'"),
         ("straggler:factor=", "factor is ''"),
-        (
-            "straggler:seconds=1",
-            "'seconds=1' is no parameter of straggler, expected rank, from, until",
-        ),
+        ("straggler:seconds=1", "'seconds=1' is no parameter of straggler, expected rank, from, until"),
         ("stall:seconds", "'seconds' is no parameter of stall"),
         ("kill:from=x", "from is 'x', expected a step such as 50, or +5 from now"),
         ("kill:from=++1", "from is '++1'"),

@@ -12,6 +12,13 @@ from rankwatch_trainer.faults import Conditions
 from rankwatch_trainer.model import EmulatedBlock, slow_layers_on_cpu, slow_layers_on_cuda
 
 
+def emulated(slept: list[float], conditions: Conditions, context: int = 2) -> EmulatedBlock:
+    """A block whose forward takes 1 s and whose backward 2 s, which are only noted."""
+    return EmulatedBlock(
+        4, conditions, context=context, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append
+    )
+
+
 def test_slow_layers() -> None:
     """Each pass takes `compute_factor` times as long. If it takes 1 s, factor 2.5 adds 1.5 s."""
     slept: list[float] = []
@@ -62,9 +69,7 @@ def test_emulated_block() -> None:
     """It sleeps in the forward and in the backward pass. The present factor multiplies both durations."""
     slept: list[float] = []
     conditions = Conditions()
-    block = EmulatedBlock(
-        4, conditions, context=2, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append
-    )
+    block = emulated(slept, conditions)
     block(torch.ones(1, 2, 4)).sum().backward()
     conditions.compute_factor = 1.5
     block(torch.ones(1, 2, 4)).sum().backward()
@@ -73,9 +78,7 @@ def test_emulated_block() -> None:
 
 def test_gradients_of_emulated_block() -> None:
     """They are real, so that collectives and checkpoints carry real values."""
-    block = EmulatedBlock(
-        4, Conditions(), context=2, forward_seconds=0, backward_seconds=0, sleep=lambda seconds: None
-    )
+    block = emulated([], Conditions())
     x = torch.randn(1, 2, 4, requires_grad=True)
     out = block(x)
     assert torch.allclose(out, x + block.linear(x))
@@ -86,19 +89,13 @@ def test_gradients_of_emulated_block() -> None:
 def test_no_gradients() -> None:
     """Without gradients, as in an evaluation, only the forward pass sleeps."""
     slept: list[float] = []
-    block = EmulatedBlock(
-        4, Conditions(), context=2, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append
-    )
     with torch.no_grad():
-        block(torch.ones(1, 2, 4))
+        emulated(slept, Conditions())(torch.ones(1, 2, 4))
     assert slept == [1.0]
 
 
 def test_short_sequences() -> None:
     """Both durations are those of a full context, and shrink in proportion for shorter sequences."""
     slept: list[float] = []
-    block = EmulatedBlock(
-        4, Conditions(), context=8, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append
-    )
-    block(torch.ones(1, 2, 4)).sum().backward()
+    emulated(slept, Conditions(), context=8)(torch.ones(1, 2, 4)).sum().backward()
     assert slept == [0.25, 0.5]

@@ -53,7 +53,7 @@ def test_output(
     assert trainer(*EMULATED, "--steps", 7, "--log-every", 3, "--eval-every", 5) == 0
     messages = [record.getMessage() for record in caplog.records]
     assert [message.split("  ")[0] for message in messages] == [
-        *("step 3/7", "step 5/7", "step 6/7", "step 7/7"),
+        *("step 3/7", "step 5/7", "step 6/7", "step 7/7")
     ]
     assert "held-out loss" in messages[1]
     record = end_record(capsys.readouterr().out)
@@ -104,10 +104,7 @@ def test_checkpoint_write_failure(trainer: Trainer, tmp_path: Path, caplog: pyte
 
 
 def test_resume_from_corrupt_checkpoint(
-    trainer: Trainer,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The corrupt checkpoint is logged once, and the run resumes from the older good one."""
     common = (*EMULATED, "--checkpoint-dir", tmp_path, "--checkpoint-every", 2)

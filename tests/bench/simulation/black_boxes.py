@@ -125,12 +125,7 @@ class SimulatedBox:
         self._writer.append(RecordKind.WORK, number, *_moments(moment, moment), layout.WORK, amount, step)
 
     def communication(
-        self,
-        operation: str,
-        group: tuple[str, Sequence[int]],
-        size: int,
-        start: float,
-        end: float | None,
+        self, operation: str, group: tuple[str, Sequence[int]], size: int, start: float, end: float | None
     ) -> None:
         """Record a collective, send or receive in a group (label, members); without an end the rank waits."""
         writer = self._writer

@@ -82,20 +82,12 @@ class Group(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Groups:
-    """All groups of a job, and those of each rank."""
-
-    def __init__(self, shape: JobShape) -> None:
-        self._of: dict[tuple[int, Plane], Group] = {
-            (rank, group.plane): group for group in _groups(shape) for rank in group.ranks
-        }
-
-    def of(self, rank: int, plane: Plane) -> Group:
-        """The rank's group on that plane; each rank has one on every plane."""
-        return self._of[rank, plane]
+Groups = Mapping[tuple[int, Plane], Group]
+"""By rank: each has one on every plane."""
 
 
-def _groups(shape: JobShape) -> list[Group]:
+def groups_of(shape: JobShape) -> Groups:
+    """All groups of a job."""
     stages, replicas = range(shape.pipeline_parallel), range(shape.data_parallel)
     shards = range(shape.tensor_parallel)
     rank = shape.rank
@@ -103,10 +95,11 @@ def _groups(shape: JobShape) -> list[Group]:
     members += [(Plane.DATA, [rank(a, b, c) for b in replicas]) for a in stages for c in shards]
     members += [(Plane.TENSOR, [rank(a, b, c) for c in shards]) for a in stages for b in replicas]
     members += [(Plane.PIPELINE, [rank(a, b, c) for a in stages]) for b in replicas for c in shards]
-    return [
-        Group(str(number), _DESCRIPTIONS[plane], plane, tuple(ranks))
+    return {
+        (member, plane): Group(str(number), _DESCRIPTIONS[plane], plane, tuple(ranks))
         for number, (plane, ranks) in enumerate(members)
-    ]
+        for member in ranks
+    }
 
 
 _ACTIVATIONS = (2048, 1, 1024)
@@ -264,7 +257,7 @@ class Execution:
 
     def _call(self, rank: int, index: int, call: Call) -> bool:
         """Make one call; returns True if the rank goes on at once."""
-        group = self._groups.of(rank, call.plane)
+        group = self._groups[rank, call.plane]
         arrivals = self._arrivals[self._key(rank, group, call)]
         arrivals.calls[rank] = index
         arrivals.latest_ns = max(arrivals.latest_ns, self.tracks[rank].clock_ns)

@@ -1,9 +1,7 @@
 """A job that hangs: what each rank leaves behind, as flight recorder and as black box.
 
 The dumps are those of torch's recorder, with the keys of format 2.10. Collective timing is off, as it is by
-default: what has not completed is `scheduled`, started or not. Each message is a batch of its own, in the
-form that ProcessGroupNCCL.cpp gives it: `pointToPoint` records the part without a state, and `endCoalescing`
-an entry that closes it, without tensors and not marked as a message.
+default: what has not completed is `scheduled`, started or not. Each message is a batch of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +29,12 @@ from bench.simulation.hang import (
     Plane,
     Track,
     calls_of,
+    groups_of,
     work_before,
 )
 from bench.simulation.program import JobShape, Program, plan
 from rankwatch.conventions.vocabulary import DATA_WAIT, PHASES
+from support.diagnosis.hang_jobs import FlightRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class SimulatedHang:
 
 def simulate_hang(job: HangJob) -> SimulatedHang:
     """Run the job until nothing moves."""
-    groups = Groups(job.shape)
+    groups = groups_of(job.shape)
     program = plan(job.shape)
     calls = [calls_of(job.shape, program, job.steps, rank, job.fault) for rank in range(job.shape.ranks)]
     execution = Execution(job.shape, groups, calls, np.random.default_rng(job.seed))
@@ -84,19 +83,6 @@ def simulate_hang(job: HangJob) -> SimulatedHang:
 
 _BEGAN_NS = 1_760_000_000_000_000_000
 """An arbitrary wall clock: the job of a seed has the same dumps at any time."""
-_WITHOUT_STATE: Mapping[str, Any] = MappingProxyType(
-    {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}
-)
-_BATCH: Mapping[str, Any] = MappingProxyType(
-    {
-        "profiling_name": "nccl:coalesced",
-        "input_sizes": [],
-        "input_dtypes": [],
-        "output_sizes": [],
-        "output_dtypes": [],
-        "is_p2p": False,
-    }
-)
 _RETIRED_AFTER_NS = 100_000_000
 """Pace of the watchdog."""
 _RING_ENTRIES = 2_000
@@ -105,35 +91,22 @@ _RING_ENTRIES = 2_000
 
 def _snapshot(shape: JobShape, groups: Groups, rank: int, program: Calls, track: Track) -> dict[str, Any]:
     """What torch's recorder of this rank holds when the job stands still."""
-    own = sorted((groups.of(rank, plane) for plane in Plane), key=lambda group: int(group.name))
-    local = {group.name: number for number, group in enumerate(own)}
+    own = sorted({groups[rank, plane] for plane in Plane}, key=lambda group: int(group.name))
     names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
-    status = {str(number): dict.fromkeys(names, -1) for number in local.values()}
-    collectives: defaultdict[str, int] = defaultdict(int)
-    messages: defaultdict[str, int] = defaultdict(int)
-    entries: list[dict[str, Any]] = []
-    for index in range(len(track.started_ns)):
-        call = program.calls[index]
-        group = groups.of(rank, call.plane)
-        counter = collectives if call.tag is None else messages
-        counter[group.name] += 1
-        of_group = status[str(local[group.name])]
-        of_group["last_enqueued_collective"] = counter[group.name]
-        if index in track.completed_ns:
-            of_group["last_completed_collective"] = counter[group.name]
-        entry = _timing(index, track) | {
-            "record_id": len(entries),
-            "pg_id": local[group.name],
-            "process_group": (group.name, group.description),
-            "collective_seq_id": collectives[group.name],
-            "p2p_seq_id": messages[group.name],
-            "op_id": collectives[group.name] + messages[group.name],
-        }
+    status = [dict.fromkeys(names, -1) for _ in own]
+    recorder = FlightRecorder()
+    for index, started in enumerate(track.started_ns):
+        call, completed = program.calls[index], track.completed_ns.get(index)
+        group = groups[rank, call.plane]
+        local = own.index(group)
+        facts = _facts(shape, rank, call, group, started, completed) | {"pg_id": local}
         if call.tag is None:
-            entries.append(entry | _called(shape, rank, call, group))
+            number = recorder.single(local, facts, completed is not None)
         else:
-            entries.append(entry | dict(_WITHOUT_STATE) | _called(shape, rank, call, group))
-            entries.append(entry | dict(_BATCH) | {"record_id": len(entries)})
+            number = recorder.batch(local, [facts], completed is not None)
+        status[local]["last_enqueued_collective"] = number
+        if completed is not None:
+            status[local]["last_completed_collective"] = number
     return {
         "version": "2.10",
         "pg_config": {
@@ -141,39 +114,32 @@ def _snapshot(shape: JobShape, groups: Groups, rank: int, program: Calls, track:
             for group in own
         },
         "comm_lib_version": "2.27.3",
-        "pg_status": status,
-        "entries": entries[-_RING_ENTRIES:],
+        "pg_status": {str(local): each for local, each in enumerate(status)},
+        "entries": recorder.entries[-_RING_ENTRIES:],
     }
 
 
-def _timing(index: int, track: Track) -> dict[str, Any]:
-    completed = track.completed_ns.get(index)
-    return {
-        "time_created_ns": _BEGAN_NS + track.started_ns[index],
-        "state": "scheduled" if completed is None else "completed",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": (
-            None if completed is None else _BEGAN_NS + completed + _RETIRED_AFTER_NS
-        ),
-        "retired": completed is not None,
-        "timeout_ms": 600_000,
-        "thread_name": "python",
-        "thread_id": "140000000000000",
-    }
-
-
-def _called(shape: JobShape, rank: int, call: Call, group: Group) -> dict[str, Any]:
+def _facts(
+    shape: JobShape, rank: int, call: Call, group: Group, started: int, completed: int | None
+) -> dict[str, Any]:
     size = list(call.size)
     given = [math.prod(size) * len(group.ranks)] if call.operation == "_all_gather_base" else size
     stage = shape.place(rank)[0]
     arrow = {"send": f" {stage}->{call.to_stage}", "recv": f" {stage}<-{call.from_stage}"}
+    discovered = None if completed is None else _BEGAN_NS + completed + _RETIRED_AFTER_NS
     return {
+        "process_group": (group.name, group.description),
         "profiling_name": f"nccl:{call.operation}{arrow.get(call.operation, '')}",
+        "time_created_ns": _BEGAN_NS + started,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": discovered,
         "input_sizes": [size],
         "input_dtypes": [call.dtype],
         "output_sizes": [given],
         "output_dtypes": [call.dtype],
-        "is_p2p": call.tag is not None,
+        "timeout_ms": 600_000,
+        "thread_name": "python",
+        "thread_id": "140000000000000",
     }
 
 
@@ -271,7 +237,7 @@ class _Rank:
         end: float | None = None if ended_ns is None else ended_ns / 1e9
         if call.to_stage is not None and (end is None or not blocked):
             end = start  # a send does not block
-        group = self._groups.of(self._rank, call.plane)
+        group = self._groups[self._rank, call.plane]
         size = math.prod(call.size) * _ITEM_BYTES[call.dtype]
         operation = _OPERATION_OF.get(call.operation, call.operation)
         self._box.communication(operation, (group.description, group.ranks), size, start, end)

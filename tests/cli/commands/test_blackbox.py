@@ -15,14 +15,18 @@ from rankwatch_cli.commands.blackbox import main
 from support.training.ranks import go_on, rank
 
 
+def shown(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> str:
+    """What the command prints."""
+    assert main([str(path), *flags]) == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.process
 def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output names the rank and its open phase, and lists the newest records."""
-    with rank(
-        tmp_path, "steps(3)\nrun.begin_step()\nrun.begin_phase('backward')\nready()", world=4, number=2
-    ):
-        assert main([str(tmp_path / "job" / "2.blackbox"), "--records", "5"]) == 0
-    printed = capsys.readouterr().out
+    code = "steps(3)\nrun.begin_step()\nrun.begin_phase('backward')\nready()"
+    with rank(tmp_path, code, world=4, number=2):
+        printed = shown(capsys, tmp_path / "job" / "2.blackbox", "--records", "5")
     assert "run job, rank 2 of 4, running" in printed
     assert "open phase backward since" in printed
     assert "3 steps completed, last number 3, one open since" in printed
@@ -34,13 +38,10 @@ def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy with any file name is read. It shows the type of the exception and the step that failed."""
     with rank(tmp_path, "ready()\nwith run, run.step(): raise ValueError('bad batch')") as process:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go_on(process)
         process.wait()
     shutil.copy(tmp_path / "job" / "0.blackbox", tmp_path / "evidence")
-    assert main([str(tmp_path / "evidence")]) == 0
-    printed = capsys.readouterr().out
+    printed = shown(capsys, tmp_path / "evidence")
     assert "rank 0 of 1, failed" in printed
     assert "lifecycle failed ValueError: bad batch" in printed
     assert "number 0, ended by an exception" in printed
@@ -55,8 +56,7 @@ def test_crashed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with rank(tmp_path, said) as process:
         go_on(process)
         process.wait()
-    assert main([str(tmp_path / "job")]) == 0  # the only box of the run
-    printed = capsys.readouterr().out
+    printed = shown(capsys, tmp_path / "job")  # the only box of the run
     assert "ended by SIGABRT: Aborted (crash)\n" in printed
     assert f"visible:     steps\nnot visible: loss, because {Unseen.DEVICE.sentence}\n" in printed
 
@@ -69,8 +69,7 @@ def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         with operation.stage("write"):
             raise OSError("disk full")
     run.finish()
-    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
-    printed = capsys.readouterr().out
+    printed = shown(capsys, tmp_path / "job" / "0.blackbox")
     assert re.search(r"checkpoint save [0-9.]+ ms stage write of step 7, 1000 bytes, failed\n", printed)
     assert re.search(r"checkpoint save [0-9.]+ ms of step 7, 1000 bytes, failed\n", printed)
 
@@ -81,10 +80,8 @@ def test_full_table_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for number in range(600):
         run.scalar(f"norm/{number}", 1.0)
     run.finish()
-    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
-    assert re.search(
-        r"\n\d+ uses of names for which the table of 511 has no place\n", capsys.readouterr().out
-    )
+    printed = shown(capsys, tmp_path / "job" / "0.blackbox")
+    assert re.search(r"\n\d+ uses of names for which the table of 511 has no place\n", printed)
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose.hang import lines, main
-from rankwatch_cli.output import show_verdict
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.agent.process import rankwatch
 from support.diagnosis.hang_jobs import Shape, hung_job
 from support.diagnosis.run_boxes import stalled_for
 from support.training.recorder import recorder_pickle
@@ -44,23 +41,6 @@ def test_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "state", "ranks", "group", "operation", "missing_ranks", "groups", "evidence",
     ]  # fmt: skip
     assert (verdict["state"], verdict["ranks"]) == ("hang", [5])
-
-
-@pytest.mark.process
-def test_directory_without_dumps(tmp_path: Path) -> None:
-    """The program prints one sentence, and its exit status is 2."""
-    done = rankwatch("diagnose", "hang", str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    with pytest.raises(UserError):
-        main([str(tmp_path)])
-
-
-def test_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names from a dump are untrusted. Their control characters must not reach the terminal."""
-    verdict = HangVerdict(state=State.HANG, ranks=(1,), group="\x1b]0;x\x07", operation="a\nb")
-    show_verdict(*lines(verdict))
-    assert not any(each < " " for line in capsys.readouterr().out.split("\n") for each in line)
 
 
 def test_mismatch() -> None:

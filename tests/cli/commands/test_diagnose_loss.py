@@ -15,17 +15,23 @@ from rankwatch_cli.main import main
 from support.diagnosis.loss_curves import curves
 
 
-def file_of(tmp_path: Path, kind: str) -> Path:
-    (curve,) = curves(kind, 1, seed=3, steps=2000)
-    path = tmp_path / "loss.csv"
-    path.write_text(curve.csv())
-    return path
+def diagnosed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, *flags: str, name: str = "loss.csv"
+) -> str:
+    """What the command prints about a file with this text."""
+    (tmp_path / name).write_text(text)
+    assert main(["diagnose", "loss", str(tmp_path / name), *flags]) == 0
+    return capsys.readouterr().out
+
+
+def curve(kind: str) -> str:
+    (found,) = curves(kind, 1, seed=3, steps=2000)
+    return found.csv()
 
 
 def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first line is the verdict. The second says what counts as a divergence."""
-    assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert diagnosed(tmp_path, capsys, curve("plain")).splitlines() == [
         "no anomaly in 2,000 steps (0 to 1999)",
         "a divergence stands 5 standard deviations above the trend, at once or in sum, and does not fall "
         "back for 12 steps",
@@ -34,24 +40,19 @@ def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A loss that is NaN becomes null, because JSON has no NaN."""
-    path = tmp_path / "loss.csv"
-    path.write_text("step,loss\n" + "".join(f"{step},{'nan' if step == 90 else 2}\n" for step in range(99)))
-    assert main(["diagnose", "loss", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    text = "step,loss\n" + "".join(f"{step},{'nan' if step == 90 else 2}\n" for step in range(99))
+    found = json.loads(diagnosed(tmp_path, capsys, text, "--json"), parse_constant=pytest.fail)
     assert found["anomalies"] == [
         {"step": 90, "kind": "non_finite", "value": None, "expected": 2.0, "severity": "warning"}
     ]
-    assert found["evidence"]["steps"] == 99
-    assert len(found["evidence"]["details"]) == 1
+    assert (found["evidence"]["steps"], len(found["evidence"]["details"])) == (99, 1)
 
 
 def test_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output names the step at which the loss diverges, and the step whose loss is NaN."""
-    path = tmp_path / "train.log"
     lines = [f"step {step} | loss {2 if step < 300 else 5}" for step in range(400)]
-    path.write_text("\n".join([*lines, "step 400 | loss nan"]))
-    assert main(["diagnose", "loss", str(path)]) == 0
-    verdict, divergence, nan, _ = capsys.readouterr().out.splitlines()
+    text = "\n".join([*lines, "step 400 | loss nan"])
+    verdict, divergence, nan, _ = diagnosed(tmp_path, capsys, text, name="train.log").splitlines()
     assert verdict == "2 critical in 401 steps (0 to 400)"
     assert divergence.split(maxsplit=1) == [
         "critical",
@@ -62,18 +63,17 @@ def test_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Columns and a pattern select the same values; persistence and a new level change what counts."""
-    losses = [2.0] * 200 + [3.0] * 40 + [2.0] * 100
-    table, log = tmp_path / "t.csv", tmp_path / "l.txt"
-    table.write_text("n,l\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))
-    log.write_text("".join(f"n{step}={loss}\n" for step, loss in enumerate(losses)))
-    columns = [str(table), "--column", "step=n", "--column", "loss=l"]
-    for arguments in (columns, [str(log), "--pattern", r"n(?P<step>\d+)=(?P<loss>\S+)"]):
-        assert main(["diagnose", "loss", *arguments]) == 0
-        assert "1 warning in 340 steps" in capsys.readouterr().out
-    assert main(["diagnose", "loss", *columns, "--persistence", "100"]) == 0
-    assert "no divergence; 1 info in 340 steps" in capsys.readouterr().out
-    assert main(["diagnose", "loss", *columns, "--new-level", "200"]) == 0
-    assert "no anomaly in 340 steps" in capsys.readouterr().out
+    losses = list(enumerate([2.0] * 200 + [3.0] * 40 + [2.0] * 100))
+    table = "n,l\n" + "".join(f"{step},{loss}\n" for step, loss in losses)
+    log = "".join(f"n{step}={loss}\n" for step, loss in losses)
+    columns = ("--column", "step=n", "--column", "loss=l")
+    for text, flags, verdict in (
+        (table, columns, "1 warning in 340 steps"),
+        (log, ("--pattern", r"n(?P<step>\d+)=(?P<loss>\S+)"), "1 warning in 340 steps"),
+        (table, (*columns, "--persistence", "100"), "no divergence; 1 info in 340 steps"),
+        (table, (*columns, "--new-level", "200"), "no anomaly in 340 steps"),
+    ):
+        assert verdict in diagnosed(tmp_path, capsys, text, *flags)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,6 @@ def _on_a_terminal(path: Path, **environment: str) -> str:
 @pytest.mark.process
 def test_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only a terminal gets colours, and only if NO_COLOR is not set."""
-    path = file_of(tmp_path, "NaN")
-    assert "\x1b[31m" in _on_a_terminal(path)
-    assert "\x1b" not in _on_a_terminal(path, NO_COLOR="1")
-    assert main(["diagnose", "loss", str(path)]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in diagnosed(tmp_path, capsys, curve("NaN"))
+    assert "\x1b[31m" in _on_a_terminal(tmp_path / "loss.csv")
+    assert "\x1b" not in _on_a_terminal(tmp_path / "loss.csv", NO_COLOR="1")

@@ -166,24 +166,31 @@ def test_alertmanager(folder: Path, tmp_path: Path) -> None:
 THEIRS = "# ours\nroute:\n  receiver: all\nreceivers:\n- name: all\n"
 
 
-def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a file of others, in place, with its mode; a second time changes nothing."""
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A configuration of Alertmanager that others have written."""
     file = tmp_path / "alertmanager.yml"
     file.write_text(THEIRS)
-    file.chmod(0o640)
+    return file
+
+
+def test_merge(theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a file of others, in place, with its mode; a second time changes nothing."""
+    theirs.chmod(0o640)
     settings = tmp_path.with_suffix(".toml")
     settings.write_text('webhook_urls = {page = "http://h/page", ticket = "http://h/ticket"}\n')
-    arguments = ["generate", "--config", str(settings), "--merge-into", str(file)]
+    arguments = ["generate", "--config", str(settings), "--merge-into", str(theirs)]
     assert main(arguments) == 0
-    once = file.read_text()
+    once = theirs.read_text()
     assert main(arguments) == 0
-    assert file.read_text() == once
+    assert theirs.read_text() == once
     assert once.startswith("# ours\n") and "rankwatch-page-platform" in once
-    assert file.stat().st_mode & 0o777 == 0o640
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["alertmanager.yml", "rankwatch.tmpl"]
+    assert theirs.stat().st_mode & 0o777 == 0o640
+    texts = tmp_path / "rankwatch.tmpl"
+    assert sorted(tmp_path.iterdir()) == [theirs, texts]
     printed = capsys.readouterr()
-    assert printed.out.splitlines() == [str(file), str(tmp_path / "rankwatch.tmpl")] * 2
-    assert printed.err == f"{file}: tickets go out monday:friday 08:00-18:00 UTC only (ticket_hours)\n" * 2
+    assert printed.out.splitlines() == [str(theirs), str(texts)] * 2
+    assert printed.err == f"{theirs}: tickets go out monday:friday 08:00-18:00 UTC only (ticket_hours)\n" * 2
 
 
 def test_merge_keeps_the_file(tmp_path: Path) -> None:
@@ -206,22 +213,20 @@ def test_merge_keeps_the_file(tmp_path: Path) -> None:
         assert (after.st_mode, after.st_uid, after.st_gid) == kept
 
 
-def test_merge_into_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_into_read_only(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever made it so did not want it changed, not even by root."""
-    file = tmp_path / "alertmanager.yml"
-    file.write_text(THEIRS)
-    file.chmod(0o444)
-    assert main(["generate", "--merge-into", str(file)]) == 2
-    assert capsys.readouterr().err.endswith(f"could not merge into {file}: the file is not writable\n")
-    assert [each.read_text() for each in tmp_path.iterdir()] == [THEIRS]
+    theirs.chmod(0o444)
+    assert main(["generate", "--merge-into", str(theirs)]) == 2
+    assert capsys.readouterr().err.endswith(f"could not merge into {theirs}: the file is not writable\n")
+    assert [each.read_text() for each in theirs.parent.iterdir()] == [THEIRS]
 
 
-def test_merge_and_output_know_the_same_alerts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_and_output_know_the_same_alerts(
+    theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A name that no rule has, here because files of one's own have left it out, is refused by both."""
-    file = tmp_path / "alertmanager.yml"
-    file.write_text(THEIRS)
     settings = 'disabled_alerts = ["RankwatchRunSlow/jitter"]'
-    for where in (["--merge-into", str(file)], ["--output", str(tmp_path / "out")]):
+    for where in (["--merge-into", str(theirs)], ["--output", str(tmp_path / "out")]):
         assert _with_own({"slow.yaml": "groups: []"}, tmp_path, settings=settings, where=where) == 2
         assert "no rule has the name and reason RankwatchRunSlow/jitter" in capsys.readouterr().err
 
@@ -250,10 +255,7 @@ def test_merge_loses_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (f"{THEIRS}- name: rankwatch-page\n", "the file has a receiver rankwatch-page of its own"),
         ("groups: []\n", "the file has no table 'route', as Alertmanager wants it"),
         ("", "the file is no configuration of Alertmanager"),
-        (
-            f"{THEIRS}#\r\n",
-            "lines of the file end in two ways, with and without CR",
-        ),
+        (f"{THEIRS}#\r\n", "lines of the file end in two ways, with and without CR"),
         (None, "No such file or directory"),
     ],
 )
@@ -307,15 +309,6 @@ def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("text", ["0", "nan", "inf", "-1", "1e9"])
-def test_wrong_time_scale(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence and status 2."""
-    assert main(["generate", "--time-scale", text, "--print-config"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("rankwatch generate: could not use time_scale")
-    assert len(error.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("settings", "own_rules", "output", "message"),
     [
@@ -331,6 +324,7 @@ def test_wrong_time_scale(text: str, capsys: pytest.CaptureFixture[str]) -> None
         ),
         ('rules_directory = "/nowhere"', "", "out", "expected an existing folder"),
         ("success_objectives = {default = 1.5}", "", "out", "shares above 0 and below 1"),
+        ("step_regression = 0", "", "out", "could not use step_regression"),
         ("", "groups: [1", "out", "it is no rule file of Prometheus"),
         ("", "groups: [{rules: [{alert: ../../x, expr: up}]}]", "out", 'a page after the alert "../../x"'),
     ],
@@ -444,14 +438,14 @@ def test_wrong_own_rules(
     new: str,
     message: str,
     merge: bool,
+    theirs: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One sentence that names the file or the alert, and status 2."""
     if merge and file == "slis.yaml":
         pytest.skip("no indicator stands in a configuration of Alertmanager")
-    (tmp_path / "a.yml").write_text(THEIRS)
-    where = ["--merge-into", str(tmp_path / "a.yml")] if merge else []
+    where = ["--merge-into", str(theirs)] if merge else []
     assert _with_own({file: _OWN.replace(old, new) if old else _OWN}, tmp_path, where=where) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
@@ -32,6 +32,28 @@ ALERT: dict[str, Any] = {
 }
 
 
+Runbook = Callable[..., str]
+
+
+@pytest.fixture
+def runbook(capsys: pytest.CaptureFixture[str]) -> Runbook:
+    """What the command prints; where it fails, its only line of error and nothing else."""
+
+    def printed(*arguments: str, status: int = 0) -> str:
+        try:
+            found: Any = main(["runbook", *arguments])
+        except SystemExit as stopped:
+            found = stopped.code
+        text = capsys.readouterr()
+        assert found == status
+        if not status:
+            return text.out
+        assert (text.out, text.err.count("\n")) == ("", 1)
+        return text.err
+
+    return printed
+
+
 def _exports(text: str) -> dict[str, str]:
     """The variables as a shell takes them from the printed lines."""
     lines = [line.strip() for line in text.splitlines() if re.match(r" +export ", line)]
@@ -45,22 +67,20 @@ def _exports(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(runbook: Runbook) -> None:
     """One line for each alert."""
-    assert main(["runbook"]) == 0
-    assert capsys.readouterr().out.split() == sorted(ALERT_NAMES)
+    assert runbook().split() == sorted(ALERT_NAMES)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["RankwatchRunSlow", "runslow", "RANKWATCHRUNSLOW"])
-def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain text: no fences, commands indented, examples where no alert is given."""
-    assert main(["runbook", name]) == 0
-    text = capsys.readouterr().out
+def test_page(name: str, runbook: Runbook) -> None:
+    """Plain text: no fences, links or pictures, commands indented, examples where no alert is given."""
+    text = runbook(name)
     assert text.startswith("RankwatchRunSlow\n================\n")
     assert "\nWhat it means\n-------------\n" in text
-    assert "```" not in text
-    assert "](" not in text
+    assert "What you see" in text
+    assert not [each for each in ("```", "](", "![", ".png", "\n\n\n") if each in text]
     assert _exports(text)["RUN"] == "my-run"
 
 
@@ -75,11 +95,10 @@ def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=["alert", "list", "webhook", "prometheus"],
 )
-def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert(wrap: Any, runbook: Runbook, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its labels stand in the commands, quoted: whoever can send an alert must not run a command here."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(wrap(ALERT))))
-    assert main(["runbook", "--alert", "-"]) == 0
-    text = capsys.readouterr().out
+    text = runbook("--alert", "-")
     assert text.startswith(
         "FIRING since 2026-11-23T09:30:00Z: RankwatchRunSlow\n  cluster=eu1  run=llama  rank=5"
     )
@@ -94,38 +113,27 @@ def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     }
 
 
-def test_output_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_command(runbook: Runbook) -> None:
     """It stands behind a bar, so that nobody takes it for a command."""
-    assert main(["runbook", "runfailed"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = runbook("runfailed").splitlines()
     assert any(line.startswith("    | FAILED: ended by") for line in lines)
     assert any(re.match(r"     +ask ", line) for line in lines)
     assert not any(line.startswith("    |") and "ask " in line for line in lines)
 
 
-def test_picture(capsys: pytest.CaptureFixture[str]) -> None:
-    """A terminal shows none, so what it shows stands there in words."""
-    assert main(["runbook", "runslow"]) == 0
-    text = capsys.readouterr().out
-    assert "What you see" in text
-    assert "![" not in text and ".png" not in text
-    assert "\n\n\n" not in text
-
-
 @pytest.mark.process
-def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_of_an_alert(runbook: Runbook) -> None:
     """The shell has a PATH of its own, so the label `path` has another name there."""
     labels = {"alertname": "RankwatchCheckpointAtRisk", "path": "/my checkpoints"}
-    assert main(["runbook", "--alert", json.dumps({"labels": labels})]) == 0
-    assert _exports(capsys.readouterr().out)["FS_PATH"] == "/my checkpoints"
+    exports = _exports(runbook("--alert", json.dumps({"labels": labels})))
+    assert exports["FS_PATH"] == "/my checkpoints"
 
 
 @pytest.mark.process
-def test_alert_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alert_without_a_cluster(runbook: Runbook) -> None:
     """Its series have no such label, so the example would hide them all."""
     labels = {"alertname": "RankwatchRunSlow", "run": "llama"}
-    assert main(["runbook", "--alert", json.dumps({"labels": labels})]) == 0
-    exports = _exports(capsys.readouterr().out)
+    exports = _exports(runbook("--alert", json.dumps({"labels": labels})))
     assert (exports["CLUSTER"], exports["RUN"], exports["NODE"]) == ("", "llama", "my-node")
 
 
@@ -157,25 +165,16 @@ def test_alert_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
         (["runslow", "--alert", "{}", "--alertmanager", "http://x"], "not allowed with"),
     ],
 )
-def test_wrong_input(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(arguments: list[str], sentence: str, runbook: Runbook) -> None:
     """One sentence and exit status 2."""
-    try:
-        status: Any = main(["runbook", *arguments])
-    except SystemExit as stopped:
-        status = stopped.code
-    printed = capsys.readouterr()
-    assert (status, printed.out) == (2, "")
-    assert printed.err.count("\n") == 1
-    assert sentence in printed.err
+    assert sentence in runbook(*arguments, status=2)
 
 
-def test_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable(runbook: Runbook) -> None:
     """A port where nobody listens."""
     with reserved_port() as port:
-        assert main(["runbook", "runslow", "--alertmanager", f"http://127.0.0.1:{port}"]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith(f"rankwatch runbook: could not reach http://127.0.0.1:{port}: ")
-    assert printed.err.count("\n") == 1
+        said = runbook("runslow", "--alertmanager", f"http://127.0.0.1:{port}", status=2)
+    assert said.startswith(f"rankwatch runbook: could not reach http://127.0.0.1:{port}: ")
 
 
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -225,44 +224,37 @@ def _server(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
         *("huge", "status", "redirects", "garbage", "chunk", "closed"),
     ],
 )
-def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_server(answer: bytes, sentence: str, runbook: Runbook) -> None:
     """Whatever it answers: one sentence without an escape, and exit status 2."""
     with _server(answer) as url:
-        assert main(["runbook", "runslow", "--alertmanager", url]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert sentence in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.err.rstrip("\n").isprintable()
+        said = runbook("runslow", "--alertmanager", url, status=2)
+    assert sentence in said
+    assert said.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirect(status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_redirect(status: int, runbook: Runbook) -> None:
     """A server cannot send the command to another address of the user's network; it says that it stays."""
-    alert = json.dumps([ALERT]).encode()
-    with _server(OK + alert) as elsewhere:
+    with _server(OK + json.dumps([ALERT]).encode()) as elsewhere:
         moved = f"HTTP/1.1 {status} Moved\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n"
         with _server(moved.encode()) as url:
-            assert main(["runbook", "runslow", "--alertmanager", url]) == 2
-    printed = capsys.readouterr()
-    assert f"status {status}, a redirect, which is not followed" in printed.err
-    assert printed.out == ""
+            said = runbook("runslow", "--alertmanager", url, status=2)
+    assert f"status {status}, a redirect, which is not followed" in said
 
 
 @pytest.mark.parametrize("start", [OK, b"HTTP/1.1 200 OK\r\nX-Slow: "], ids=["body", "head"])
-def test_slow_server(start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_server(start: bytes, runbook: Runbook) -> None:
     """A server that sends a byte now and then costs no more than the timeout."""
     with _server(start, *[b"1"] * 100, pause=0.02) as url:
-        assert main(["runbook", "runslow", "--alertmanager", url, "--timeout-seconds", "0.2"]) == 2
-    assert "no answer within 0.2 s" in capsys.readouterr().err
+        said = runbook("runslow", "--alertmanager", url, "--timeout-seconds", "0.2", status=2)
+    assert "no answer within 0.2 s" in said
 
 
-def test_hostile_alerts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_alerts(runbook: Runbook) -> None:
     """No escape reaches the terminal, a few alerts stand for many, and those of other names are left out."""
     other = {"labels": {"alertname": "RankwatchRunLate"}}
     with _server(OK + json.dumps([ESCAPES] * 30 + [other]).encode()) as url:
-        assert main(["runbook", "runslow", "--alertmanager", url]) == 0
-    text = capsys.readouterr().out
+        text = runbook("runslow", "--alertmanager", url)
     assert text.startswith("FIRING since ?[2J: RankwatchRunSlow\n  run=?[2J  ?={'x': [1]}  rank=5\n")
     assert "30 alerts fire. The first 20 are shown. The commands are for the first one." in text
     assert text.count("FIRING") == 20
@@ -270,16 +262,16 @@ def test_hostile_alerts(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.replace("\n", "").isprintable()
 
 
-def test_no_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_standard_input(runbook: Runbook, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed, or no text."""
     for given in (None, io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")):
         monkeypatch.setattr(sys, "stdin", given)
-        assert main(["runbook", "--alert", "-"]) == 2
-        assert "could not read an alert from standard input\n" in capsys.readouterr().err
+        said = runbook("--alert", "-", status=2)
+        assert said.endswith("could not read an alert from standard input\n")
 
 
 @pytest.mark.process
-def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alertmanager(tmp_path: Path, runbook: Runbook) -> None:
     """The firing alerts of that name are described, and the commands are for the oldest."""
     other = {**ALERT, "labels": {**ALERT["labels"], "rank": "6"}, "startsAt": "2026-11-23T10:00:00Z"}
     stall = {**ALERT, "labels": {**ALERT["labels"], "alertname": "RankwatchRunStalled"}}
@@ -287,15 +279,13 @@ def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         post_json(f"{url}/api/v2/alerts", [other, ALERT, stall])
 
         def printed() -> str | None:
-            assert main(["runbook", "runslow", "--alertmanager", f"{url}/"]) == 0
-            text = capsys.readouterr().out
+            text = runbook("runslow", "--alertmanager", f"{url}/")
             return text if "2 alerts fire" in text else None
 
         text = poll(printed, 60, "both alerts")
-        assert main(["runbook", "runlate", "--alertmanager", url]) == 0
-        assert capsys.readouterr().out.startswith("No alert RankwatchRunLate fires at this Alertmanager.\n\n")
-        assert main(["runbook", "runlate", "--alertmanager", f"{url}/metrics"]) == 2
-        assert "could not ask" in capsys.readouterr().err
+        none = "No alert RankwatchRunLate fires at this Alertmanager.\n\n"
+        assert runbook("runlate", "--alertmanager", url).startswith(none)
+        assert "could not ask" in runbook("runlate", "--alertmanager", f"{url}/metrics", status=2)
     assert text.index("rank=5") < text.index("rank=6") < text.index("2 alerts fire. The commands")
     assert "RankwatchRunStalled\n  cluster" not in text
     assert _exports(text)["RANK"] == "5"

@@ -65,8 +65,7 @@ def test_attempts(tmp_path: Path) -> None:
     found = read_folder(tmp_path / "job")
     assert numbers(tmp_path / "job") == [(0, 0, 29), (1, 20, 39), (2, 40, 49)]
     assert states(dict(found.seconds)) >= {"startup", "productive", "replayed", "down"}
-    assert found.attempts[0].ended_how == "lost"
-    assert found.attempts[2].ended_how == "finished"
+    assert (found.attempts[0].ended_how, found.attempts[2].ended_how) == ("lost", "finished")
     first, last = found.attempts[0].started, found.attempts[2].ended
     assert found.requested == pytest.approx(last - first, rel=1e-3)
     assert found.unseen == ()

@@ -24,26 +24,16 @@ SAVES = Saves(count=100, interval_seconds=HOUR, blocking_seconds=30.0, seconds=3
 def goodput(attempts: int, *, hours: float = 100.0, saves: Saves | None = SAVES) -> RunGoodput:
     """A run of 8 ranks with attempts of equal length, side by side in time."""
     length = hours / attempts * HOUR
-    each_seconds = {
-        GoodputState.PRODUCTIVE: 6 * length,
-        GoodputState.STRAGGLER: 0.5 * length,
-        GoodputState.STARTUP: 0.5 * length,
-        GoodputState.REPLAYED: 0.5 * length,
-        GoodputState.DOWN: 0.5 * length,
-    }
+    lost = (GoodputState.STRAGGLER, GoodputState.STARTUP, GoodputState.REPLAYED, GoodputState.DOWN)
+    each_seconds = {GoodputState.PRODUCTIVE: 6 * length, **dict.fromkeys(lost, 0.5 * length)}
+    times = [{"started": number * length, "ended": (number + 1) * length} for number in range(attempts)]
     return RunGoodput(
         run="r",
         source="test",
         seconds={state: attempts * seconds for state, seconds in each_seconds.items()},
         attempts=tuple(
-            AttemptGoodput(
-                number=number,
-                started=number * length,
-                ended=(number + 1) * length,
-                world_size=8,
-                seconds=each_seconds,
-            )
-            for number in range(attempts)
+            AttemptGoodput(number=number, world_size=8, seconds=each_seconds, **each)
+            for number, each in enumerate(times)
         ),
         saves=saves,
     )
@@ -57,35 +47,35 @@ def test_ratios() -> None:
     assert run.ettr == pytest.approx((run.scheduling or 0) * (run.runtime or 0))
 
 
+def advice_for(run: RunGoodput) -> IntervalAdvice:
+    advice = interval_advice(run)
+    assert isinstance(advice, IntervalAdvice)
+    return advice
+
+
 def test_interval_advice() -> None:
     """sqrt(2 x 30 s x 25 h) is 38.7 minutes. The range is that of Garwood's table: 1.37 to 9.15 for 4."""
-    advice = interval_advice(goodput(5))
-    assert isinstance(advice, IntervalAdvice)
+    advice = advice_for(goodput(5))
     assert advice.failure_interval_seconds == pytest.approx(25 * HOUR)
     assert advice.best_seconds == pytest.approx(2323.8, abs=0.1)
-    assert (advice.failure_interval_low, advice.failure_interval_high) == (
-        pytest.approx(100 * HOUR / 9.1535, rel=1e-4),
-        pytest.approx(100 * HOUR / 1.3663, rel=1e-4),
-    )
+    assert advice.failure_interval_low == pytest.approx(100 * HOUR / 9.1535, rel=1e-4)
+    assert advice.failure_interval_high == pytest.approx(100 * HOUR / 1.3663, rel=1e-4)
     assert advice.low_seconds < advice.best_seconds < advice.high_seconds
     assert advice.gain == pytest.approx(0.0283333 - 0.0258199, abs=1e-6)
 
 
 def test_best_interval_costs_least() -> None:
     """Neither a longer nor a shorter interval costs less."""
-    advice = interval_advice(goodput(5))
-    assert isinstance(advice, IntervalAdvice)
-    least = lost_share(30.0, advice.best_seconds, 25 * HOUR)
+    best = advice_for(goodput(5)).best_seconds
+    least = lost_share(30.0, best, 25 * HOUR)
     for factor in (0.5, 0.9, 1.1, 2.0):
-        assert lost_share(30.0, factor * advice.best_seconds, 25 * HOUR) > least
+        assert lost_share(30.0, factor * best, 25 * HOUR) > least
 
 
 def test_save_longer_than_advice() -> None:
     """A save that goes on beside training must end before the next one begins."""
     saves = Saves(count=100, interval_seconds=2 * HOUR, blocking_seconds=0.5, seconds=HOUR)
-    advice = interval_advice(goodput(5, saves=saves))
-    assert isinstance(advice, IntervalAdvice)
-    assert advice.best_seconds == HOUR
+    assert advice_for(goodput(5, saves=saves)).best_seconds == HOUR
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,6 @@ def test_few_dumps_are_inconclusive() -> None:
     assert verdict.missing_ranks == (2, 3, 4, 5, 6, 7)
 
 
-def test_finished_job_is_ok() -> None:
-    """Nothing is pending, so there is nobody to blame."""
-    assert named(finished_job(Shape(4, 2)).dumps()) == (State.OK, ())
-
-
 @pytest.mark.parametrize(("later", "found"), [(0.5, (State.SLOW, ())), (60.0, (State.HANG, (2,)))])
 def test_recent_operation_is_slow(later: float, found: tuple[State, tuple[int, ...]]) -> None:
     """An operation of half a second is no hang where the snapshots hold their time."""

@@ -187,8 +187,7 @@ def test_dumps_of_a_user_in_a_folder_of_root(directory: Path) -> None:
     (directory / "_dump_3").symlink_to(directory.parent / "secret")
     os.chown(directory / "_dump_3", ALICE, ALICE, follow_symlinks=False)
     reading = read_source(directory)
-    assert reading.broken == {3: "is no regular file"}
-    assert len(reading.snapshots) == 7
+    assert (reading.broken, len(reading.snapshots)) == ({3: "is no regular file"}, 7)
 
 
 def test_huge_file_is_refused_unread(tmp_path: Path) -> None:

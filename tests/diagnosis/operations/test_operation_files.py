@@ -18,26 +18,29 @@ from rankwatch_diagnosis.operations.table import Kind
 from support.fuzzing import NESTED
 
 HEADER = "step,rank,operation,kind,start_seconds,duration_seconds"
-ROWS = (
-    {"step": 0, "rank": 0, "operation": "forward", "kind": "compute", "start": 0.0, "duration": 1.5},
-    {"step": 0, "rank": 1, "operation": "all_reduce", "kind": "communication", "start": 1.5, "duration": 0.5},
-    {"step": 1, "rank": 0, "operation": "load", "kind": "data_loading", "start": 2.0, "duration": 0.25},
-)
 
 
 def full_rows() -> list[dict[str, object]]:
+    """Three operations with all columns."""
     return [
         {
-            **{key: row[key] for key in ("step", "rank", "operation", "kind")},
-            "start_seconds": row["start"],
-            "duration_seconds": row["duration"],
+            "step": step,
+            "rank": rank,
+            "operation": operation,
+            "kind": kind,
+            "start_seconds": start,
+            "duration_seconds": duration,
             "stage": 1,
-            "replica": row["rank"],
+            "replica": rank,
             "microbatch": 2,
-            "group": "dp" if row["kind"] == "communication" else "",
+            "group": "dp" if kind == "communication" else "",
             "work": 512.0,
         }
-        for row in ROWS
+        for step, rank, operation, kind, start, duration in (
+            (0, 0, "forward", "compute", 0.0, 1.5),
+            (0, 1, "all_reduce", "communication", 1.5, 0.5),
+            (1, 0, "load", "data_loading", 2.0, 0.25),
+        )
     ]
 
 
@@ -161,12 +164,9 @@ def test_broken_line_of_csv(tmp_path: Path, line: bytes, rows: int) -> None:
 @pytest.mark.parametrize(
     ("line", "rows"),
     [
-        (
-            b'{"step":0,"rank":2,"operation":"\xff","kind":"compute","start_seconds":0,"duration_seconds":1}',
-            3,
-        ),
-        (b'{"step":0,"rank":"x","operation":"f","kind":"compute","start_seconds":0,"duration_seconds":1}', 2),
-        (b'{"step":0,"rank":[1],"operation":"f","kind":"compute","start_seconds":0,"duration_seconds":1}', 2),
+        (b'{"step":0,"rank":2,"operation":"\xff",REST}', 3),
+        (b'{"step":0,"rank":"x","operation":"f",REST}', 2),
+        (b'{"step":0,"rank":[1],"operation":"f",REST}', 2),
         (b'{"step":0,"rank":1,"opera', 2),
         (b"\xff", 2),
         (b"[" * 100_000, 2),
@@ -177,6 +177,7 @@ def test_broken_line_of_csv(tmp_path: Path, line: bytes, rows: int) -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_broken_line_of_json(tmp_path: Path, line: bytes, rows: int, *, first: bool) -> None:
     """One broken line costs that line alone, also where it is the first."""
+    line = line.replace(b"REST", b'"kind":"compute","start_seconds":0,"duration_seconds":1')
     good = [json.dumps(row).encode() for row in full_rows()[:2]]
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"\n".join([line, *good] if first else [*good, line]) + b"\n")
@@ -209,10 +210,7 @@ def test_name_that_is_no_text_in_parquet(tmp_path: Path, *, dictionary: bool) ->
 def test_rank_in_two_replicas(tmp_path: Path) -> None:
     """Two processes that claim one rank are not averaged: the first replica stays."""
     table, skipped = csv(
-        tmp_path,
-        "0,3,forward,compute,0,1,0",
-        "0,3,forward,compute,5,9,1",
-        header=HEADER + ",replica",
+        tmp_path, "0,3,forward,compute,0,1,0", "0,3,forward,compute,5,9,1", header=HEADER + ",replica"
     )
     assert table.duration_seconds.tolist() == [1.0]
     assert skipped == {"that put a rank into a second replica": 1}

@@ -72,6 +72,14 @@ def test_stalled_run(tmp_path: Path) -> None:
     assert any("rank 1" in each for each in review.judgements[0].evidence)
 
 
+def write_manifest(folder: Path, opened: float, run: str = "job", **more: object) -> None:
+    """The manifest of an evidence bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = {"run": run, "kind": "stall", "why": "no step", "node": "n0"}
+    manifest_of = {**manifest, "opened_timestamp_seconds": opened, **more}
+    (folder / "manifest.json").write_text(json.dumps(manifest_of))
+
+
 def test_incidents_of_the_node(tmp_path: Path) -> None:
     """Those of this run and its time; another run of the same name has had others."""
     trained(tmp_path / "boxes")
@@ -82,11 +90,7 @@ def test_incidents_of_the_node(tmp_path: Path) -> None:
         ("4-broken", "job", float("nan")),
         ("5-broken", "job", 10**400),
     ):
-        folder = tmp_path / "evidence" / name
-        folder.mkdir(parents=True)
-        manifest = {"run": run, "kind": "stall", "why": "no step", "node": "n0"}
-        manifest |= {"opened_timestamp_seconds": opened, "verdict": {"ranks": [3]}}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        write_manifest(tmp_path / "evidence" / name, opened, run, verdict={"ranks": [3]})
     review = review_folder(tmp_path / "boxes", evidence=tmp_path / "evidence")
     (incident,) = (each for each in review.events if each.kind is EventKind.INCIDENT)
     assert (incident.text, incident.node) == ("stall: no step; the evidence names rank 3", "n0")
@@ -116,9 +120,7 @@ def bundle(directory: Path) -> Path:
     trained(directory / "boxes")
     found = directory / "20260101T000000Z-job-stall"
     shutil.copytree(directory / "boxes" / "job", found / "blackboxes" / "job")
-    manifest = {"run": "job", "kind": "stall", "why": "no step", "node": "n0"}
-    manifest |= {"opened_timestamp_seconds": time.time(), "missing": [{"what": "stacks", "why": "no py-spy"}]}
-    (found / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(found, time.time(), missing=[{"what": "stacks", "why": "no py-spy"}])
     (found / "metrics").mkdir()
     for name, page in PAGES.items():
         (found / "metrics" / name).write_text(page)
@@ -146,11 +148,8 @@ def test_damaged_bundle(damaged: str, tmp_path: Path) -> None:
     review = review_folder(found)
     assert review.result
     assert markdown(review)
-    assert (
-        "could not be read" in " ".join(review.unseen)
-        or "no sense" in " ".join(review.unseen)
-        or ("checkpoints" in damaged)
-    )
+    said = " ".join(review.unseen)
+    assert "could not be read" in said or "no sense" in said or "checkpoints" in damaged
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

@@ -20,12 +20,7 @@ from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch_cli.commands.diagnose import run
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.gpus import WHILE_IT_RAN, GpuFigures, SeenGpus, gpus_of_bundle
-from rankwatch_diagnosis.run.witnesses import (
-    GPU_EVIDENCE,
-    RECORDER_EVIDENCE,
-    with_gpu_witness,
-    witness_lines,
-)
+from rankwatch_diagnosis.run.witnesses import GPU_EVIDENCE, RECORDER_EVIDENCE, with_gpu_witness, witness_lines
 from support.diagnosis.run_boxes import make_bundle
 
 DATA_PARALLEL = JobShape(data_parallel=8)

@@ -151,8 +151,7 @@ def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
     verdict = diagnose_run(run)
     assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
     assert verdict.sources["boxes_skipped"] == {"truncated": 1, "symlink": 1}
-    assert verdict.hang.missing_ranks == (0,)
-    assert verdict.sources["boxes_missing_on_seen_hosts"] == [0]
+    assert (verdict.hang.missing_ranks, verdict.sources["boxes_missing_on_seen_hosts"]) == ((0,), [0])
     silent: Any = verdict.hang.evidence["flight_recorders_silent"]
     assert set(silent) == {"1", "3"}
 
@@ -227,8 +226,7 @@ def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["diagnose", "run", str(tmp_path), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["state"], verdict["ranks"], verdict["hang"]["ranks"]) == ("stalled", [2], [2])
-    assert verdict["straggler"]["cause"] == "none"
-    assert verdict["loss"]["anomalies"] == []
+    assert (verdict["straggler"]["cause"], verdict["loss"]["anomalies"]) == ("none", [])
     assert verdict["ranks_seen"][2]["phase"] == "data_wait"
 
 

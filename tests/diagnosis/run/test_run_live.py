@@ -26,6 +26,7 @@ __all__ = ["nvml_library"]
 pytestmark = pytest.mark.process
 
 DEADLINE_SECONDS = 120.0
+GPUS = [each["uuid"] for each in hopper_node(3)["gpus"]]
 _RANK = """
 import json, os, signal, sys, threading, time
 import torch
@@ -73,12 +74,7 @@ run.finish()
 
 @contextlib.contextmanager
 def gloo_run(
-    directory: Path,
-    wrong: Mapping[int, str],
-    *,
-    at: int = 6,
-    steps: int = 12,
-    gpus: Sequence[str] = (),
+    directory: Path, wrong: Mapping[int, str], *, at: int = 6, steps: int = 12, gpus: Sequence[str] = ()
 ) -> Iterator[None]:
     """Start three ranks; `wrong` says what a rank does at step `at`. All are killed at the end."""
     environ = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job"}
@@ -184,8 +180,7 @@ def set_gpu(
 def slow_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Rank 2 is slow, until the end of the module's tests."""
     directory = tmp_path_factory.mktemp("slow")
-    gpus = [each["uuid"] for each in hopper_node(3)["gpus"]]
-    with gloo_run(directory, {2: "slow"}, at=100_000, steps=100_000, gpus=gpus):
+    with gloo_run(directory, {2: "slow"}, at=100_000, steps=100_000, gpus=GPUS):
         verdict_when(directory, lambda each: each.state is RunState.RUNNING and each.ranks == (2,))
         yield directory / "job"
 
@@ -194,8 +189,7 @@ def slow_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def standing_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """All ranks stand at the same place, so that nothing but their GPUs tells them apart."""
     directory = tmp_path_factory.mktemp("standing")
-    gpus = [each["uuid"] for each in hopper_node(3)["gpus"]]
-    with gloo_run(directory, dict.fromkeys(range(3), "asleep"), at=60, steps=100, gpus=gpus):
+    with gloo_run(directory, dict.fromkeys(range(3), "asleep"), at=60, steps=100, gpus=GPUS):
         verdict_when(directory, lambda each: each.state is RunState.STALLED, stall=None)
         yield directory / "job"
 

@@ -17,13 +17,7 @@ from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.run.processes import (
-    Processes,
-    contention,
-    cpu_pressure,
-    look_at,
-    with_processes,
-)
+from rankwatch_diagnosis.run.processes import Processes, contention, cpu_pressure, look_at, with_processes
 from rankwatch_diagnosis.run.report import lines
 from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting

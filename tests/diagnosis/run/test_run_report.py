@@ -42,13 +42,6 @@ def test_colour_of_a_state(state: RunState, colour: str, run: Path) -> None:
     assert colour_of(found) == colour
 
 
-def test_headline_of_a_stall(run: Path) -> None:
-    """It names the operation and the process group in which the rank is waited for."""
-    assert diagnose_run(run).why == (
-        "rank 3 is waited for in all_reduce of DATA_PARALLEL_GROUP (0-7); it is in backward, step 3"
-    )
-
-
 def test_time_left(run: Path) -> None:
     """Only a run that goes on has time left. A pace says nothing about a run that stands."""
     stalled = diagnose_run(run)

@@ -69,14 +69,6 @@ def test_stop_in_pipeline(culprit: int, tmp_path: Path) -> None:
     assert diagnose_run(hung(tmp_path, shape, fault)).ranks == (culprit,)
 
 
-def nccl_ranks(directory: Path, *enqueued: int) -> None:
-    """Boxes in which collectives are counted, and their ends are not seen."""
-    for number, count in enumerate(enqueued):
-        box = RankBox(directory, number, world=len(enqueued))
-        box.enqueues(count - 1)
-        box.writer.unlock()
-
-
 @pytest.mark.parametrize(
     ("enqueued", "state", "ranks"), [((12, 12, 10, 12), "hang", (2,)), ((12, 12, 12, 12), "ok", ())]
 )
@@ -84,7 +76,10 @@ def test_without_completions(
     enqueued: tuple[int, ...], state: str, ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Who enqueued least is waited for, as with NCCL, whose ends no box sees; equal counts say nothing."""
-    nccl_ranks(tmp_path, *enqueued)
+    for number, count in enumerate(enqueued):
+        box = RankBox(tmp_path, number, world=len(enqueued))
+        box.enqueues(count - 1)
+        box.writer.unlock()
     verdict = diagnose_run(tmp_path)
     assert (verdict.hang.state.value, verdict.ranks) == (state, ranks)
 

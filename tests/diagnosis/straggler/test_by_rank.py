@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rankwatch.conventions.states import Cause
-from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow, look_by_rank
+from rankwatch_diagnosis.straggler.by_rank import ByRank, look_by_rank
 from rankwatch_diagnosis.straggler.engine import examine
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from support.diagnosis.operations import SmallJob
@@ -17,10 +17,6 @@ def look(job: SmallJob) -> tuple[Verdict, ByRank]:
     verdict, case = examine(job.table())
     assert case is not None
     return verdict, look_by_rank(case, verdict)
-
-
-def row_of(found: ByRank, rank: int) -> RankRow:
-    return next(each for each in found.rows if each.rank == rank)
 
 
 def test_slow_rank() -> None:
@@ -39,7 +35,7 @@ def test_slow_rank() -> None:
 def test_short_fault() -> None:
     """A fault in a third of the steps vanishes in the median, not in the worst window and the price."""
     _, found = look(SmallJob(steps=30).slow_rank(2, 1.5, first=10, end=20))
-    row = row_of(found, 2)
+    row = next(each for each in found.rows if each.rank == 2)
     assert abs(row.residual_ratio) < 0.05
     assert (row.worst_first_step, row.worst_last_step) == (10, 19)
     assert row.worst_residual_ratio == pytest.approx(0.5, abs=0.06)

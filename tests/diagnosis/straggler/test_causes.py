@@ -70,14 +70,6 @@ def test_causes_under_none() -> None:
     assert all(each.lost_rank_seconds is not None for each in small)
 
 
-def test_suspects_have_no_name() -> None:
-    """Of two ranks neither can be called the odd one: the entry is uncertain, its evidence holds suspects."""
-    job = SmallJob(dp=2, steps=40).slow_rank(1, 1.4)
-    (cause,) = diagnose(job.table()).causes
-    assert (cause.cause, cause.certain, cause.ranks, cause.stages) == (Cause.INCONCLUSIVE, False, (), ())
-    assert [each["rank"] for each in _listed(cause, "suspected_ranks")] == [1]
-
-
 def test_proved_before_suspected() -> None:
     """A suspicion that costs more is no reason to be silent about what is certain."""
     job = SmallJob(dp=2, steps=40).slow_rank(1, 1.2)

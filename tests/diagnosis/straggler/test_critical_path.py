@@ -63,14 +63,3 @@ def test_slow_rank() -> None:
     )
     assert seconds > 0.7 * case.step_seconds[6]
     assert len({rank for rank, _ in names(case, path)}) > 1
-
-
-def test_waits() -> None:
-    """A rank waits from its arrival until the last one has come, and the last one does not wait."""
-    case = Case(SmallJob(dp=4, steps=6).slow_rank(1, 2.0).table(), DEFAULT)
-    times = timeline(case.replay, case.seconds)
-    reduction = case.table.operation == case.table.operations.index("all_reduce")
-    waits = (times.begins - times.arrives)[reduction]
-    slow = case.table.rank[reduction] == 1
-    assert (waits[slow] < 1e-9).all()
-    assert (waits[~slow] > 0.05).all()

@@ -209,15 +209,6 @@ def test_blip_beside_a_slow_rank() -> None:
     assert (slow.ranks, past.ranks, past.first_step, past.last_step) == ((2,), (6,), 300, 329)
 
 
-def test_slowdown() -> None:
-    """It is within 3 % of the same random numbers without the fault; lost time counts every rank."""
-    slow, healthy = SmallJob(dp=8, noise=0.02).slow_rank(3, 1.5).table(), SmallJob(dp=8, noise=0.02).table()
-    truth = last_end(slow) / last_end(healthy)
-    verdict = diagnose(slow)
-    assert verdict.slowdown == pytest.approx(truth, rel=0.03)
-    assert verdict.lost_rank_seconds == pytest.approx(8 * (last_end(slow) - last_end(healthy)), rel=0.1)
-
-
 @pytest.mark.parametrize("messages", [True, False])
 def test_slowdown_in_a_pipeline(messages: bool) -> None:
     """With rows of sends and receives, and by the order of stages without them."""

@@ -79,8 +79,7 @@ def test_right(name: str) -> None:
     """The cause is right, no innocent is named, and the cost is within 5 % of the true excess."""
     outcome = judge(cases()[name])
     assert outcome.acceptable, outcome
-    assert outcome.innocents == ()
-    assert outcome.costly_ranks_found == outcome.costly_ranks
+    assert (outcome.innocents, outcome.costly_ranks_found) == ((), outcome.costly_ranks)
     assert outcome.error is None or outcome.error <= 0.05, outcome
 
 

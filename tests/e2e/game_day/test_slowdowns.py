@@ -49,10 +49,7 @@ EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
     UNEQUAL: (Alert.RUN_SLOW, {"cause": "unequal_batches", "owner": "training"}),
     JITTERY: (Alert.RUN_SLOW, {"cause": "jitter", "owner": "platform"}),
     SLOW_DATA: (Alert.RUN_SLOW, {"cause": "data_loading", "owner": "training"}),
-    SLOW_STAGE: (
-        Alert.RUN_SLOW,
-        {"cause": "slow_stage", "owner": "training", "stage": str(HEAVY_STAGE)},
-    ),
+    SLOW_STAGE: (Alert.RUN_SLOW, {"cause": "slow_stage", "owner": "training", "stage": str(HEAVY_STAGE)}),
     SLOW_NETWORK: (
         Alert.RUN_SLOW,
         {"cause": "network", "owner": "platform", "group": "default_pg", "operation": "all_reduce"},

@@ -342,7 +342,7 @@ class HungJob:
         used = list(dict.fromkeys(("world", *(op.group for op in self.programs[rank]))))
         names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
         status = [dict.fromkeys(names, -1) for _ in used]
-        recorder = _Recorder()
+        recorder = FlightRecorder()
         for index in self._posted(rank):
             op, completed = self.programs[rank][index], index < self.shown[rank]
             local = used.index(op.group)
@@ -417,7 +417,7 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-class _Recorder:
+class FlightRecorder:
     """Numbers entries as ProcessGroupNCCL does; each method returns what `workEnqueue` takes as status."""
 
     def __init__(self) -> None:
@@ -455,4 +455,6 @@ class _Recorder:
     def _record(self, local: int, facts: dict[str, Any], completed: bool) -> None:
         numbers = {each: self._numbers[local][each] for each in ("collective_seq_id", "p2p_seq_id", "op_id")}
         state = {"state": "completed" if completed else "scheduled", "retired": completed}
-        self.entries.append({"record_id": len(self.entries), **numbers, **state, "is_p2p": False, **facts})
+        unknown = {} if completed else {"time_discovered_completed_ns": None}
+        entry = {"record_id": len(self.entries), **numbers, **state, "is_p2p": False, **facts, **unknown}
+        self.entries.append(entry)

@@ -264,12 +264,7 @@ def _oscillation(source: random.Random, steps: int) -> Curve:
     return _gradual("growing oscillation", source, steps, times)
 
 
-def _gradual(
-    kind: str,
-    source: random.Random,
-    steps: int,
-    times: Callable[[float], float],
-) -> Curve:
+def _gradual(kind: str, source: random.Random, steps: int, times: Callable[[float], float]) -> Curve:
     run, turn = Run(source), _turn(source, steps)
     losses = run.losses(steps, lambda step: times(max(0, step - turn)))
     visible = (1.0 + max(VISIBLE_RISE, run.sigma)) * run.clean(turn) * VISIBLE_STEPS

@@ -75,7 +75,7 @@ class MonitoredSystem:
         arguments: Sequence[str],
         *,
         node: str,
-        ranks: int,
+        ranks: int = 1,
         forked: ForkedRanks | None = None,
         settings: Mapping[str, str] = {},
     ) -> None:
@@ -87,20 +87,9 @@ class MonitoredSystem:
         if forked is self.shared:  # others end with the family
             self._ranks += pids
 
-    def train(
-        self,
-        run: str,
-        faults: Sequence[str],
-        *,
-        node: str,
-        ranks: int = 1,
-        flags: Sequence[str] = (),
-        forked: ForkedRanks | None = None,
-        settings: Mapping[str, str] = {},
-    ) -> None:
+    def train(self, run: str, faults: Sequence[str], *, flags: Sequence[str] = (), **where: Any) -> None:
         """Start the reference trainer with these faults."""
-        trainer = self._trainer(run, faults, flags)
-        self.start(run, trainer, node=node, ranks=ranks, forked=forked, settings=settings)
+        self.start(run, self._trainer(run, faults, flags), **where)
 
     def rank(self, node: str, code: str, **of_rank: Any) -> subprocess.Popen[str]:
         """Start a rank that imports no torch. It ends with the jobs."""
@@ -121,9 +110,7 @@ class MonitoredSystem:
             self.shared.kill(self._ranks)
         self.stack.close()
 
-    def end_when_seen(
-        self, expected: Iterable[tuple[str, str, Mapping[str, str]]], healthy: str = ""
-    ) -> None:
+    def end_when_seen(self, expected: Iterable[Wanted], healthy: str = "") -> None:
         """Wait for these alerts, and then end. The healthy run must go on. It is left to the test of each
         alert to tell that it is missing."""
         with suppress(pytest.fail.Exception):

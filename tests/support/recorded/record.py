@@ -120,10 +120,7 @@ def _of_class(each: Recorded) -> str:
 
 def _plan() -> dict[str, str]:
     """What a run says of itself: it is due in a day, and one rank alone makes so many tokens a second."""
-    return {
-        "RANKWATCH_DEADLINE": f"{time.time() + 86_400:.0f}",
-        "RANKWATCH_BASELINE_TOKENS_PER_SECOND": "50",
-    }
+    return {"RANKWATCH_DEADLINE": f"{time.time() + 86_400:.0f}", "RANKWATCH_BASELINE_TOKENS_PER_SECOND": "50"}
 
 
 def _crash(system: MonitoredSystem) -> None:
