@@ -75,7 +75,7 @@ class MonitoredSystem:
         arguments: Sequence[str],
         *,
         node: str,
-        ranks: int = 1,
+        ranks: int,
         forked: ForkedRanks | None = None,
         settings: Mapping[str, str] = {},
     ) -> None:
@@ -87,9 +87,20 @@ class MonitoredSystem:
         if forked is self.shared:  # others end with the family
             self._ranks += pids
 
-    def train(self, run: str, faults: Sequence[str], *, flags: Sequence[str] = (), **where: Any) -> None:
+    def train(
+        self,
+        run: str,
+        faults: Sequence[str],
+        *,
+        node: str,
+        ranks: int = 1,
+        flags: Sequence[str] = (),
+        forked: ForkedRanks | None = None,
+        settings: Mapping[str, str] = {},
+    ) -> None:
         """Start the reference trainer with these faults."""
-        self.start(run, self._trainer(run, faults, flags), **where)
+        trainer = self._trainer(run, faults, flags)
+        self.start(run, trainer, node=node, ranks=ranks, forked=forked, settings=settings)
 
     def rank(self, node: str, code: str, **of_rank: Any) -> subprocess.Popen[str]:
         """Start a rank that imports no torch. It ends with the jobs."""
@@ -110,9 +121,13 @@ class MonitoredSystem:
             self.shared.kill(self._ranks)
         self.stack.close()
 
-    def end_when_seen(self, expected: Iterable[Wanted], healthy: str = "") -> None:
-        """Wait for these alerts, and then end. The healthy run must go on. It is left to the test of each
-        alert to tell that it is missing."""
+    def end_when_seen(
+        self, expected: Iterable[tuple[str, str, Mapping[str, str]]], healthy: str = ""
+    ) -> None:
+        """Wait for these alerts, and then end. The healthy run must go on.
+
+        It is left to the test of each alert to tell that it is missing.
+        """
         with suppress(pytest.fail.Exception):
             for run, name, labels in expected:
                 self.alert(run, name, **labels)
@@ -184,8 +199,10 @@ def complete(alert: Alert, config: RuleConfig) -> bool:
 def servers(
     directory: Path, config: RuleConfig, targets: Sequence[str] = ()
 ) -> Iterator[tuple[str, Receiver]]:
-    """Prometheus, at the URL that is yielded, Alertmanager, and the receiver of its alerts. Prometheus
-    scrapes these targets, and those in the files of the directory `targets` (`write_targets`)."""
+    """Prometheus, at the URL that is yielded, Alertmanager, and the receiver of its alerts.
+
+    Prometheus scrapes these targets, and those in the files of the directory `targets` (`write_targets`).
+    """
     require("prometheus", "prometheus-alertmanager")
     with ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
@@ -237,8 +254,10 @@ def monitored_system(
     agent_flags: Sequence[str] = (),
     more_agents: Sequence[AgentProcess] = (),
 ) -> Iterator[MonitoredSystem]:
-    """An agent for each node, and one of each server. All jobs end with it. `more_agents` are scraped too,
-    but belong to others."""
+    """An agent for each node, and one of each server. All jobs end with it.
+
+    `more_agents` are scraped too, but belong to others.
+    """
     with ExitStack() as stack:
         agents = stack.enter_context(node_agents(directory, config, nodes, agent_flags))
         addresses = [each.address for each in (*agents.values(), *more_agents)]
