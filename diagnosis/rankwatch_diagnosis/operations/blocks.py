@@ -143,7 +143,9 @@ def _csv_block(lines: bytes, header: list[str], types: Mapping[str, pa.DataType]
 
 def _jsonl(file: IO[bytes], path: Path, on_broken_row: OnBrokenRow) -> Iterator[pa.RecordBatch]:
     options = pyarrow.json.ParseOptions(
-        explicit_schema=pa.schema([(name, _plain(kind)) for name, kind in COLUMNS.items()]),
+        explicit_schema=pa.schema(
+            [(name, pa.string() if kind == _NAMES else kind) for name, kind in COLUMNS.items()]
+        ),
         unexpected_field_behavior="ignore",
     )
     named = False
@@ -252,19 +254,15 @@ def _typed(table: pa.Table) -> pa.Table:
     """Numbers as floats, names as bytes with indices; cells that do not fit are null."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
     try:
-        return _cast(columns)
+        typed = {
+            name: _bytes(column, name).dictionary_encode().cast(_NAMES)
+            if COLUMNS[name] == _NAMES
+            else _without_texts(column).cast(COLUMNS[name])
+            for name, column in columns.items()
+        }
+        return pa.table(typed).combine_chunks()
     except pa.ArrowException:
         return _lenient(pa.table({name: _bytes(column, name) for name, column in columns.items()}))
-
-
-def _cast(columns: Mapping[str, pa.ChunkedArray]) -> pa.Table:
-    typed = {
-        name: _bytes(column, name).dictionary_encode().cast(_NAMES)
-        if COLUMNS[name] == _NAMES
-        else _without_texts(column).cast(COLUMNS[name])
-        for name, column in columns.items()
-    }
-    return pa.table(typed).combine_chunks()
 
 
 def _bytes(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -339,10 +337,6 @@ def _number(cell: bytes) -> float | None:
         return float(cell)
     except ValueError:
         return None
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if kind == _NAMES else kind
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -115,7 +115,7 @@ class _Columns:
         """All blocks as one table, in which an unknown kind is -1."""
         kinds = {kind.name.lower(): int(kind) for kind in Kind}
         numbers = [kinds.get(name.strip().lower(), _UNKNOWN_KIND) for name in self._names["kind"]] or [-1]
-        of: dict[str, NDArray[Any]] = {name: self._joined(name) for name in COLUMNS}
+        of: dict[str, NDArray[Any]] = {name: np.concatenate(self._parts.pop(name)) for name in COLUMNS}
         return OperationTable(
             step=of["step"],
             rank=of["rank"],
@@ -131,6 +131,3 @@ class _Columns:
             operations=tuple(self._names["operation"]),
             groups=tuple(self._names["group"]),
         )
-
-    def _joined(self, name: str) -> NDArray[Any]:
-        return np.concatenate(self._parts.pop(name))

@@ -191,31 +191,20 @@ def clean(table: OperationTable, *, incomplete: int, broken: int) -> tuple[Opera
     usable = ~bad & (table.kind >= 0) & (table.step >= 0) & (table.rank >= 0)
     usable &= np.where(bad, False, table.duration_seconds >= 0.0) & ~longer
     table = _kept(table, usable)
-    again = _repeated(table)
-    skipped["that repeat step, rank, operation and start"] = int(np.count_nonzero(again))
-    table = _kept(table, ~again)
-    stray = _strays(table)
-    skipped["that put a rank into a second replica"] = int(np.count_nonzero(stray))
-    return _kept(table, ~stray), {reason: count for reason, count in skipped.items() if count}
-
-
-def _kept(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
-    return table if rows.all() else table.take(rows)  # a table is large, and mostly nothing is wrong with it
-
-
-def _repeated(table: OperationTable) -> NDArray[np.bool_]:
-    """Rows that repeat an earlier one."""
     order = np.lexsort((table.start_seconds, table.operation, table.rank, table.step))
     same = np.ones(max(len(order) - 1, 0), dtype=np.bool_)
     for column in (table.step, table.rank, table.operation, table.start_seconds):
         same &= column[order[1:]] == column[order[:-1]]
     repeated = np.zeros(len(order), dtype=np.bool_)
     repeated[order[1:][same]] = True
-    return repeated
-
-
-def _strays(table: OperationTable) -> NDArray[np.bool_]:
-    """Rows of a rank outside the replica that it was first seen in: two processes claimed the same rank."""
+    skipped["that repeat step, rank, operation and start"] = int(np.count_nonzero(repeated))
+    table = _kept(table, ~repeated)
+    # Rows of a rank outside the replica that it was first seen in: two processes claimed the same rank.
     _, first, inverse = np.unique(table.rank, return_index=True, return_inverse=True)
     strays: NDArray[np.bool_] = table.replica != table.replica[first][inverse]
-    return strays
+    skipped["that put a rank into a second replica"] = int(np.count_nonzero(strays))
+    return _kept(table, ~strays), {reason: count for reason, count in skipped.items() if count}
+
+
+def _kept(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
+    return table if rows.all() else table.take(rows)  # a table is large, and mostly nothing is wrong with it

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
+from rankwatch_diagnosis.operations.groups import Floats, Groups, Ints
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Case
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
@@ -79,14 +79,6 @@ class ByRank(NamedTuple):
     """(step, rank), in the order of the case; NaN where there is nothing to compare with."""
 
 
-class _Own(NamedTuple):
-    """Seconds of own work; (step, rank)."""
-
-    compute: Floats
-    host: Floats
-    """Data loading and other."""
-
-
 class _Excess(NamedTuple):
     """What each rank takes beyond its peers; (step, rank)."""
 
@@ -102,65 +94,52 @@ def look_by_rank(case: Case, verdict: Verdict, *, most_replayed_rows: int = MOST
     """Every rank of the case, as `engine.examine` returns both. Of all replays together so many rows."""
     named = {*verdict.ranks, *(rank for each in verdict.causes if each.certain for rank in each.ranks)}
     seconds = {kind: np.nan_to_num(case.sums(case.table.kind == kind)) for kind in Kind}
-    own = _Own(seconds[Kind.COMPUTE], seconds[Kind.DATA_LOADING] + seconds[Kind.OTHER])
-    excess = _excess(case, own)
+    compute, host = seconds[Kind.COMPUTE], seconds[Kind.DATA_LOADING] + seconds[Kind.OTHER]
+    excess = _excess(case, compute, host)
     windows = [_worst_window(residual, case.limits.steps) for residual in excess.residual.T]
     most = max(_LEAST_REPLAYS, most_replayed_rows // max(1, len(case.table)))
-    prices = _prices(case, excess, own, windows, most) | _prices_of_causes(case, verdict)
+    prices = _prices(case, excess, compute, host, windows, most) | _prices_of_causes(case, verdict)
     present = np.isfinite(case.table.spans()[0])
-    stage, replica = case.stages_of_ranks(), case.replicas_of_ranks()
-    rows = [
-        RankRow(
+    stage = case.stage_of_rank
+    peers = np.bincount(stage)[stage]
+    rows = []
+    for index, rank in enumerate(case.ranks.tolist()):
+        there, window, price = present[:, index], windows[index], prices.get(index, math.nan)
+        means = {kind: float(each[there, index].mean()) for kind, each in seconds.items()}
+        row = RankRow(
             rank=rank,
             stage=int(stage[index]),
-            replica=int(replica[index]),
+            replica=int(case.replica_of_rank[index]),
             named=rank in named,
             residual_ratio=float(nan_median(excess.residual[:, index])),
-            compared_with=_compared_with(int(np.count_nonzero(stage == stage[index]))),
-            worst_first_step=int(case.steps[windows[index].first]),
-            worst_last_step=int(case.steps[windows[index].end - 1]),
-            worst_residual_ratio=windows[index].size,
-            **_times(case, seconds, index, present[:, index]),
-            **_price(case, prices.get(index, math.nan)),
+            compared_with={1: "its own past", 2: "one peer"}.get(int(peers[index]), "peers"),
+            worst_first_step=int(case.steps[window.first]),
+            worst_last_step=int(case.steps[window.end - 1]),
+            worst_residual_ratio=window.size,
+            compute_seconds=means[Kind.COMPUTE],
+            data_loading_seconds=means[Kind.DATA_LOADING],
+            other_seconds=means[Kind.OTHER],
+            transfer_seconds=means[Kind.COMMUNICATION],
+            wait_seconds=max(0.0, float(case.step_seconds[there].mean()) - math.fsum(means.values())),
+            slowdown=price,
+            lost_rank_seconds=float(case.step_seconds.sum()) * (1.0 - 1.0 / price) * len(case.ranks),
         )
-        for index, rank in enumerate(case.ranks.tolist())
-    ]
+        rows.append(row)
     rows.sort(key=lambda each: (not each.named, -np.nan_to_num(each.residual_ratio, nan=-np.inf), each.rank))
     return ByRank(tuple(rows), float(case.step_seconds.mean()), excess.residual)
 
 
-def _times(case: Case, seconds: Mapping[Kind, Floats], index: int, there: Bools) -> dict[str, float]:
-    """Means over the steps in which the rank is there."""
-    means = {kind: float(each[there, index].mean()) for kind, each in seconds.items()}
-    return {
-        "compute_seconds": means[Kind.COMPUTE],
-        "data_loading_seconds": means[Kind.DATA_LOADING],
-        "other_seconds": means[Kind.OTHER],
-        "transfer_seconds": means[Kind.COMMUNICATION],
-        "wait_seconds": max(0.0, float(case.step_seconds[there].mean()) - math.fsum(means.values())),
-    }
-
-
-def _price(case: Case, price: float) -> dict[str, float]:
-    lost = float(case.step_seconds.sum()) * (1.0 - 1.0 / price) * len(case.ranks)
-    return {"slowdown": price, "lost_rank_seconds": lost}
-
-
-def _compared_with(ranks_of_stage: int) -> str:
-    return "peers" if ranks_of_stage > 2 else "one peer" if ranks_of_stage == 2 else "its own past"
-
-
-def _excess(case: Case, own: _Own) -> _Excess:
-    logarithm = np.full(own.compute.shape, np.nan)
+def _excess(case: Case, compute: Floats, host: Floats) -> _Excess:
+    logarithm = np.full(compute.shape, np.nan)
     visits, difficulty = case.visits, case.difficulty
     if visits is not None and difficulty is not None:
         residual = against_peers(difficulty.own, visits.stage, _LEAST_PEERS).values
         place = np.ix_(np.searchsorted(case.steps, visits.steps), np.searchsorted(case.ranks, visits.ranks))
         logarithm[place] = residual
-    more = np.nan_to_num(against_peers(own.host, case.stages_of_ranks(), _LEAST_PEERS).values)
-    without_compute = ~(own.compute > 0.0).any(axis=0)
-    excess = own.compute * -np.expm1(-np.where(without_compute, 0.0, logarithm)) + more
-    both = own.compute + own.host
+    more = np.nan_to_num(against_peers(host, case.stage_of_rank, _LEAST_PEERS).values)
+    without_compute = ~(compute > 0.0).any(axis=0)
+    excess = compute * -np.expm1(-np.where(without_compute, 0.0, logarithm)) + more
+    both = compute + host
     fair = np.maximum(both - excess, _LEAST_FAIR * nan_median(np.where(both > 0.0, both, np.nan), axis=0))
     return _Excess(logarithm, more, np.where(both > 0.0, excess / fair, np.nan))
 
@@ -186,24 +165,15 @@ def _worst_window(residual: Floats, least: int) -> _Window:
     return found
 
 
-class _Level(NamedTuple):
-    """What a rank takes beyond its peers for long, by step; never below 0."""
-
-    compute: Floats
-    """Logarithm."""
-    host: Floats
-    """Seconds."""
-
-
 def _prices(
-    case: Case, excess: _Excess, own: _Own, windows: Sequence[_Window], most: int
+    case: Case, excess: _Excess, compute: Floats, host: Floats, windows: Sequence[_Window], most: int
 ) -> dict[int, float]:
     """Index of a rank -> the slowdown that it causes; of at most so many ranks, those with most excess."""
     levels = [_level(excess, each, window) for each, window in enumerate(windows)]
     saved = np.array(
         [
-            float(np.mean(own.compute[:, each] * -np.expm1(-level.compute) + level.host))
-            for each, level in enumerate(levels)
+            float(np.mean(compute[:, each] * -np.expm1(-slower) + more))
+            for each, (slower, more) in enumerate(levels)
         ]
     )
     prices = dict.fromkeys(np.flatnonzero(saved < _LEAST_EXCESS * np.mean(case.step_seconds)).tolist(), 1.0)
@@ -211,7 +181,8 @@ def _prices(
     largest = [each for each in np.argsort(-saved, kind="stable").tolist() if each not in prices]
     for each in largest[:most]:
         seconds = case.seconds.copy()
-        seconds[rows[each]] *= _factor(case, rows[each], levels[each], own.host[:, each])
+        slower, more = levels[each]
+        seconds[rows[each]] *= _factor(case, rows[each], slower, more, host[:, each])
         prices[each] = slowdown(case.step_seconds, case.replay.step_seconds(seconds))
     return prices
 
@@ -227,8 +198,12 @@ def _prices_of_causes(case: Case, verdict: Verdict) -> dict[int, float]:
     }
 
 
-def _level(excess: _Excess, index: int, window: _Window) -> _Level:
-    """Inside its worst window and outside of it: a fault of a few steps must not vanish in a median."""
+def _level(excess: _Excess, index: int, window: _Window) -> tuple[Floats, Floats]:
+    """Return what a rank takes beyond its peers for long, by step, never below 0: the logarithm of compute,
+    and seconds of host work.
+
+    Inside its worst window and outside of it: a fault of a few steps must not vanish in a median.
+    """
     inside = np.zeros(len(excess.host), dtype=np.bool_)
     inside[window.first : window.end] = True
     compute, host = np.zeros(len(inside)), np.zeros(len(inside))
@@ -236,15 +211,15 @@ def _level(excess: _Excess, index: int, window: _Window) -> _Level:
         if part.any():
             compute[part] = max(0.0, float(np.nan_to_num(nan_median(excess.compute[part, index]))))
             host[part] = max(0.0, float(excess.host[part, index].mean()))
-    return _Level(compute, host)
+    return compute, host
 
 
-def _factor(case: Case, rows: Ints, level: _Level, host: Floats) -> Floats:
+def _factor(case: Case, rows: Ints, slower: Floats, more: Floats, host: Floats) -> Floats:
     """By row of a rank: what its peers would take, over what it takes."""
     step, kind = case.step[rows], case.table.kind[rows]
-    left = 1.0 - np.minimum(1.0, level.host / np.maximum(host, 1e-12))
+    left = 1.0 - np.minimum(1.0, more / np.maximum(host, 1e-12))
     return np.where(
         kind == Kind.COMPUTE,
-        np.exp(-level.compute[step]),
+        np.exp(-slower[step]),
         np.where(kind == Kind.COMMUNICATION, 1.0, left[step]),
     )

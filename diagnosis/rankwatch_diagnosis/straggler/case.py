@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,6 +60,18 @@ class Candidate:
     """Steps of the longest episode of a rank; 0 where that means nothing."""
     last_resort: bool = False
     """Reported only where no other cause is found: with nothing to compare, the cost is an upper bound."""
+    slowdown: float = math.nan
+    """What it alone costs, once that is known: step time over the step time without it."""
+
+    @property
+    def proved(self) -> bool:
+        """False if the cause is suspected only."""
+        return self.certain and not self.last_resort and self.cause is not Cause.INCONCLUSIVE
+
+    @property
+    def is_slow_compute(self) -> bool:
+        """True for ranks that compute slowly, if their cost is known."""
+        return self.phase is SlowPhase.COMPUTE and math.isfinite(self.slowdown)
 
 
 class Case:
@@ -68,8 +81,11 @@ class Case:
     """
 
     def __init__(self, table: OperationTable, limits: Thresholds) -> None:
-        table = _with_waits(table)
-        self.replay = Replay(table)
+        # One clock, and a row for each wait.
+        given, matched = table, match_communication(table)
+        aligned = align_clocks(table, matched)
+        table = aligned.table if table.waits_known else reveal_waits(aligned, table.order, chain(table)[0])
+        self.replay = Replay(table, matched if table is given else None)
         self.table = reveal_stalls(table, self.replay.pauses)
         if self.table is not table:
             self.replay = Replay(self.table)
@@ -128,16 +144,12 @@ class Case:
         total[cells.size() == 0] = np.nan
         return total.reshape(self.table.cells.shape)
 
-    def stages_of_ranks(self) -> Ints:
+    @cached_property
+    def stage_of_rank(self) -> Ints:
         """By rank: the stage of most of its rows."""
         return Groups(self.rank, len(self.ranks)).whole_median(self.table.stage)
 
-    def replicas_of_ranks(self) -> Ints:
+    @cached_property
+    def replica_of_rank(self) -> Ints:
         """By rank: the replica of most of its rows."""
         return Groups(self.rank, len(self.ranks)).whole_median(self.table.replica)
-
-
-def _with_waits(table: OperationTable) -> OperationTable:
-    """Return the table on one clock, with a row for each wait."""
-    aligned = align_clocks(table, match_communication(table))
-    return aligned.table if table.waits_known else reveal_waits(aligned, table.order, chain(table)[0])

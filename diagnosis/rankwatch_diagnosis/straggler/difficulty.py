@@ -26,6 +26,7 @@ from rankwatch_diagnosis.straggler.robust import (
     sigma,
     steady_mean,
 )
+from rankwatch_diagnosis.straggler.thresholds import Thresholds
 from rankwatch_diagnosis.straggler.visits import Visits
 
 _MOST = 1.0
@@ -62,6 +63,10 @@ class Difficulty:
     own: Floats
     """(step, rank): steady mean of a rank's residuals less the difficulty predicted for them."""
 
+    def is_unequal(self, limits: Thresholds) -> bool:
+        """Return True if microbatches differ by so much that it counts."""
+        return self.sigma >= limits.difficulty_sigma and self.share >= limits.difficulty_share
+
 
 def separate(visits: Visits) -> Difficulty:
     """Split the residuals of visits into the difficulty of microbatches and the rank's own part."""
@@ -90,7 +95,9 @@ def _across_ranks(
     inside_steps: bool = False,
 ) -> Difficulty:
     """Take what ranks of a replica share as the microbatch's: shared / (shared + noise of the prediction)."""
-    members = _members(replica, sizes)
+    # (replica, member): index of each rank, and one beyond the last where a replica has fewer.
+    members = np.full((len(sizes), int(sizes.max())), len(replica), dtype=np.int64)
+    members[replica, cumcount(replica)] = np.arange(len(replica))
     nobody = np.full_like(residuals[:, :1], np.nan)
     if inside_steps:
         residuals, level = residuals - nan_mean(residuals, axis=2)[..., None], np.zeros(1)
@@ -195,13 +202,6 @@ def _beyond_chance(level: Floats, residuals: Floats) -> Floats:
     count = np.maximum(np.isfinite(residuals).sum(axis=(0, 2)), 1)[None, :, None]
     chance = _CHANCE * math.sqrt(math.pi / 2.0) * sigma(residuals - level) / np.sqrt(count)
     return np.where(np.abs(level) > chance, level - chance**2 / np.where(level == 0.0, 1.0, level), 0.0)
-
-
-def _members(replica: Ints, sizes: Ints) -> Ints:
-    """(replica, member): index of each rank, and one beyond the last where a replica has fewer."""
-    members = np.full((len(sizes), int(sizes.max())), len(replica), dtype=np.int64)
-    members[replica, cumcount(replica)] = np.arange(len(replica))
-    return members
 
 
 def _covariance(one: Floats, other: Floats) -> float:

@@ -10,15 +10,17 @@ these durations gives the price. The verdict is the costliest one, and the list 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions.states import Cause, SlowPhase
+from rankwatch.conventions.states import Cause
 from rankwatch_agent.training.timeouts import SECTIONS
-from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
+from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.straggler.case import Candidate, Case
@@ -37,7 +39,7 @@ from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
 from rankwatch_diagnosis.straggler.causes.variation import find_jitter, find_unequal_batches
 from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.graph.stages import with_stages
-from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, is_certain, overall_slowdown, price
+from rankwatch_diagnosis.straggler.pricing import found_cause, overall_slowdown, price
 from rankwatch_diagnosis.straggler.slowness import can_repeat, without
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -56,6 +58,7 @@ MOST_EVENTS = 20
 """Events in a verdict, those that lost most."""
 _MOST_OF_LOST = 0.5
 """Part of the lost time that an operation must hold to be named."""
+_by_cost = attrgetter("slowdown")
 
 
 class Examination(NamedTuple):
@@ -121,7 +124,7 @@ def _candidates(case: Case) -> Iterator[Candidate]:
     if visits is not None and difficulty is not None:
         ranks, slowness = find_slow_ranks(case, visits, difficulty)
         yield from ranks
-        yield from find_suspected_ranks(case, visits, difficulty, slowness)
+        yield from find_suspected_ranks(case, slowness)
         if ranks and ranks[0].cause is Cause.SLOW_RANK:  # what else there is shows without them
             visits = without(visits, slowness)
             difficulty = separate(visits)
@@ -145,14 +148,19 @@ def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool
     times."""
     if not stage.stages:
         return False
-    members = case.ranks[case.stages_of_ranks() == stage.stages[0]].tolist()
+    members = case.ranks[case.stage_of_rank == stage.stages[0]].tolist()
     slow = {rank for each in ranks for rank in each.ranks}
     return 2 * len(slow.intersection(members)) > len(members)
 
 
 def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
     """Return a verdict of the first of the causes, unless none of them costs enough."""
-    priced = [each for each in price(case, found) if not _costs_too_little(each, case.limits)]
+    priced = [
+        each
+        for each in price(case, found)
+        # A rank that is only suspected, and would gain the run nothing worth a look, is left out.
+        if each.cause is not Cause.SLOW_RANK or each.certain or each.slowdown >= case.limits.least_slowdown
+    ]
     overall = overall_slowdown(case)
     facts = {
         **counts,
@@ -161,13 +169,17 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
         "slowdown_by_operation": overall.by_operation,
     }
     chosen = _choose(priced, case.limits)
-    firm = chosen is not None and not chosen.candidate.last_resort
-    causes = tuple(
-        found_cause(case, each.as_bound() if firm and each.candidate.last_resort else each)
-        # What has only an upper bound as its cost comes behind what has a cost.
-        for each in sorted(priced, key=lambda each: (each is not chosen, firm and each.candidate.last_resort))
+    firm = chosen is not None and not chosen.last_resort
+    causes = []
+    # What has only an upper bound as its cost comes behind what has a cost.
+    for each in sorted(priced, key=lambda each: (each is not chosen, firm and each.last_resort)):
+        if firm and each.last_resort:
+            bound = {**each.evidence, "slowdown_at_most": each.slowdown}
+            each = replace(each, evidence=bound, slowdown=math.nan)
+        causes.append(found_cause(case, each))
+    verdict = Verdict(
+        cause=Cause.NONE, causes=tuple(causes), slowdown_if_all_fixed=overall.ratio, evidence=facts
     )
-    verdict = Verdict(cause=Cause.NONE, causes=causes, slowdown_if_all_fixed=overall.ratio, evidence=facts)
     if chosen is None:
         return verdict
     first = causes[0]
@@ -184,76 +196,51 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
     )
 
 
-def _costs_too_little(priced: Priced, limits: Thresholds) -> bool:
-    """Return True of a rank that is only suspected and would gain the run nothing worth a look."""
-    suspected = priced.candidate.cause is Cause.SLOW_RANK and not priced.candidate.certain
-    return suspected and not priced.slowdown >= limits.least_slowdown
-
-
-def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
+def _choose(priced: Sequence[Candidate], limits: Thresholds) -> Candidate | None:
     """Return the cause that is the verdict: the costliest; but what is proved goes before what is suspected,
     and a rank that can be replaced today before what needs planning.
 
     Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
     """
-    eligible = _eligible(priced, limits.least_slowdown)
+    eligible = _eligible([each for each in priced if each.certain], limits.least_slowdown)
     if not eligible:
         return None
-    worst = max(eligible, key=lambda each: each.slowdown)
-    if not worst.candidate.last_resort:
+    worst = max(eligible, key=_by_cost)
+    proved = [each for each in eligible if each.proved]
+    if not worst.last_resort:
         enough = 1.0 + _SHARE_OF_SUSPECTED * (worst.slowdown - 1.0)
-        proved = [each for each in eligible if is_certain(each.candidate) and each.slowdown >= enough]
-        worst = max(proved, key=lambda each: each.slowdown, default=worst)
-    worst = _named_in_place_of(worst, eligible)
-    turn = worst.candidate.cause is Cause.JITTER
-    ranks = [
-        each
-        for each in eligible
-        if _computes_slowly(each) and not (turn and each.candidate.lasts < _TURN * limits.steps)
-    ]
+        worst = max((each for each in proved if each.slowdown >= enough), key=_by_cost, default=worst)
+    turn = worst.cause is Cause.JITTER
+    if turn:
+        # A stage that is slow now and then makes its ranks late in turn, too.
+        same = 1.0 + _SAME_TIME * (worst.slowdown - 1.0)
+        named = (each for each in proved if (each.ranks or each.stages) and each.slowdown >= same)
+        worst = max(named, key=_by_cost, default=worst)
+        turn = worst.cause is Cause.JITTER
     least = 1.0 + min(limits.least_slowdown - 1.0, _SHARE_OF_WORST * (worst.slowdown - 1.0))
-    return max(
-        (each for each in ranks if each.slowdown >= least), key=lambda each: each.slowdown, default=worst
-    )
+    ranks = [each for each in eligible if each.is_slow_compute and each.slowdown >= least]
+    lasting = (each for each in ranks if not (turn and each.lasts < _TURN * limits.steps))
+    return max(lasting, key=_by_cost, default=worst)
 
 
-def _named_in_place_of(worst: Priced, eligible: Sequence[Priced]) -> Priced:
-    """Of jitter and a cause that explains the same time the one that names a rank or a stage: a stage that is
-    slow now and then makes its ranks late in turn, too."""
-    if worst.candidate.cause is not Cause.JITTER:
-        return worst
-    same = 1.0 + _SAME_TIME * (worst.slowdown - 1.0)
-    named = [each for each in eligible if each.candidate.ranks or each.candidate.stages]
-    return max(
-        (each for each in named if is_certain(each.candidate) and each.slowdown >= same),
-        key=lambda each: each.slowdown,
-        default=worst,
-    )
-
-
-def _eligible(priced: Sequence[Priced], least_slowdown: float) -> list[Priced]:
+def _eligible(priced: Sequence[Candidate], least_slowdown: float) -> list[Candidate]:
     """Causes that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
 
     A run never exists to wait for data, whereas it has to transfer.
     """
-    priced = [each for each in priced if each.candidate.certain]
-    last = [each for each in priced if each.candidate.last_resort]
+    last = [each for each in priced if each.last_resort]
     firm = [
         each
         for each in priced
-        if not each.candidate.last_resort and (_computes_slowly(each) or each.slowdown >= least_slowdown)
+        if not each.last_resort and (each.is_slow_compute or each.slowdown >= least_slowdown)
     ]
-    rest = max((each.slowdown for each in firm if not _computes_slowly(each)), default=1.0)
+    rest = max((each.slowdown for each in firm if not each.is_slow_compute), default=1.0)
     loading = [
         each
         for each in last
-        if each.candidate.cause is Cause.DATA_LOADING and rest - 1.0 < _SHARE_OF_WORST * (each.slowdown - 1.0)
+        if each.cause is Cause.DATA_LOADING and rest - 1.0 < _SHARE_OF_WORST * (each.slowdown - 1.0)
     ]
     return firm + loading if firm else last
-
-
-def _computes_slowly(priced: Priced) -> bool:
-    return priced.is_priced and priced.candidate.phase is SlowPhase.COMPUTE
 
 
 def _abstain(why: str, counts: Mapping[str, object] | None = None) -> Verdict:
@@ -273,32 +260,62 @@ class Events(NamedTuple):
 
 def find_events(table: OperationTable) -> Events:
     """Return steps that took far longer than the usual ones, and what took their time."""
-    step, steps, rank, ranks, _ = table.cells
+    step, steps, _, ranks, _ = table.cells
     first, last = table.spans()
     spans = np.where(np.isfinite(first), last - first, 0.0).max(axis=1, initial=0.0)
     odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
     if not odd.any():
         return Events((), 0.0, np.zeros(len(table), dtype=np.bool_))
-    usual = float(np.median(spans[~odd]))
-    by_operation = _Excess(table, step, rank, odd, len(ranks))
-    lost = _lost(first, last, spans, odd, usual)
-    found = [
-        _event(int(steps[at]), float(spans[at]), lost[at], by_operation, index, table, ranks)
-        for index, at in enumerate(np.flatnonzero(odd).tolist())
-        if at in lost
-    ]
-    kept = [each for each in found if each["operation"] not in SECTIONS]
-    kept.sort(key=lambda each: -float(str(each["lost_seconds"])))
-    lost_seconds = sum(float(str(each["lost_seconds"])) for each in kept)
-    return Events(tuple(kept[:MOST_EVENTS]), lost_seconds, odd[step])
+    excess = _excess(table, odd)
+    communicates = np.isin(
+        np.arange(len(table.operations)), table.operation[table.kind == Kind.COMMUNICATION]
+    )
+    found: list[tuple[float, dict[str, object]]] = []
+    for at, lost in _lost(first, last, spans, odd).items():
+        by_rank = excess[np.count_nonzero(odd[:at])]
+        # It lost its time in the own work of ranks, or else in a transfer for which nobody came late. Where
+        # both are short, the ranks here waited for one that is not in the table.
+        own = np.where(communicates, 0.0, by_rank)
+        late = np.flatnonzero(own.sum(axis=1) >= _MOST_OF_LOST * lost)
+        which = own[late].sum(axis=0) if late.size else by_rank.min(axis=0)
+        if not late.size and not which.max() >= _MOST_OF_LOST * lost:
+            which = by_rank.sum(axis=0)
+        event = {
+            "step": int(steps[at]),
+            "lost_seconds": lost,
+            "step_seconds": float(spans[at]),
+            "operation": table.operations[int(np.argmax(which))],
+            "ranks": ranks[late].tolist(),
+        }
+        if event["operation"] not in SECTIONS:
+            found.append((lost, event))
+    found.sort(key=lambda each: -each[0])
+    listed = tuple(event for _, event in found[:MOST_EVENTS])
+    return Events(listed, sum(lost for lost, _ in found), odd[step])
 
 
-def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools, usual: float) -> dict[int, float]:
+def _excess(table: OperationTable, odd: Bools) -> Floats:
+    """(event, rank, operation): seconds in the odd steps, beyond those of a mean other step."""
+    step, _, rank, ranks, _ = table.cells
+    operation = table.operation.astype(np.int64)
+    shape = (len(ranks), len(table.operations))
+    rows, others = np.flatnonzero(odd[step]), np.flatnonzero(~odd[step])
+    count = int(np.count_nonzero(odd))
+    event = (np.cumsum(odd) - 1)[step[rows]]
+    cells = Groups.grid((event, count), (rank[rows], shape[0]), (operation[rows], shape[1]))
+    taken = cells.sum(table.duration_seconds[rows]).reshape(count, *shape)
+    usual = Groups.grid((rank[others], shape[0]), (operation[others], shape[1]))
+    mean: Floats = usual.sum(table.duration_seconds[others]) / max(1, len(odd) - count)
+    return taken - mean.reshape(shape)
+
+
+def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools) -> dict[int, float]:
     """Seconds that each odd step lost beyond the one before it, without those that lost hardly any.
 
     Where a rank pauses at the end of a step, its peers wait for it in the next one: both are long, and on
     each rank one. first, last: (step, rank), when it began and ended on the rank's clock.
     """
+    usual = float(np.median(spans[~odd]))
     found: dict[int, float] = {}
     for at in np.flatnonzero(odd).tolist():
         lost = alone = float(spans[at]) - usual
@@ -308,43 +325,3 @@ def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools, usual: float) 
         if lost >= _MOST_OF_LOST * alone:
             found[at] = lost
     return found
-
-
-class _Excess:
-    """Seconds of each rank and operation in the steps of events, beyond what is usual."""
-
-    def __init__(self, table: OperationTable, step: Ints, rank: Ints, odd: Bools, ranks: int) -> None:
-        operations = len(table.operations)
-        odd_steps, usual_steps = np.flatnonzero(odd), np.flatnonzero(~odd)
-        rows = np.flatnonzero(odd[step])
-        event = (np.cumsum(odd) - 1)[step[rows]]
-        operation = table.operation.astype(np.int64)
-        cells = Groups.grid((event, len(odd_steps)), (rank[rows], ranks), (operation[rows], operations))
-        taken = cells.sum(table.duration_seconds[rows]).reshape(len(odd_steps), ranks, operations)
-        others = np.flatnonzero(~odd[step])
-        usual = Groups.grid((rank[others], ranks), (operation[others], operations))
-        mean = usual.sum(table.duration_seconds[others]) / max(1, len(usual_steps))
-        self.seconds: Floats = taken - mean.reshape(ranks, operations)
-        """(event, rank, operation)"""
-        self.communicates = np.zeros(operations, dtype=np.bool_)
-        self.communicates[table.operation[table.kind == Kind.COMMUNICATION]] = True
-
-
-def _event(
-    step: int, span: float, lost: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
-) -> dict[str, object]:
-    """Return what the step lost its time in: in the own work of ranks, or else in a transfer for which nobody
-    came late. Where both are short, the ranks here waited for one that is not in the table.
-    """
-    own = np.where(excess.communicates[None], 0.0, excess.seconds[index])
-    late = np.flatnonzero(own.sum(axis=1) >= _MOST_OF_LOST * lost)
-    which = own[late].sum(axis=0) if late.size else excess.seconds[index].min(axis=0)
-    if not late.size and not which.max() >= _MOST_OF_LOST * lost:
-        which = excess.seconds[index].sum(axis=0)
-    return {
-        "step": step,
-        "lost_seconds": lost,
-        "step_seconds": span,
-        "operation": table.operations[int(np.argmax(which))],
-        "ranks": ranks[late].tolist(),
-    }

@@ -325,7 +325,9 @@ class Spread(NamedTuple):
 
     def bound(self, chance: float) -> float:
         """Return what a healthy rank exceeds with this chance."""
-        return self.sigma * _student(NormalDist().inv_cdf(1.0 - chance), self.freedom)
+        # Quantile of Student's distribution at the place of a normal quantile z (Wallace, 1959).
+        scaled = NormalDist().inv_cdf(1.0 - chance) * (8.0 * self.freedom + 3.0) / (8.0 * self.freedom + 1.0)
+        return self.sigma * math.sqrt(self.freedom * math.expm1(min(scaled**2 / self.freedom, 50.0)))
 
 
 def lasting_spread(own: Floats, stage: Ints, noise: float, usual: float) -> Spread:
@@ -381,9 +383,3 @@ def _of_levels(levels: Floats, stage: Ints, by_chance: float, usual: float) -> S
     learnt = max(seen**2 - by_chance, 0.0)
     sigma = math.sqrt((_PRIOR_FREEDOM * usual**2 + freedom * learnt) / (_PRIOR_FREEDOM + freedom))
     return Spread(sigma, _PRIOR_FREEDOM + freedom)
-
-
-def _student(z: float, freedom: float) -> float:
-    """Quantile of Student's distribution at the place of the normal quantile z (Wallace, 1959)."""
-    scaled = z * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
-    return math.sqrt(freedom * math.expm1(min(scaled**2 / freedom, 50.0)))

@@ -48,12 +48,19 @@ def heat_map(case: Case, by_rank: ByRank, verdict: Verdict) -> dict[str, object]
     rows = _bins([each.stage for each in placed], _MOST_ROWS)
     columns = _bins([0] * len(case.steps), _MOST_COLUMNS)
     values, farthest = _binned(by_rank.residual[:, index].T, rows, columns)
+    worst = max((each.worst_residual_ratio for each in by_rank.rows), default=0.0)
     return {
         "rows": [_row(placed[row]) for row in rows],
         "columns": [[int(case.steps[each.start]), int(case.steps[each.stop - 1])] for each in columns],
-        "values": [[_thousandths(value) for value in row] for row in values.tolist()],
+        "values": [
+            [
+                (None if math.isnan(value) else max(-_LARGEST, min(_LARGEST, round(1e3 * value))))
+                for value in row
+            ]
+            for row in values.tolist()
+        ],
         "farthest": case.ranks[index][farthest].tolist() if len(rows) < len(placed) else [],
-        "limit": _limit(by_rank),
+        "limit": next((each for each in _LIMITS if worst <= each), _LIMITS[-1]),
         "binned": _words(len(placed), rows, len(case.steps), columns),
         "events": _events(case, verdict, columns),
     }
@@ -90,15 +97,6 @@ def _binned(residual: Floats, rows: Sequence[slice], columns: Sequence[slice]) -
     far = np.nan_to_num(np.abs(mean), nan=-1.0)
     farthest = np.array([each.start + np.argmax(far[each], axis=0) for each in rows])
     return np.take_along_axis(mean, farthest, axis=0), farthest
-
-
-def _thousandths(value: float) -> int | None:
-    return None if math.isnan(value) else max(-_LARGEST, min(_LARGEST, round(1e3 * value)))
-
-
-def _limit(by_rank: ByRank) -> float:
-    worst = max((each.worst_residual_ratio for each in by_rank.rows), default=0.0)
-    return next((each for each in _LIMITS if worst <= each), _LIMITS[-1])
 
 
 def _words(ranks: int, rows: Sequence[slice], steps: int, columns: Sequence[slice]) -> str:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause, SlowPhase
-from rankwatch_diagnosis.operations.groups import Bools, Groups
+from rankwatch_diagnosis.operations.groups import Groups
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
@@ -58,51 +58,29 @@ _MOST_REPLAYED = 8
 _LEAST_LISTED = 1.005
 
 
-class Priced(NamedTuple):
-    """A candidate, the steps in which it is at work, and its cost."""
+def price(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the causes with what each alone costs, the highest first; those beyond a bound, unpriced, last.
 
-    candidate: Candidate
-    active: Bools
-    slowdown: float
-    """NaN where it was not priced."""
-
-    @property
-    def is_priced(self) -> bool:
-        """False for causes beyond the bound on replays."""
-        return math.isfinite(self.slowdown)
-
-    def as_bound(self) -> Priced:
-        """Not priced: what was its cost is an upper bound beside causes that explain the same time."""
-        evidence = {**self.candidate.evidence, "slowdown_at_most": self.slowdown}
-        return Priced(replace(self.candidate, evidence=evidence), self.active, math.nan)
-
-
-def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
-    """Return the cost of each cause alone, the highest first; those beyond a bound, unpriced, come last."""
-    joined = _join(case, candidates)
+    Their `active` is known. Those of which there are few are priced first, then the ranks that lose most.
+    """
+    joined = _join(case, [replace(each, active=case.active(each)) for each in candidates])
+    joined.sort(key=lambda each: (each.cause is Cause.SLOW_RANK, -np.subtract(*case.own_seconds(each))))
     most = min(_MOST_PRICED, max(_LEAST_PRICED, _MOST_ROWS // len(case.seconds)))
     found = []
-    for number, each in enumerate(sorted(joined, key=lambda each: _urgency(case, each))):
-        cost = math.nan
-        if number < most:
-            cost = slowdown(case.step_seconds, case.seconds_without(each))
+    for number, each in enumerate(joined):
+        cost = slowdown(case.step_seconds, case.seconds_without(each)) if number < most else math.nan
         doubtful = each.cause is Cause.SLOW_RANK and _gains_nothing(case, each, cost)
-        found.append(Priced(replace(each, certain=False) if doubtful else each, case.active(each), cost))
+        found.append(replace(each, slowdown=cost, certain=each.certain and not doubtful))
     return sorted(
         found, key=lambda each: -math.inf if math.isnan(each.slowdown) else each.slowdown, reverse=True
     )
 
 
-def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
-    """Rank what is priced first: causes of which there are few, then the ranks that lose most themselves."""
-    taken, ideal = case.own_seconds(candidate)
-    return candidate.cause is Cause.SLOW_RANK, ideal - taken
-
-
-def found_cause(case: Case, priced: Priced) -> FoundCause:
+def found_cause(case: Case, each: Candidate) -> FoundCause:
     """Return what the verdict lists of a cause."""
-    each, active = priced.candidate, np.flatnonzero(priced.active)
-    total = float(case.step_seconds.sum())
+    at_work = case.active(each)
+    active = np.flatnonzero(at_work)
+    total, priced = float(case.step_seconds.sum()), math.isfinite(each.slowdown)
     return FoundCause(
         cause=each.cause,
         phase=each.phase,
@@ -110,11 +88,11 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
         stages=each.stages,
         first_step=int(case.steps[active[0]]) if active.size else each.first_step,
         last_step=int(case.steps[active[-1]]) if active.size else each.first_step,
-        share_of_steps=float(priced.active.mean()),
-        slowdown=priced.slowdown if priced.is_priced else None,
-        lost_rank_seconds=(total - total / priced.slowdown) * len(case.ranks) if priced.is_priced else None,
+        share_of_steps=float(at_work.mean()),
+        slowdown=each.slowdown if priced else None,
+        lost_rank_seconds=(total - total / each.slowdown) * len(case.ranks) if priced else None,
         evidence=each.evidence,
-        certain=is_certain(each),
+        certain=each.proved,
     )
 
 
@@ -134,11 +112,6 @@ def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
     return (by_nature or by_chance) and cost < _LEAST_GAIN
 
 
-def is_certain(candidate: Candidate) -> bool:
-    """Return False if the cause is suspected only."""
-    return candidate.certain and not candidate.last_resort and candidate.cause is not Cause.INCONCLUSIVE
-
-
 class _SlowRank(NamedTuple):
     """What tells whether two slow ranks have one cause."""
 
@@ -156,34 +129,33 @@ class _SlowRank(NamedTuple):
 
 def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Slow ranks that belong together as one candidate each, and all others; each suspect stands alone."""
-    ranks = [_slow_rank(case, each) for each in candidates if _is_slow_rank(each)]
-    groups: list[list[_SlowRank]] = []
-    for each in sorted(ranks, key=lambda rank: -rank.size):
-        alike = next((group for group in groups if _belong_together(group[0], each, case)), None)
-        if alike is None:
-            groups.append([each])
+    ranks, others = [], []
+    for each in candidates:
+        if each.cause is Cause.SLOW_RANK and each.certain:
+            ranks.append(_slow_rank(case, each))
         else:
-            alike.append(each)
-    others = [each for each in candidates if not _is_slow_rank(each)]
+            others.append(each)
+    groups: list[list[_SlowRank]] = []
+    for rank in sorted(ranks, key=lambda rank: -rank.size):
+        alike = next((group for group in groups if _belong_together(group[0], rank, case)), None)
+        if alike is None:
+            groups.append([rank])
+        else:
+            alike.append(rank)
     return others + [_as_one([each.candidate for each in group]) for group in groups]
-
-
-def _is_slow_rank(candidate: Candidate) -> bool:
-    return candidate.cause is Cause.SLOW_RANK and candidate.certain
 
 
 def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
     taken, ideal = case.own_seconds(candidate)
     active = np.flatnonzero(case.active(candidate))
     size = taken / max(ideal, 1e-18) - 1.0
-    first, last = (int(active[0]), int(active[-1])) if active.size else (0, 0)
     return _SlowRank(
         candidate,
         size,
-        size * candidate.noise_to_size / math.sqrt(max(active.size, 1)),
-        first,
-        last,
-        _EDGE_ERRORS * candidate.noise_to_size**2,
+        error=size * candidate.noise_to_size / math.sqrt(max(active.size, 1)),
+        first=int(active[0]) if active.size else 0,
+        last=int(active[-1]) if active.size else 0,
+        edge_error=_EDGE_ERRORS * candidate.noise_to_size**2,
     )
 
 
@@ -200,33 +172,24 @@ def _belong_together(one: _SlowRank, other: _SlowRank, case: Case) -> bool:
 
 
 def _as_one(group: Sequence[Candidate]) -> Candidate:
+    """Join lists in the evidence, up to a bound; take the first of everything else in it."""
     if len(group) == 1:
         return group[0]
-    actives = [each.active for each in group if each.active is not None]
+    merged: dict[str, object] = {}
+    for each in sorted(group, key=lambda each: each.ranks):
+        for name, value in each.evidence.items():
+            before = merged.setdefault(name, value)
+            if before is not value and isinstance(before, list) and isinstance(value, list):
+                merged[name] = (before + [entry for entry in value if entry not in before])[:_MOST_LISTED]
     return replace(
         group[0],
         ideal=Ideal(*map(np.concatenate, zip(*(each.ideal for each in group), strict=True))),
         first_step=min(each.first_step for each in group),
         ranks=tuple(sorted({rank for each in group for rank in each.ranks})),
-        active=np.logical_or.reduce(actives) if len(actives) == len(group) else None,
-        certain=all(each.certain for each in group),
-        evidence=_evidence(sorted(group, key=lambda each: each.ranks)),
+        active=np.logical_or.reduce([each.active for each in group if each.active is not None]),
+        evidence=merged,
         lasts=max(each.lasts for each in group),
     )
-
-
-def _evidence(group: Sequence[Candidate]) -> dict[str, object]:
-    """Join lists, up to a bound; take the first of everything else."""
-    merged: dict[str, object] = {}
-    for each in group:
-        for name, value in each.evidence.items():
-            before = merged.get(name)
-            if isinstance(before, list) and isinstance(value, list):
-                new = [entry for entry in value if entry not in before]
-                merged[name] = (before + new)[:_MOST_LISTED]
-            else:
-                merged.setdefault(name, value)
-    return merged
 
 
 class OverallSlowdown(NamedTuple):

@@ -11,7 +11,7 @@ A rank is compared in three ways. Each has its own idea of what healthy ranks ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,15 +57,24 @@ class Slowness:
     """Standard deviation of one rank in one step."""
     level: float
     """The score that had to be passed."""
-    spread: float
-    """Standard deviation of the lasting differences between healthy ranks."""
+    compared: Comparisons
+    """How they were found."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the lasting differences between healthy ranks."""
+        return self.compared.spread.sigma
 
 
-class _Comparisons:
+class Comparisons:
     """The ranks of a job against their peers, their past and their partners."""
 
-    def __init__(self, visits: Visits, own: Floats, limits: Thresholds) -> None:
-        self.own, self.stage, self.limits = own, visits.stage, limits
+    def __init__(
+        self, visits: Visits, difficulty: Difficulty, limits: Thresholds, own: Floats | None = None
+    ) -> None:
+        """own: (step, rank), what is compared in place of the ranks' own part."""
+        self.visits, self.difficulty, self.limits = visits, difficulty, limits
+        self.own, self.stage = difficulty.own if own is None else own, visits.stage
         self.past = against_past(self.own, limits.peers)
         self.peers = against_peers(self.own, self.stage, limits.peers)
         self.chance = limits.healthy_false_alarm / self.own.shape[1]
@@ -79,72 +88,72 @@ class _Comparisons:
         steady = Spread(limits.healthy_spread, _KNOWN).bound(self.chance)
         self.past = self.past._replace(allowed=np.full(self.own.shape[1], steady))
 
-    def _without(self, kept: Bools) -> Spread:
-        return lasting_spread(self.own[:, kept], self.stage[kept], self.noise, self.limits.healthy_spread)
-
     def partners(self) -> Residuals:
         """Each rank less the other one of its stage; NaN where there is not exactly one."""
         values = np.full_like(self.own, np.nan)
         allowed = np.zeros(self.own.shape[1])
-        for each in pairs_of(self.stage) if self.limits.peers > 2 else ():
+        for stage in np.flatnonzero(np.bincount(self.stage) == 2) if self.limits.peers > 2 else ():
+            each, kept = np.flatnonzero(self.stage == stage), self.stage != stage
             values[:, each] = self.own[:, each] - self.own[:, each[::-1]]
-            spread = self._without(self.stage != self.stage[each[0]])
+            usual = self.limits.healthy_spread
+            spread = lasting_spread(self.own[:, kept], self.stage[kept], self.noise, usual)
             allowed[each] = math.sqrt(2.0) * spread.bound(self.chance)
         return Residuals(values, np.zeros(self.own.shape[1]), allowed)
 
 
-def pairs_of(stage: Ints) -> list[Ints]:
-    """Return the two ranks (their columns) of each stage that has two."""
-    sizes = np.bincount(stage)
-    return [np.flatnonzero(stage == each) for each in np.flatnonzero(sizes == 2)]
-
-
-def find_slowness(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+def find_slowness(compared: Comparisons) -> Slowness:
     """Compare every rank in all ways that apply to it."""
+    visits, limits = compared.visits, compared.limits
     if len(visits.steps) < limits.steps:
-        return _of_few_steps(visits, difficulty, limits)
-    compared = _Comparisons(visits, difficulty.own, limits)
+        return _of_few_steps(compared)
     least = math.log(limits.rank_ratio)
     peers = scan(compared.peers, limits, least_excess=least)
     past = scan(compared.past, limits, least_excess=least)
     often = recurrent(compared.past, limits, least_excess=least)
-    chosen = {each.column: (each, _around_median(compared.past)) for each in often.found}
+    around_median = np.asarray(compared.past.values - nan_median(compared.past.values, axis=0)[None])
+    chosen = {each.column: (each, around_median) for each in often.found}
     chosen |= {each.column: (each, compared.peers.values) for each in peers.found}
     by_past = set(chosen) - {each.column for each in peers.found}
     for each in past.found:
         if each.column not in chosen or _was_healthy(each, compared):
             chosen[each.column], own_level = _beside_its_level(each, compared)
             (by_past.add if own_level else by_past.discard)(each.column)
-    if difficulty.across_ranks or visits.work_known:
-        partners = compared.partners()
-        pair = scan(partners, limits, least_excess=math.log(limits.pair_ratio))
-        chosen |= {each.column: (each, partners.values) for each in pair.found if each.column not in chosen}
-    return _slowness(chosen, by_past, visits, peers if math.isfinite(peers.level) else past, compared)
+    chosen |= _slower_partners(compared, chosen)
+    return _slowness(chosen, peers if math.isfinite(peers.level) else past, compared, by_past)
 
 
-def find_suspects(visits: Visits, named: Slowness, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+def _slower_partners(compared: Comparisons, known: Container[int]) -> dict[int, tuple[Excess, Floats]]:
+    """Return those not known that are slower than the other rank of their stage by the ratio, if ranks share
+    microbatches."""
+    if not (compared.difficulty.across_ranks or compared.visits.work_known):
+        return {}
+    partners = compared.partners()
+    pair = scan(partners, compared.limits, least_excess=math.log(compared.limits.pair_ratio))
+    return {each.column: (each, partners.values) for each in pair.found if each.column not in known}
+
+
+def find_suspects(named: Slowness) -> Slowness:
     """Ranks that surely lie above their peers, but not beyond what the accelerators of the job differ by."""
-    if len(visits.steps) < limits.steps:
+    compared = named.compared
+    limits = compared.limits
+    if len(compared.visits.steps) < limits.steps:
         return replace(named, found=())
-    compared = _Comparisons(visits, difficulty.own, limits)
     anything = compared.peers._replace(allowed=np.zeros(compared.own.shape[1]))
     above = scan(anything, limits, least_excess=math.log(limits.rank_ratio))
     known = {each.column for each in named.found}
     chosen = {each.column: (each, anything.values) for each in above.found if each.column not in known}
-    return _slowness(chosen, set(), visits, above, compared)
+    return _slowness(chosen, above, compared)
 
 
-def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+def _of_few_steps(whole: Comparisons) -> Slowness:
     """Let the operations of a step take the place of steps: a slow rank is slow in most of them."""
-    step, own = repeated(visits, difficulty)
-    least = replace(limits, steps=limits.repeats)
-    compared = _Comparisons(visits, own, least)
-    partners = compared.partners()
-    peers = scan(compared.peers, least, least_excess=math.log(limits.rank_ratio))
-    pair = scan(partners, least, least_excess=math.log(limits.pair_ratio))
+    visits = whole.visits
+    step, own = repeated(visits, whole.difficulty)
+    least = replace(whole.limits, steps=whole.limits.repeats)
+    compared = Comparisons(visits, whole.difficulty, least, own)
+    peers = scan(compared.peers, least, least_excess=math.log(least.rank_ratio))
     found = {each.column: (each, compared.peers.values) for each in peers.found}
-    if difficulty.across_ranks or visits.work_known:
-        found |= {each.column: (each, partners.values) for each in pair.found if each.column not in found}
+    found |= _slower_partners(compared, found)
     chosen: dict[int, tuple[Excess, Floats]] = {}
     for column, (each, values) in found.items():
         by_step = [values[step == index, column] for index in range(len(visits.steps))]
@@ -153,9 +162,9 @@ def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) ->
             steps = np.flatnonzero(active)
             mean = np.full((len(by_step), own.shape[1]), np.nan)
             mean[:, column] = [float(steady_mean(part[np.isfinite(part)])) for part in by_step]
-            whole = each._replace(active=active, first=int(steps[0]), end=int(steps[-1]) + 1)
-            chosen[column] = (whole, mean)
-    return _slowness(chosen, set(), visits, peers, _Comparisons(visits, difficulty.own, limits))
+            in_steps = each._replace(active=active, first=int(steps[0]), end=int(steps[-1]) + 1)
+            chosen[column] = (in_steps, mean)
+    return _slowness(chosen, peers, whole)
 
 
 def can_repeat(visits: Visits | None, limits: Thresholds) -> bool:
@@ -181,27 +190,20 @@ def repeated(visits: Visits, difficulty: Difficulty) -> tuple[Ints, Floats]:
     return places.first(rows.step), values
 
 
-def find_odd_pairs(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+def find_odd_pairs(compared: Comparisons) -> Slowness:
     """Of two ranks that alone hold a stage, the slower one, however little it is."""
-    compared = _Comparisons(visits, difficulty.own, limits)
     partners = compared.partners()
-    pair = scan(partners, limits, least_excess=math.log(limits.rank_ratio))
-    chosen = {each.column: (each, partners.values) for each in pair.found}
-    return _slowness(chosen, set(), visits, pair, compared)
+    pair = scan(partners, compared.limits, least_excess=math.log(compared.limits.rank_ratio))
+    return _slowness({each.column: (each, partners.values) for each in pair.found}, pair, compared)
 
 
-def _around_median(past: Residuals) -> Floats:
-    """(step, rank): residuals around the median of each rank."""
-    return np.asarray(past.values - nan_median(past.values, axis=0)[None])
-
-
-def _was_healthy(each: Excess, compared: _Comparisons) -> bool:
+def _was_healthy(each: Excess, compared: Comparisons) -> bool:
     """Return True if the rank was like its peers when not slow: then its own past is what it should take."""
     before = float(np.nan_to_num(nan_median(compared.peers.values[~each.active, each.column])))
     return before <= max(math.log(compared.limits.rank_ratio), float(compared.peers.allowed[each.column]))
 
 
-def _beside_its_level(each: Excess, compared: _Comparisons) -> tuple[tuple[Excess, Floats], bool]:
+def _beside_its_level(each: Excess, compared: Comparisons) -> tuple[tuple[Excess, Floats], bool]:
     """Return a rank against its peers, less how it differs from them when it is not slow; and if it does
     differ.
 
@@ -218,12 +220,12 @@ def _beside_its_level(each: Excess, compared: _Comparisons) -> tuple[tuple[Exces
 
 
 def _slowness(
-    chosen: dict[int, tuple[Excess, Floats]],
-    by_past: set[int],
-    visits: Visits,
+    chosen: Mapping[int, tuple[Excess, Floats]],
     judged: Scan,
-    compared: _Comparisons,
+    compared: Comparisons,
+    by_past: Set[int] = frozenset(),
 ) -> Slowness:
+    visits = compared.visits
     named = [(_also_irregular(each, visits.irregular), values) for each, values in chosen.values()]
     kept = {each.column for each in _without_whole_stages([each for each, _ in named], visits.stage)}
     named = sorted((pair for pair in named if pair[0].column in kept), key=lambda pair: pair[0].column)
@@ -236,7 +238,7 @@ def _slowness(
         against_past=frozenset(by_past & kept),
         noise=judged.noise,
         level=judged.level,
-        spread=compared.spread.sigma,
+        compared=compared,
     )
 
 

@@ -91,11 +91,14 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
         return None
     rank, ranks = factorize(table.rank[index])
     step, steps = factorize(table.step[index])
+    # Slots: microbatches counted from 0, whatever their numbers in the table are.
+    pipeline_step = Groups.by(table.step[index], table.replica[index]).number
+    visited = Groups.by(pipeline_step, table.microbatch[index])
     rows = VisitRows(
         index=index,
         step=step,
         rank=rank,
-        slot=_slots(table, index),
+        slot=cumcount(visited.first(pipeline_step))[visited.number],
         operation=table.operation[index].astype(np.int64),
         role=Groups.by(table.stage[index], table.operation[index]),
     )
@@ -115,13 +118,6 @@ def works_on_microbatches(table: OperationTable) -> Bools:
         on_data[:] = True
     works: Bools = computes & on_data[table.operation]
     return works
-
-
-def _slots(table: OperationTable, index: Ints) -> Ints:
-    """Microbatches counted from 0 in each step and replica, whatever their numbers in the table are."""
-    pipeline_step = Groups.by(table.step[index], table.replica[index]).number
-    visited = Groups.by(pipeline_step, table.microbatch[index])
-    return cumcount(visited.first(pipeline_step))[visited.number]
 
 
 def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, least_steps: int) -> Visits:

@@ -7,7 +7,7 @@ work; stages may differ by design and a stage has no peers, so no rank is named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -28,12 +28,24 @@ _LEAST_SHARE_OF_OWN = 0.5
 
 
 def find_slow_host_work(case: Case) -> list[Candidate]:
-    """Ranks whose host work, or pauses that have no row, lie above those of their stage."""
-    found = [each for kind in _HOST_KINDS for each in _of_kind(case, kind)]
-    stalled = [_is_stall(case, each.ideal) for each in found]
-    stalls = [each for each, stall in zip(found, stalled, strict=True) if stall]
-    work = [each for each, stall in zip(found, stalled, strict=True) if not stall]
-    return work + _own_stalls(case, stalls)
+    """Ranks whose host work, or pauses that have no row, lie above those of their stage.
+
+    Of the pauses only those that are a rank's own. A stall may hide a wait that left no other trace. A wait
+    costs nothing when it is taken away, for what is waited for comes no sooner; and it is shared by those
+    that wait for each other.
+    """
+    found: list[Candidate] = []
+    stalls: list[Candidate] = []
+    for each in (each for kind in _HOST_KINDS for each in _of_kind(case, kind)):
+        # Of a stall, most of the excess has no row in the table that was given.
+        (stalls if _mostly(case, each.ideal, lambda name: name == STALL) else found).append(each)
+    sizes = Counter(case.replica_of_rank.tolist())
+    homes = [int(case.replica_of_rank[np.searchsorted(case.ranks, each.ranks[0])]) for each in stalls]
+    for each, home in zip(stalls, homes, strict=True):
+        alone = homes.count(home) < max(2.0, _SHARED * sizes[home])
+        if alone and slowdown(case.step_seconds, case.seconds_without(each)) >= case.limits.least_slowdown:
+            found.append(each)
+    return found
 
 
 def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
@@ -52,41 +64,42 @@ def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
         own = total[:, each.column]
         kept = np.clip(1.0 - excess / np.maximum(own, 1e-12), 0.0, 1.0)
         ideal = Ideal(index, case.seconds[index] * kept[case.step[index]])
-        found.append(_candidate(case, kind, each, ideal, _listed_rank(case, kind, each, own, excess), noise))
+        phase = SlowPhase.DATA_LOADING
+        if kind is Kind.OTHER:
+            saves = _mostly(case, ideal, lambda name: "checkpoint" in name.lower())
+            phase = SlowPhase.CHECKPOINT if saves else SlowPhase.OTHER
+        listed = {
+            "rank": int(case.ranks[each.column]),
+            "kind": kind.name.lower(),
+            "seconds_per_step": float(np.median(own[each.active])),
+            "excess_share_of_step": each.size,
+            "excess_seconds_per_step": float(np.median(excess[each.active])),
+            "first_step": int(case.steps[each.first]),
+            "slow_steps": each.steps,
+        }
+        found.append(
+            Candidate(
+                cause=Cause.SLOW_RANK,
+                phase=phase,
+                ideal=ideal,
+                active=each.active,
+                first_step=int(case.steps[each.first]),
+                ranks=(int(case.ranks[each.column]),),
+                noise_to_size=noise / each.size,
+                lasts=each.steps,
+                evidence={"host_work": [listed]},
+            )
+        )
     return found
-
-
-def _is_stall(case: Case, ideal: Ideal) -> bool:
-    """Return True if most of the excess has no row in the table that was given."""
-    excess = case.seconds[ideal.rows] - ideal.seconds
-    stalls = case.table.named(lambda name: name == STALL)[ideal.rows]
-    return 2.0 * float(excess[stalls].sum()) > float(excess.sum())
-
-
-def _own_stalls(case: Case, stalls: list[Candidate]) -> list[Candidate]:
-    """Those stalls that are a rank's own.
-
-    A stall may hide a wait that left no other trace. A wait costs nothing when it is taken away, for what is
-    waited for comes no sooner; and it is shared by those that wait for each other.
-    """
-    replica = case.replicas_of_ranks()
-    sizes = Counter(replica.tolist())
-    homes = [int(replica[np.searchsorted(case.ranks, each.ranks[0])]) for each in stalls]
-    alone = [
-        each
-        for each, home in zip(stalls, homes, strict=True)
-        if homes.count(home) < max(2.0, _SHARED * sizes[home])
-    ]
-    measured = case.step_seconds
-    return [
-        each for each in alone if slowdown(measured, case.seconds_without(each)) >= case.limits.least_slowdown
-    ]
 
 
 def _slow_ranks(case: Case, shares: Floats) -> tuple[Floats, list[Excess], float]:
     """(step, rank) less its peers, the ranks that lie above them, and the noise, all in shares of a step."""
     limits = case.limits
-    peers = _peers(case, shares)
+    peers = case.stage_of_rank
+    sizes = np.unique(peers[np.isfinite(shares).any(axis=0)], return_counts=True)[1]
+    if sizes.size and int(sizes.min()) < limits.peers:  # then all ranks that do this work are
+        peers = np.zeros(len(case.ranks), dtype=np.int64)
     residuals = against_peers(shares, peers, limits.peers)
     chance = limits.healthy_false_alarm / len(case.ranks)
     allowed = bounds(shares, peers, noise_of(residuals.values), 0.0, chance)
@@ -96,65 +109,16 @@ def _slow_ranks(case: Case, shares: Floats) -> tuple[Floats, list[Excess], float
     return residuals.values, [found[column] for column in sorted(found)], scans[1].noise
 
 
-def _candidate(
-    case: Case, kind: Kind, each: Excess, ideal: Ideal, listed: dict[str, object], noise: float
-) -> Candidate:
-    return Candidate(
-        cause=Cause.SLOW_RANK,
-        phase=_phase(case, kind, ideal),
-        ideal=ideal,
-        active=each.active,
-        first_step=int(case.steps[each.first]),
-        ranks=(int(case.ranks[each.column]),),
-        noise_to_size=noise / each.size,
-        lasts=each.steps,
-        evidence={"host_work": [listed]},
-    )
-
-
-def _listed_rank(case: Case, kind: Kind, each: Excess, own: Floats, excess: Floats) -> dict[str, object]:
-    """`own` and `excess` are seconds by step."""
-    return {
-        "rank": int(case.ranks[each.column]),
-        "kind": kind.name.lower(),
-        "seconds_per_step": float(np.median(own[each.active])),
-        "excess_share_of_step": each.size,
-        "excess_seconds_per_step": float(np.median(excess[each.active])),
-        "first_step": int(case.steps[each.first]),
-        "slow_steps": each.steps,
-    }
-
-
-def _peers(case: Case, total: Floats) -> Ints:
-    """By rank: whom it is compared with. Where a stage is too small, all ranks that do this work."""
-    stage = case.stages_of_ranks()
-    active = np.isfinite(total).any(axis=0)
-    sizes = np.unique(stage[active], return_counts=True)[1]
-    if sizes.size and int(sizes.min()) < case.limits.peers:
-        return np.zeros(len(case.ranks), dtype=np.int64)
-    return stage
-
-
-def _mostly_loading(found: Sequence[dict[str, object]]) -> bool:
-    """Return True if the largest excess is data loading."""
-    largest = max(found, key=lambda each: float(str(each["excess_seconds_per_step"])))
-    return largest["kind"] == Kind.DATA_LOADING.name.lower()
-
-
-def _phase(case: Case, kind: Kind, ideal: Ideal) -> SlowPhase:
-    """`checkpoint` where operations of that name hold most of the excess of other work."""
-    if kind is not Kind.OTHER:
-        return SlowPhase.DATA_LOADING
+def _mostly(case: Case, ideal: Ideal, chosen: Callable[[str], bool]) -> bool:
+    """Return True if operations of chosen names hold most of the excess."""
     excess = case.seconds[ideal.rows] - ideal.seconds
-    saves = case.table.named(lambda name: "checkpoint" in name.lower())[ideal.rows]
-    of_checkpoints = float(excess[saves].sum())
-    return SlowPhase.CHECKPOINT if 2.0 * of_checkpoints > float(excess.sum()) else SlowPhase.OTHER
+    return 2.0 * float(excess[case.table.named(chosen)[ideal.rows]].sum()) > float(excess.sum())
 
 
 def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
     """Host work of a whole stage that takes at least twice what it takes in the other stages."""
     step_seconds = float(np.median(case.step_seconds))
-    stage, stages = factorize(case.stages_of_ranks())
+    stage, stages = factorize(case.stage_of_rank)
     if len(stages) < 2 or step_seconds <= 0.0:
         return None
     ideal = case.seconds.copy()
@@ -163,7 +127,8 @@ def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
     ]
     if not found:
         return None
-    loading = _mostly_loading(found)
+    largest = max(found, key=lambda each: float(str(each["excess_seconds_per_step"])))
+    loading = largest["kind"] == Kind.DATA_LOADING.name.lower()
     slow = tuple(sorted({int(str(each["stage"])) for each in found}))
     return Candidate(
         cause=Cause.DATA_LOADING if loading else Cause.SLOW_STAGE,

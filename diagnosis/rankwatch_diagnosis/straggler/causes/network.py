@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwatch.conventions.states import Cause
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups, Ints
@@ -138,10 +137,13 @@ def _measure_links(case: Case) -> _Links | None:
     per_step = np.rint(links.size() / len(case.steps)).astype(np.int64)
     first = links.first(np.arange(len(rows)))
     operation = table.operation[sender][first]
+    seconds = table.stage[rows].astype(np.float64)
+    lowest, highest = links.min(seconds), links.max(seconds)
+    joined = Groups.by(lowest.astype(np.int64), highest.astype(np.int64)).number
     return _Links(
         seconds=cells.mean(case.seconds[rows]).reshape(len(case.steps), links.count),
         likeness=Groups.by(operation, members, per_step).number,
-        place=_places(table.stage[rows], links, carrier[first] == 2),
+        place=np.where(carrier[first] == 2, NO_ROW, joined),
         names=tuple(
             f"{table.operations[name]} {_carrier(case, kind, index, *ends)}"
             for name, kind, index, *ends in zip(
@@ -156,13 +158,6 @@ def _measure_links(case: Case) -> _Links | None:
         rows=rows,
         link=links.number,
     )
-
-
-def _places(stage: NDArray[np.int32], links: Groups, messages: Bools) -> Ints:
-    seconds = stage.astype(np.float64)
-    lowest, highest = links.min(seconds), links.max(seconds)
-    joined = Groups.by(lowest.astype(np.int64), highest.astype(np.int64)).number
-    return np.where(messages, NO_ROW, joined)
 
 
 def _carrier(case: Case, kind: int, index: int, sender: int, receiver: int) -> str:
@@ -253,23 +248,19 @@ def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:
 
     `slow` is (step, link). A transfer that is slow by itself takes as long whenever its members come.
     """
-    arrival = _last_arrivals(case, links)
-    scores = [
-        _rank_correlation(arrival[:, index], links.seconds[:, index], slow[:, index])
-        for index in np.flatnonzero(slow.any(axis=0)).tolist()
-    ]
-    return bool(scores) and float(np.median(scores)) < -_STANDARD_ERRORS
-
-
-def _last_arrivals(case: Case, links: _Links) -> Floats:
-    """(step, link): seconds from the first operation of the step to the last arrival, of the latest rank."""
+    # (step, link): seconds from the first operation of the step to the last arrival, of the latest rank.
     step_rank = case.table.cells.groups
     begin = step_rank.min(case.table.start_seconds)[step_rank.number]
     since = (case.table.start_seconds - begin)[links.rows]
     steps, count = links.seconds.shape
     cells = Groups.grid((case.step[links.rows], steps), (links.link, count))
     arrival = cells.max(since).reshape(steps, count)
-    return np.where(np.isfinite(arrival), arrival, np.nan)
+    arrival = np.where(np.isfinite(arrival), arrival, np.nan)
+    scores = [
+        _rank_correlation(arrival[:, index], links.seconds[:, index], slow[:, index])
+        for index in np.flatnonzero(slow.any(axis=0)).tolist()
+    ]
+    return bool(scores) and float(np.median(scores)) < -_STANDARD_ERRORS
 
 
 def _rank_correlation(one: Floats, other: Floats, slow: Bools) -> float:

@@ -20,7 +20,13 @@ from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, bounds, noise_of, scan
 from rankwatch_diagnosis.straggler.robust import nan_mean, nan_median, sigma
-from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness, find_suspects
+from rankwatch_diagnosis.straggler.slowness import (
+    Comparisons,
+    Slowness,
+    find_odd_pairs,
+    find_slowness,
+    find_suspects,
+)
 from rankwatch_diagnosis.straggler.visits import Visits
 
 _BLIP_COST = 0.005
@@ -42,10 +48,14 @@ _WHOLE_REPLICA = "all ranks of a replica are slow, and they share their microbat
 
 def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Slowness]:
     """Return a candidate per slow rank (one for all where none can be named), and what is behind them."""
-    slowness = find_slowness(visits, difficulty, case.limits)
+    compared = Comparisons(visits, difficulty, case.limits)
+    slowness = find_slowness(compared)
     if not slowness.found:
-        pair = _find_odd_pair(case, visits, difficulty)
-        return [pair] if pair else [], slowness
+        # Of two ranks that alone hold a stage, one may be a little slower than the other.
+        pairs = find_odd_pairs(compared)
+        why = {"why": "of two ranks, neither can be called the odd one"}
+        costs = _Costs(case, visits, pairs)
+        return [_suspects(pairs.found, visits, costs, why)] if pairs.found else [], slowness
     named, blips = _without_blips(slowness.found, len(visits.steps), case.limits.steps)
     facts: dict[str, object] = {
         "score_needed": slowness.level,
@@ -61,11 +71,10 @@ def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple
     return [_slow_rank(each, visits, costs, facts) for each in named], slowness
 
 
-def find_suspected_ranks(
-    case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness
-) -> list[Candidate]:
+def find_suspected_ranks(case: Case, slowness: Slowness) -> list[Candidate]:
     """Return a candidate for each rank slower than its peers, as healthy accelerators of this job may be."""
-    suspects = find_suspects(visits, slowness, difficulty, case.limits)
+    suspects = find_suspects(slowness)
+    visits = slowness.compared.visits
     costs = _Costs(case, visits, suspects)
     facts = {"healthy_spread_ratio": suspects.spread, "why": _WITHIN_THE_SPREAD}
     return [
@@ -131,11 +140,8 @@ def _listed(each: Excess, visits: Visits) -> dict[str, object]:
 
 def _confounded(case: Case, visits: Visits, difficulty: Difficulty) -> str:
     """Why a slow rank may as well be one with long microbatches; empty where it cannot."""
-    if difficulty.across_ranks or visits.work_log is not None:
-        return ""
-    limits = case.limits
-    unequal = difficulty.sigma >= limits.difficulty_sigma and difficulty.share >= limits.difficulty_share
-    if not unequal:
+    known = difficulty.across_ranks or visits.work_log is not None
+    if known or not difficulty.is_unequal(case.limits):
         return ""
     return "microbatches are unequal, no two ranks share one, and no work units tell them apart"
 
@@ -198,18 +204,19 @@ class _Costs:
         excess = by_step[case.step[rows]]
         rows, excess = rows[excess > 0.0], excess[excess > 0.0]
         past = each.column in self.slowness.against_past
-        others = self._own(each) if past else self._peers(each)
-        for here in self._places(rows):
-            excess[here] *= self._times(others, rows[here], excess[here], past=past)
-        return Ideal(rows, case.seconds[rows] * np.exp(-excess))
-
-    def _places(self, rows: Ints) -> list[Ints]:
-        """Return rows of one operation: for each microbatch where it runs often enough, else for all."""
+        others = (
+            _ByPlace(self._case, self._of(int(self._visits.ranks[each.column])))
+            if past
+            else self._peers(each)
+        )
+        # A place is a microbatch of an operation where it runs often enough, else the operation.
         table = self._case.table
         place = Groups.by(table.operation[rows], table.microbatch[rows])
         often = place.size()[place.number] >= _LEAST_OF_PLACE
         part = Groups.by(table.operation[rows], np.where(often, place.number, place.count))
-        return part.parts()
+        for here in part.parts():
+            excess[here] *= self._times(others, rows[here], excess[here], past=past)
+        return Ideal(rows, case.seconds[rows] * np.exp(-excess))
 
     def _of(self, rank: int) -> Ints:
         index = int(np.searchsorted(self._case.ranks, rank))
@@ -237,10 +244,6 @@ class _Costs:
             return 1.0
         return min(max(own / typical, 0.0), _MOST_TIMES)
 
-    def _own(self, each: Excess) -> _ByPlace:
-        """Return the rows of the rank, which is not slow in all steps."""
-        return _ByPlace(self._case, self._of(int(self._visits.ranks[each.column])))
-
     def _peers(self, each: Excess) -> _ByPlace:
         """Those of the healthy ranks of its stage."""
         stages = self._visits.stage
@@ -252,15 +255,6 @@ class _Costs:
             rows = np.concatenate([*found, np.empty(0, dtype=np.int64)])
             self._of_peers[stage] = _ByPlace(self._case, rows)
         return self._of_peers[stage]
-
-
-def _find_odd_pair(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Two ranks that alone hold a stage, one a little slower than the other: neither is the odd one."""
-    pairs = find_odd_pairs(visits, difficulty, case.limits)
-    if not pairs.found:
-        return None
-    why = {"why": "of two ranks, neither can be called the odd one"}
-    return _suspects(pairs.found, visits, _Costs(case, visits, pairs), why)
 
 
 def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:

@@ -113,7 +113,7 @@ def find_unequal_batches(case: Case, visits: Visits, difficulty: Difficulty) -> 
     limits = case.limits
     rows = visits.rows
     shared = difficulty.to_even[rows.step, rows.rank, rows.slot]
-    seen = difficulty.sigma >= limits.difficulty_sigma and difficulty.share >= limits.difficulty_share
+    seen = difficulty.is_unequal(limits)
     if not seen:
         shared = np.zeros(len(rows.index))
     by_work = 0.0 if visits.work_log is None else float(np.std(visits.work_log))

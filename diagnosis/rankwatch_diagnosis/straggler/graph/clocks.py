@@ -37,8 +37,11 @@ def align_clocks(table: OperationTable, communication: Communication) -> Aligned
     if member.size:
         apart = instance.max(end[member]) - instance.min(end[member])
         together = float(np.quantile(apart, 0.9)) <= tolerance
-    if together and _come_after_they_were_sent(table, communication, end, tolerance):
-        return Aligned(table, table.cells.step)
+    if together:
+        # A message whose peer is known must not come before it was sent.
+        named = table.peer is not None
+        if not (named and (_leads(table, communication, end)[2] < -tolerance).any()):
+            return Aligned(table, table.cells.step)
     offset, clock = _offsets(table, communication, cell, end, member, instance)
     return Aligned(
         replace(table, start_seconds=table.start_seconds + offset[cell.number]), clock[cell.number]
@@ -56,16 +59,6 @@ def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, 
     return rows[several], Groups(number, len(numbers))
 
 
-def _come_after_they_were_sent(
-    table: OperationTable, communication: Communication, end: Floats, tolerance: float
-) -> bool:
-    """Return False if a message whose peer is known came before it was sent, by the clocks of its ranks."""
-    if table.peer is None:
-        return True
-    lead = _leads(table, communication, end)[2]
-    return not (lead < -tolerance).any()
-
-
 def _offsets(
     table: OperationTable,
     communication: Communication,
@@ -78,16 +71,16 @@ def _offsets(
 
     The first rank of each clock keeps its time, and the others follow meeting by meeting.
     """
-    pairs = _message_offsets(table, communication, cell, end)
+    one, other, ahead = _message_offsets(table, communication, cell, end)
     at = cell.number[member]
-    pair = instance.count + np.arange(len(pairs.one))
+    pair = instance.count + np.arange(len(one))
     meetings = Groups(np.r_[instance.number, pair, pair], instance.count + len(pair))
-    clock = factorize(connected(cell.count, np.r_[at, pairs.one, pairs.other], meetings))[0]
+    clock = factorize(connected(cell.count, np.r_[at, one, other], meetings))[0]
     known = np.zeros(cell.count, dtype=np.bool_)
     known[Groups(clock, int(clock.max()) + 1).first(np.arange(cell.count))] = True
     offset = np.zeros(cell.count)
-    given, asking = np.r_[pairs.one, pairs.other], np.r_[pairs.other, pairs.one]
-    later, ends = np.r_[-pairs.ahead, pairs.ahead], end[member]
+    given, asking = np.r_[one, other], np.r_[other, one]
+    later, ends = np.r_[-ahead, ahead], end[member]
     for _ in range(_MOST_ROUNDS):
         seen, heard = known[at], known[given]
         ended = Groups(instance.number[seen], instance.count)
@@ -105,25 +98,17 @@ def _offsets(
     return offset, clock
 
 
-class _Pairs(NamedTuple):
-    """Pairs of (step, rank) that exchange messages."""
-
-    one: Ints
-    other: Ints
-    ahead: Floats
-    """Seconds by which the clock of `other` is ahead of that of `one`."""
-
-
 def _message_offsets(
     table: OperationTable, communication: Communication, cell: Groups, end: Floats
-) -> _Pairs:
-    """Nobody has a message before it was sent, so the smallest lead shows how far clocks differ.
+) -> tuple[Ints, Ints, Floats]:
+    """Return pairs of (step, rank) that exchange messages, and by how much the clock of the second is ahead.
 
+    Nobody has a message before it was sent, so the smallest lead shows how far clocks differ.
     With messages both ways the truth lies in the middle of the two smallest leads.
     """
     given, asking, lead = _leads(table, communication, end)
     if given.size == 0:
-        return _Pairs(given, asking, lead)
+        return given, asking, lead
     source, target = cell.number[given], cell.number[asking]
     low, high = np.minimum(source, target), np.maximum(source, target)
     pair = Groups.by(low, high)
@@ -133,7 +118,7 @@ def _message_offsets(
     both = np.isfinite(up) & np.isfinite(down)
     ahead = np.where(both, (np.where(both, up, 0.0) - np.where(both, down, 0.0)) / 2.0, 0.0)
     ahead = np.where(both, ahead, np.where(np.isfinite(up), up, -down))
-    return _Pairs(pair.first(low), pair.first(high), ahead)
+    return pair.first(low), pair.first(high), ahead
 
 
 def _leads(table: OperationTable, communication: Communication, end: Floats) -> tuple[Ints, Ints, Floats]:

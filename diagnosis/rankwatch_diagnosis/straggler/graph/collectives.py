@@ -54,19 +54,17 @@ def match_communication(table: OperationTable, *, infer_members: bool = True) ->
     """
     rows = (table.kind == Kind.COMMUNICATION) & ~table.sends & ~table.receives
     collective, kinds = _collectives(table, rows, infer_members=infer_members)
-    messages = match_messages(table)
-    transfer = messages.transfer
+    partner, meets, waits_for, batch, transfer = match_messages(table)
     members = collective >= 0
     instances = Groups(collective[members], len(kinds.number))
     transfer[members] = _transfers(table.duration_seconds[members], instances, kinds)[instances.number]
-    batched = messages.batch >= 0
     return Communication(
-        together=np.where(batched, instances.count + messages.batch, collective),
+        together=np.where(batch >= 0, instances.count + batch, collective),
         collective=collective,
         collectives=instances.count,
-        partner=messages.partner,
-        meets=messages.meets,
-        waits_for=messages.waits_for,
+        partner=partner,
+        meets=meets,
+        waits_for=waits_for,
         transfer=transfer,
     )
 
@@ -98,67 +96,59 @@ def _collectives(table: OperationTable, rows: Bools, *, infer_members: bool) -> 
     operation = Groups.by(table.group[ordered], table.operation[ordered]).number
     run = cumcount(Groups.by(table.step[ordered], table.rank[ordered], operation).number)
     kind = Groups.by(operation, run).number
-    part = _observed_parts(table, ordered, kind) if infer_members else _declared_parts(table, ordered)
-    kind_part = Groups.by(kind, part).number
-    instances = Groups.by(kind_part, table.step[ordered])
+    grouped = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[ordered]]
+    stage = Groups.by(table.stage[ordered])
+    if infer_members:
+        part = _observed_parts(table, ordered, kind, stage, grouped)
+    else:  # by the table alone: the ranks of a stage are members of a collective without a group
+        part = np.where(grouped | (stage.count == 1), 0, 1 + stage.number)
+    kind_part = Groups.by(kind, part)
+    instances = Groups.by(kind_part.number, table.step[ordered])
     found[ordered] = instances.number
-    return found, Groups.by(instances.first(kind_part))
+    return found, Groups(instances.first(kind_part.number), kind_part.count)
 
 
-def _declared_parts(table: OperationTable, rows: Ints) -> Ints:
-    """By row of collectives: 0 where all ranks of its kind take part, or else a number for its part of them.
-
-    By the table alone: the ranks of a stage are members of a collective without a group.
-    """
-    stage, stages = factorize(table.stage[rows])
-    return np.where(_has_group(table, rows) | (len(stages) == 1), 0, 1 + stage)
-
-
-def _observed_parts(table: OperationTable, rows: Ints, kind: Ints) -> Ints:
-    """Return the same, by which ranks leave together.
+def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, stage: Groups, grouped: Bools) -> Ints:
+    """By row of collectives: 0 where all ranks of its kind take part, or else a number for its part of them,
+    by which ranks leave together. A group is trusted whose ranks look like one.
 
     `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
-    its runs in the step it is.
+    its runs in the step it is. `grouped`: it has a group.
     """
-    left = _seconds_until_left(table, rows)
-    arrived = left - _stay(table)[rows]
-    part = _parts_by_times(table, rows, kind, left, arrived)
-    by_clock = _parts_by_clock(table, rows, kind)
-    if by_clock is not None:
-        part = by_clock
-    return np.where(_trusted(table, rows), 0, part)
-
-
-def _trusted(table: OperationTable, rows: Ints) -> Bools:
-    """By row: the ranks of its group look like one group, all of one replica, or one of each in one stage."""
+    replica = Groups.by(table.replica[rows])
+    block = Groups.by(stage.number, replica.number)
+    part = _parts_by_clock(table, rows, kind, (Groups(np.zeros_like(kind), 1), replica, stage, block))
+    if part is None:
+        part = _parts_by_times(table, rows, kind, stage, block, grouped)
     group = Groups(table.group[rows].astype(np.int64), len(table.groups))
-    replica, stage = (each[rows].astype(np.float64) for each in (table.replica, table.stage))
-    one_replica = group.max(replica) == group.min(replica)
-    one_stage = group.max(stage) == group.min(stage)
-    member = Groups.by(group.number, table.rank[rows])
-    block = Groups.by(group.number, table.stage[rows], table.replica[rows])
-    members = np.bincount(member.first(group.number), minlength=group.count)
-    blocks = np.bincount(block.first(group.number), minlength=group.count)
+    one_replica, one_stage = (group.max(unit.number) == group.min(unit.number) for unit in (replica, stage))
+    member, held = Groups.by(group.number, table.rank[rows]), Groups.by(group.number, block.number)
+    members, blocks = (
+        np.bincount(each.first(group.number), minlength=group.count) for each in (member, held)
+    )
+    # All of one replica, or one of each in one stage.
     alike = one_replica | (one_stage & (members == blocks))
-    trusted: Bools = _has_group(table, rows) & alike[group.number]
-    return trusted
+    return np.where(grouped & alike[group.number], 0, part)
 
 
-def _parts_by_clock(table: OperationTable, rows: Ints, kind: Ints) -> Ints | None:
+def _parts_by_clock(
+    table: OperationTable, rows: Ints, kind: Ints, units_of: tuple[Groups, ...]
+) -> Ints | None:
     """By row its part: the job, its replica, its stage, its block of both, or itself: the largest whose ranks
     leave together on the clock of the table. None where ranks do not share one.
     """
-    end = table.end_seconds[rows]
-    step, place = table.step[rows], Groups.by(kind).number
-    stage, replica = Groups.by(table.stage[rows]), Groups.by(table.replica[rows])
-    block = Groups.by(table.stage[rows], table.replica[rows])
-    nobody = np.zeros(len(rows), dtype=np.int64)
-    tolerance = clock_seconds(table)
-    part = 1 + stage.count + replica.count + block.count + Groups.by(table.rank[rows]).number
+    end, step, tolerance = table.end_seconds[rows], table.step[rows], clock_seconds(table)
+    part = sum(each.count for each in units_of) + Groups.by(table.rank[rows]).number
     decided = np.zeros(len(rows), dtype=np.bool_)
     first = 0
-    for units in (Groups(nobody, 1), replica, stage, block):
-        together = _leave_together(end, place, step, units.number, tolerance)
+    for units in units_of:
+        # Whether the rows of a kind leave within the tolerance in nine of ten meetings of a unit.
+        meeting = Groups.by(kind, step, units.number)
+        several = meeting.size() > 1
+        agrees = several & (meeting.max(end) - meeting.min(end) <= tolerance)
+        of_kind = Groups(meeting.first(kind), int(kind.max()) + 1)
+        met, agree = (of_kind.sum(each.astype(np.float64)) for each in (several, agrees))
+        together: Bools = ((met > 0) & (agree >= _MOSTLY * met))[kind]
         chosen = together & ~decided
         part[chosen] = first + units.number[chosen]
         decided |= together
@@ -167,96 +157,81 @@ def _parts_by_clock(table: OperationTable, rows: Ints, kind: Ints) -> Ints | Non
     return part if decided.mean() >= _MOSTLY_SHARED else None
 
 
-def _leave_together(end: Floats, kind: Ints, step: Ints, unit: Ints, tolerance: float) -> Bools:
-    """By row: the rows of its kind leave within the tolerance in nine of ten meetings of a unit."""
-    meeting = Groups.by(kind, step, unit)
-    first = meeting.min(end)
-    apart = meeting.max(end) - first
-    several = meeting.size() > 1
-    of_kind = Groups(meeting.first(kind), int(kind.max()) + 1)
-    met = of_kind.sum(several.astype(np.float64))
-    agree = of_kind.sum((several & (apart <= tolerance)).astype(np.float64))
-    together: Bools = (met > 0) & (agree >= _MOSTLY * met)
-    return together[kind]
-
-
-def _parts_by_times(table: OperationTable, rows: Ints, kind: Ints, left: Floats, arrived: Floats) -> Ints:
-    """By row its part, whatever clocks ranks have. `left` and `arrived` are seconds of the rank's clock."""
-    stage = Groups.by(table.stage[rows])
-    block = Groups.by(table.stage[rows], table.replica[rows])
+def _parts_by_times(
+    table: OperationTable, rows: Ints, kind: Ints, stage: Groups, block: Groups, grouped: Bools
+) -> Ints:
+    """By row its part, whatever clocks ranks have."""
+    left, arrived = _left_and_arrived(table, rows)
     step = factorize(table.step[rows])[0]
     everywhere = np.zeros(len(rows), dtype=np.int64)
-    part = everywhere.copy()
+    part = everywhere
     if stage.count > 1:
-        explained = _explained(kind, step, everywhere, stage.number, left, arrived)
-        apart = np.where(_has_group(table, rows), explained.share < _APART, ~(explained.least > _TOGETHER))
-        part = np.where(apart, 1 + stage.number, 0)
-    if _blocks_have_several_ranks(table, rows, block) and block.count > stage.count:
-        explained = _explained(kind, step, stage.number, block.number, left, arrived)
+        share, least = _explained(kind, step, everywhere, stage.number, left, arrived)
+        part = np.where(np.where(grouped, share < _APART, ~(least > _TOGETHER)), 1 + stage.number, 0)
+    # Ranks share stage and replica where they are tensor parallel.
+    ranks = len(np.unique(table.rank[rows]))
+    homes = Groups.by(block.number, table.rank[rows]).count
+    if homes == ranks > block.count > stage.count:
+        share, _ = _explained(kind, step, stage.number, block.number, left, arrived)
         alone = (part > 0) | (stage.count == 1)
-        part = np.where(alone & (explained.share < _APART), 1 + stage.count + block.number, part)
+        part = np.where(alone & (share < _APART), 1 + stage.count + block.number, part)
     return part
 
 
-def _has_group(table: OperationTable, rows: Ints) -> Bools:
-    return np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
+def _left_and_arrived(table: OperationTable, rows: Ints) -> tuple[Floats, Floats]:
+    """By row the end, and the end of the row before on its rank or else the start: seconds since the first
+    start of the rank, so that little is rounded away.
+    """
+    of_rank = Groups(table.cells.rank, len(table.cells.ranks))
+    begin = of_rank.min(table.start_seconds)
+    left: Floats = table.start_seconds[rows] - begin[of_rank.number[rows]] + table.duration_seconds[rows]
+    order = table.order
+    start, end = table.start_seconds[order], table.end_seconds[order]
+    rank, step = table.rank[order], table.step[order]
+    follows = np.r_[False, (rank[1:] == rank[:-1]) & (step[1:] == step[:-1])]
+    pause = np.where(follows, np.maximum(start - np.r_[start[:1], end[:-1]], 0.0), 0.0)
+    stay = np.empty(len(order))
+    stay[order] = end - start + pause
+    return left, left - stay[rows]
 
 
-def _blocks_have_several_ranks(table: OperationTable, rows: Ints, block: Groups) -> bool:
-    """Return True if ranks share stage and replica, as those of tensor parallelism do."""
-    ranks = len(np.unique(table.rank[rows]))
-    return Groups.by(block.number, table.rank[rows]).count == ranks and ranks > block.count
+def _explained(
+    kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats
+) -> tuple[Floats, Floats]:
+    """By row: part of the variance of arrivals that the stay explains, second for second; and the lower one
+    of even and odd steps: among many collectives some fit by chance, but not twice.
 
-
-class _Explained(NamedTuple):
-    """By row: part of the variance of arrivals that the stay explains, second for second."""
-
-    share: Floats
-    least: Floats
-    """The lower one of even and odd steps: among many collectives some fit by chance, but not twice."""
-
-
-def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats) -> _Explained:
-    """Of each kind, its units (stages or replicas) against each other, in the same step and `within`."""
+    Of each kind, its units (stages or replicas) stand against each other, in the same step and `within`.
+    """
     cell = Groups.by(kind, within, step, unit)
     kind, within, step, unit = (cell.first(each) for each in (kind, within, step, unit))  # by cell
     rendezvous, home = Groups.by(kind, within, step), Groups.by(kind, within, unit)
     of_kind = Groups.by(kind)
     # Only steps count in which everybody is seen: clocks differ, and who is left out would shift the means.
-    whole = _is_whole(cell, rendezvous, home, Groups.by(kind, within).number)
+    size = cell.size().astype(np.float64)
+    lacks = (size < home.max(size)[home.number]) * 1.0
+    units = rendezvous.size().astype(np.float64)
+    places = Groups.by(rendezvous.first(Groups.by(kind, within).number))
+    lacks += (units < places.max(units)[places.number])[rendezvous.number]
+    whole: Bools = ((rendezvous.sum(lacks) == 0.0) & (units > 1))[rendezvous.number]
 
     def deviation(seconds: Floats) -> Floats:
         mean = cell.mean(seconds)
         against = np.where(whole, mean - rendezvous.mean(mean)[rendezvous.number], np.nan)
         # From one step to the next, so that clocks may drift.
-        return np.nan_to_num(against - _one_step_before(against, home, step))
+        order = np.lexsort((step, home.number))
+        before = np.full(len(against), np.nan)
+        follows = home.number[order][1:] == home.number[order][:-1]
+        before[order[1:]] = np.where(follows, against[order[:-1]], np.nan)
+        change: Floats = np.nan_to_num(against - before)
+        return change
 
     stay, arrival = deviation(left - arrived), deviation(arrived)
     share = _share(stay, arrival, of_kind)
     halves = Groups(of_kind.number * 2 + step % 2, 2 * of_kind.count)
     least = _share(stay, arrival, halves).reshape(of_kind.count, 2).min(axis=1)
     by_row = of_kind.number[cell.number]
-    return _Explained(share[by_row], least[by_row])
-
-
-def _one_step_before(values: Floats, home: Groups, step: Ints) -> Floats:
-    """By cell: the value of the same home in the step before; NaN for the first."""
-    order = np.lexsort((step, home.number))
-    before = np.full(len(values), np.nan)
-    follows = home.number[order][1:] == home.number[order][:-1]
-    before[order[1:]] = np.where(follows, values[order[:-1]], np.nan)
-    return before
-
-
-def _is_whole(cell: Groups, rendezvous: Groups, home: Groups, place: Ints) -> Bools:
-    """By cell: its rendezvous has several units, as many as ever, and each of them all of its rows."""
-    size = cell.size().astype(np.float64)
-    lacks = (size < home.max(size)[home.number]) * 1.0
-    units = rendezvous.size().astype(np.float64)
-    places = Groups.by(rendezvous.first(place))
-    lacks += (units < places.max(units)[places.number])[rendezvous.number]
-    whole: Bools = ((rendezvous.sum(lacks) == 0.0) & (units > 1))[rendezvous.number]
-    return whole
+    return share[by_row], least[by_row]
 
 
 def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
@@ -268,25 +243,3 @@ def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
     share: Floats = np.divide(both, arrivals, out=np.full(groups.count, np.nan), where=seen) * slope
     share[seen & ((slope < _ONE_FOR_ONE[0]) | (slope > _ONE_FOR_ONE[1]))] = 0.0
     return share
-
-
-def _seconds_until_left(table: OperationTable, rows: Ints) -> Floats:
-    """By row: seconds from the first start of its rank to its end, so that little is rounded away."""
-    of_rank = Groups.by(table.rank)
-    begin = of_rank.min(table.start_seconds)
-    since: Floats = table.start_seconds[rows] - begin[of_rank.number[rows]] + table.duration_seconds[rows]
-    return since
-
-
-def _stay(table: OperationTable) -> Floats:
-    """By row: seconds to its end from that of the row before on its rank, or from its own start."""
-    order = table.order
-    start, end = table.start_seconds[order], table.end_seconds[order]
-    follows = np.zeros(len(order), dtype=np.bool_)
-    follows[1:] = (table.rank[order][1:] == table.rank[order][:-1]) & (
-        table.step[order][1:] == table.step[order][:-1]
-    )
-    pause = np.where(follows, np.maximum(start - np.r_[start[:1], end[:-1]], 0.0), 0.0)
-    seconds = np.empty(len(order))
-    seconds[order] = end - start + pause
-    return seconds

@@ -13,8 +13,6 @@ of ranks; else the stages, the microbatches and the names tell which belong toge
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,28 +29,20 @@ _SHORTEST = 0.1
 """Quantile of durations that stands for the transfer alone, where only one end is recorded."""
 
 
-class Messages(NamedTuple):
-    """By row of the table; -1 stands for none."""
+def match_messages(table: OperationTable) -> tuple[Ints, Ints, Ints, Ints, Floats]:
+    """Match all messages of a table; by row, -1 for none.
 
-    partner: Ints
-    """Row at the other end of the message."""
-    meets: Ints
-    """Row whose arrival this row waits for: its partner, in a rendezvous."""
-    waits_for: Ints
-    """Row of another rank whose end this row waits for."""
-    batch: Ints
-    """Number of the batch that it ends with."""
-    batches: int
-    transfer: Floats
-    """Seconds without the wait; 0 for rows that are no messages."""
-
-
-def match_messages(table: OperationTable) -> Messages:
-    """Match all messages of a table."""
+    The row at the other end; the row whose arrival it waits for (that one, in a rendezvous); the row of
+    another rank whose end it waits for; the number of the batch that it ends with; and the seconds without
+    the wait, 0 for rows that are no messages.
+    """
     sends, receives = table.sends, table.receives
     nobody = np.full(len(table), NO_ROW, dtype=np.int64)
     partner, waits_for = nobody.copy(), nobody.copy()
-    shard = _shards(table)
+    # Position of a rank among those of its replica and stage.
+    home = Groups.by(table.replica, table.stage).number
+    member = Groups.by(home, table.rank)
+    shard = cumcount(member.first(home))[member.number]
     if sends.any() or receives.any():
         _match(table, shard, partner)
     if len(np.unique(table.stage)) > 1:
@@ -69,7 +59,7 @@ def match_messages(table: OperationTable) -> Messages:
     transfer = _transfers(table, sends | receives, partner, waits_for, batch)
     transfer[sends & buffered] = table.duration_seconds[sends & buffered]
     transfer[receives & buffered & matched] = 0.0  # a receive waits; the transfer is the sender's
-    return Messages(partner, meets, waits_for, batch.number, batch.count, transfer)
+    return partner, meets, waits_for, batch.number, transfer
 
 
 def _match(table: OperationTable, shard: Ints, partner: Ints) -> None:
@@ -149,7 +139,11 @@ def _transfers(
     seconds[matched] = np.minimum(seconds[matched], table.duration_seconds[partner[matched]])
     _since_enqueued(table, matched, partner, seconds)
     _without_longer_waits(table, matched, partner, batch, seconds)
-    _after_the_pass(table, rows[(partner == NO_ROW)[rows] & (waits_for != NO_ROW)[rows]], waits_for, seconds)
+    # What waits for a pass of another stage travels when that has ended.
+    receives = rows[(partner == NO_ROW)[rows] & (waits_for != NO_ROW)[rows]]
+    end = table.end_seconds
+    left = end[receives] - np.maximum(table.start_seconds[receives], end[waits_for[receives]])
+    seconds[receives] = np.minimum(seconds[receives], np.maximum(left, 0.0))
     _of_one_end(table, rows, partner, seconds)
     inside = np.flatnonzero(batch.number >= 0)
     if inside.size:
@@ -196,13 +190,6 @@ def _without_longer_waits(
     usual = kind.low_quantile(seconds[ring], _SHORTEST)[kind.number]
     left = np.minimum(end[ring], end[partner[ring]])
     seconds[ring] = np.minimum(seconds[ring], np.maximum(left - came, usual))
-
-
-def _after_the_pass(table: OperationTable, receives: Ints, waits_for: Ints, seconds: Floats) -> None:
-    """Cut a receive that waits for a pass of another stage to what is left of it when the pass has ended."""
-    end = table.end_seconds
-    left = end[receives] - np.maximum(table.start_seconds[receives], end[waits_for[receives]])
-    seconds[receives] = np.minimum(seconds[receives], np.maximum(left, 0.0))
 
 
 def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Floats) -> None:
@@ -252,13 +239,6 @@ def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) ->
 def _place(table: OperationTable, shard: Ints, rows: Ints) -> tuple[NDArray[np.integer], ...]:
     """Return what both ends of a message have in common: step, replica, shard and microbatch."""
     return table.step[rows], table.replica[rows], shard[rows], table.microbatch[rows]
-
-
-def _shards(table: OperationTable) -> Ints:
-    """By row: position of its rank among the ranks of its replica and stage."""
-    home = Groups.by(table.replica, table.stage).number
-    member = Groups.by(home, table.rank)
-    return cumcount(member.first(home))[member.number]
 
 
 def _in_time(order: Ints, rows: Ints) -> Ints:

@@ -38,7 +38,8 @@ _MOST_UNEXPLAINED = 0.5
 class Replay:
     """The dependencies of one table, built once; `step_seconds` replays it."""
 
-    def __init__(self, table: OperationTable) -> None:
+    def __init__(self, table: OperationTable, communication: Communication | None = None) -> None:
+        """communication: of the table, where it is known."""
         self.before, recorded = chain(table)
         """By row: the row of its rank that it comes after, or -1."""
         self.enqueued_after = _enqueued_after(table, self.before)
@@ -46,7 +47,7 @@ class Replay:
         began to wait for later."""
         self._cells = table.cells
         self._steps = Groups(table.cells.step, len(table.cells.steps))
-        self.communication = match_communication(table)
+        self.communication = communication or match_communication(table)
         rows, cyclic = _levels(self.before, self.enqueued_after, self.communication)
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, infer_members=False)
@@ -59,7 +60,10 @@ class Replay:
             table.kind == Kind.COMMUNICATION, self.communication.transfer, table.duration_seconds
         )
         """By row: seconds without waiting for others; what `step_seconds` takes."""
-        self._staggered = self._starts_apart(table)
+        # Whether ranks begin their steps apart, as they have ended those before.
+        begun = self._after_the_first(table.cells.groups.min(table.start_seconds))
+        unexplained = np.abs(begun - self._delays(self.row_ends(self.measured))).sum()
+        self._staggered = bool(unexplained < _MOST_UNEXPLAINED * begun.sum())
 
     def step_seconds(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
         """By step: its duration with these seconds by row (of communication: of the transfer).
@@ -86,12 +90,6 @@ class Replay:
         there = np.where(np.isfinite(moments), moments, np.nan).reshape(self._cells.shape)
         after: Floats = np.nan_to_num(there - np.nanmin(there, axis=1, keepdims=True))
         return after
-
-    def _starts_apart(self, table: OperationTable) -> bool:
-        """Return True if ranks begin their steps apart, as they have ended those before."""
-        recorded = self._after_the_first(self._cells.groups.min(table.start_seconds))
-        expected = self._delays(self.row_ends(self.measured))
-        return bool(np.abs(recorded - expected).sum() < _MOST_UNEXPLAINED * recorded.sum())
 
     def row_ends(self, seconds: Floats, pauses: Floats | None = None, delays: Floats | None = None) -> Floats:
         """By row: when it ends, in seconds since its step began.

@@ -82,7 +82,10 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     if len(ranks) < 2:
         return table
     run = cumcount(Groups.by(table.step, table.rank, table.operation).number, order)
-    usable = _usable(table, run)
+    # Operations that run a few times in a step, and are no messages.
+    most = Groups(table.operation.astype(np.int64), len(table.operations)).max(run.astype(np.float64))
+    few = most[table.operation] < _MOST_RUNS
+    usable = np.flatnonzero(few & ~table.sends & ~table.receives)
     new: list[tuple[Ints, Floats, Floats, int]] = []
     shorter = table.duration_seconds.copy()
     sets = _sets(table, rank, len(ranks))
@@ -93,17 +96,11 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
         at = np.full((len(steps), len(ranks)), NO_ROW, dtype=np.int64)
         at[step[rows], rank[rows]] = rows
         for spans in _spans_of(table, at, before):
-            found = _meetings(spans, sets, aligned)
+            each_set = (_meeting(spans, unit, ranks, aligned) for unit, ranks in sets)
+            found = _in_turn(spans, [each for each in each_set if each is not None])
             if found:
                 new.extend(_waits(spans, found, shorter, len(new)))
     return _with_rows(table, new, shorter) if new else table
-
-
-def _usable(table: OperationTable, run: Ints) -> Ints:
-    """Rows of operations that run a few times in a step, and are no messages."""
-    most = Groups(table.operation.astype(np.int64), len(table.operations)).max(run.astype(np.float64))
-    few = most[table.operation] < _MOST_RUNS
-    return np.flatnonzero(few & ~table.sends & ~table.receives)
 
 
 def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]:
@@ -129,16 +126,11 @@ def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[tuple[int, Ints
     return [each for each in found if len(each[1]) > 1]
 
 
-def _meetings(spans: _Spans, sets: list[tuple[int, Ints]], aligned: Aligned) -> list[_Meeting]:
-    """Return the sets whose members wait for each other, in the order in which they do."""
-    found = (_meeting(spans, unit, ranks, aligned) for unit, ranks in sets)
-    return _in_turn(spans, [each for each in found if each is not None])
-
-
 def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meeting | None:
     arrived, left = spans.arrived[:, ranks], spans.left[:, ranks]
     whole = np.asarray((np.isfinite(arrived) & np.isfinite(left)).all(axis=1))
-    whole[whole] = _on_one_clock(spans.rows[whole][:, ranks], aligned)
+    clock = aligned.clock[spans.rows[whole][:, ranks]]
+    whole[whole] = (clock == clock[:, :1]).all(axis=1)
     if not whole.any():
         return None
     came, went = arrived[whole], left[whole]
@@ -154,12 +146,6 @@ def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meetin
     if not _some_leave_together(early, went - came):
         return None
     return _Meeting(unit, ranks, whole)
-
-
-def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
-    clock = aligned.clock[rows]
-    same: Bools = (clock == clock[:, :1]).all(axis=1)
-    return same
 
 
 def _step_seconds(spans: _Spans) -> float:
