@@ -87,6 +87,7 @@ def read_figures(directory: Path) -> RunFigures:
             per_step[unit] += rate / steps_per_second
     saves = checkpoints(boxes, None).get("blocking_seconds", {})
     peaks = [each.now.allocator.peak for each in boxes.by_rank.values() if each.now.allocator is not None]
+    found = ({step: value for _, step, value in scalars_of(box, LOSS)} for box in boxes.by_rank.values())
     return RunFigures(
         run=boxes.run,
         world_size=boxes.world_size,
@@ -95,7 +96,7 @@ def read_figures(directory: Path) -> RunFigures:
         phase_seconds=_phase_seconds(rows, steps),
         work_per_second=dict(work),
         work_per_step=dict(per_step),
-        losses=_losses(boxes),
+        losses=next(filter(None, found), {}),
         save_blocking_seconds=saves.get("save") if isinstance(saves, Mapping) else None,
         gpu_memory_peak_bytes=float(max(peaks)) if peaks else None,
         slowed_by=verdict_words(judge_straggler(boxes, rows)),
@@ -141,11 +142,6 @@ def _phase_seconds(
         name: {step: median(found) for step, found in sorted(by_step.items())}
         for name, by_step in of_ranks.items()
     }
-
-
-def _losses(boxes: Boxes) -> dict[int, float]:
-    found = ({step: value for _, step, value in scalars_of(box, LOSS)} for box in boxes.by_rank.values())
-    return next(filter(None, found), {})
 
 
 MOST_BLOCKS = 40

@@ -94,9 +94,12 @@ class PrometheusApi:
         url = f"{self.address}/api/v1/{endpoint}"
         seconds = self.timeout_seconds
         try:
-            reply = ask_by_proxies(
-                url, seconds=seconds, most_bytes=_MOST_BYTES, headers=self._headers(), body=body
-            )
+            parts = urllib.parse.urlsplit(self.url)
+            found = dict(self.headers)
+            if parts.username is not None:
+                words = (urllib.parse.unquote(each or "") for each in (parts.username, parts.password))
+                found["Authorization"] = "Basic " + base64.b64encode(":".join(words).encode()).decode()
+            reply = ask_by_proxies(url, seconds=seconds, most_bytes=_MOST_BYTES, headers=found, body=body)
         except TimeoutError:
             raise self._failure(f"no answer within {seconds:g} s") from None
         except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: of a name of a host
@@ -112,14 +115,6 @@ class PrometheusApi:
             return [_series(each) for each in json.loads(text)["data"]["result"]]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
             raise self._failure("its answer is not that of a Prometheus") from None
-
-    def _headers(self) -> dict[str, str]:
-        parts = urllib.parse.urlsplit(self.url)
-        found = dict(self.headers)
-        if parts.username is not None:
-            words = (urllib.parse.unquote(each or "") for each in (parts.username, parts.password))
-            found["Authorization"] = "Basic " + base64.b64encode(":".join(words).encode()).decode()
-        return found
 
     def _failure(self, reason: str) -> UserError:
         return UserError(f"could not ask Prometheus at {self.address}: {reason}")

@@ -16,7 +16,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, saved_ledger
-from rankwatch_agent.training.goodput.shared import AttemptRecord, RoleTransfers
+from rankwatch_agent.training.goodput.shared import RoleTransfers
 from rankwatch_agent.training.life.ends import judge
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 from rankwatch_agent.training.totals import RankTotals
@@ -124,10 +124,13 @@ def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodp
     living = {each.rank.header.identity.attempt for each in boxes if each.living}
     for number, span, seconds in ledger.by_attempt():
         of_attempt = [each for each in boxes if each.rank.header.identity.attempt == number]
+        signs = (
+            each.rank.header.wall(each.moment if each.living else each.rank.last_sign) for each in of_attempt
+        )
         yield AttemptGoodput(
             number=number,
             started=span.started,
-            ended=_end(span, of_attempt),
+            ended=max((span.last, *signs)),
             running=number in living,
             world_size=span.world_size,
             first_step=span.first_step,
@@ -135,11 +138,6 @@ def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodp
             ended_how=_ended_how(of_attempt, span.world_size),
             seconds=seconds,
         )
-
-
-def _end(span: AttemptRecord, boxes: Sequence[_Box]) -> float:
-    signs = (each.rank.header.wall(each.moment if each.living else each.rank.last_sign) for each in boxes)
-    return max((span.last, *signs))
 
 
 def _ended_how(boxes: Sequence[_Box], world_size: int) -> str:

@@ -255,7 +255,9 @@ def find_mismatches(job: Job) -> list[Mismatch]:
     """At most one mismatch per group: those after the first are its consequence."""
     numbers: dict[str, int] = {}
     with_types = not any(
-        _lacks_types(each) for snapshot in job.snapshots.values() for each in snapshot.signatures
+        each.match.count(" ") == _SIZES_ONLY
+        for snapshot in job.snapshots.values()
+        for each in snapshot.signatures
     )
     tables = {
         rank: [numbers.setdefault(_key(each, with_types), len(numbers)) for each in snapshot.signatures]
@@ -269,11 +271,6 @@ def find_mismatches(job: Job) -> list[Mismatch]:
         if sequence is not None:
             found.append(_mismatch(group, sequence, of_rank, job, histories))
     return sorted(found, key=lambda each: -len(each.group.members))
-
-
-def _lacks_types(signature: Signature) -> bool:
-    """Whether sizes are compared and the recorder wrote no types: PyTorch 2.3 and before."""
-    return signature.match.count(" ") == _SIZES_ONLY
 
 
 def _key(signature: Signature, with_types: bool) -> str:

@@ -102,7 +102,11 @@ class _Builder:
 
     def finish(self, dump: Dump, rank: int) -> HangSnapshot:
         """Return the snapshot of everything that was taken."""
-        taken = _nanoseconds(dump.time_seconds)
+        taken = (
+            int(dump.time_seconds * 1e9)
+            if dump.time_seconds is not None and 0 < dump.time_seconds < _LATEST_SECONDS
+            else 0
+        )
         for group in self._groups:
             if not taken or len(group.created) != len(group.history):
                 group.created = []
@@ -312,7 +316,3 @@ def _status(dump: Dump) -> dict[int, tuple[int, int]]:
         for local, status in list(dump.pg_status.items())[:_MAX_CONFIGURED]
         if local.isdecimal() and len(local) <= _MAX_STATUS_DIGITS
     }
-
-
-def _nanoseconds(seconds: float | None) -> int:
-    return int(seconds * 1e9) if seconds is not None and 0 < seconds < _LATEST_SECONDS else 0

@@ -218,7 +218,8 @@ def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
     for rank, snapshot in by_rank.items():
         for index, view in enumerate(snapshot.groups):
             if view.ranks not in parsed:
-                parsed[view.ranks] = _members(view.ranks)
+                found = tuple(dict.fromkeys(map(int, _NUMBERS.findall(view.ranks))))
+                parsed[view.ranks] = found if max(found, default=0) < MAX_RANKS else ()
             members = parsed[view.ranks]
             if rank not in members:
                 continue
@@ -228,12 +229,6 @@ def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
                 group = groups[key] = Group(view.name, view.description, members)
             of[(rank, index)] = group
     return groups, of
-
-
-def _members(text: str) -> tuple[int, ...]:
-    """Return the ranks in a recorder's list; nobody where a number is too large to be a rank."""
-    found = tuple(dict.fromkeys(map(int, _NUMBERS.findall(text))))
-    return found if max(found, default=0) < MAX_RANKS else ()
 
 
 def _add_without_members(

@@ -130,18 +130,13 @@ def evidence_of(
             for rank in ranks[:_MOST_SHOWN]
         },
         "ranks_blocked": {str(rank): count for rank, count in causes.blocked.items() if rank in ranks},
-        "suspects": _suspects(causes, ranks),
+        "suspects": sorted(set(causes.ranks) - set(ranks))[:_MOST_SHOWN],
         "waiting_for_each_other": causes.cycles[:_MOST_SHOWN],
         "arrived_by_all": [] if ranks else [_named(each) for each in causes.arrived_by_all[:_MOST_SHOWN]],
         "mismatches": [_as_json(each) for each in mismatches[:_MOST_SHOWN]],
         "notes": _notes(job, timing),
     }
     return {name: value for name, value in found.items() if value not in (None, [], {})}
-
-
-def _suspects(causes: RootCauses, ranks: Sequence[int]) -> list[int]:
-    """Ranks that the waits point at and the verdict does not blame."""
-    return sorted(set(causes.ranks) - set(ranks))[:_MOST_SHOWN]
 
 
 def _mismatched(rank: int, mismatches: Sequence[Mismatch]) -> str:

@@ -277,21 +277,20 @@ def as_json(verdict: LossVerdict) -> dict[str, object]:
             "persistence_steps": verdict.persistence,
             "plateau_steps": verdict.plateau_steps,
             "plateaus": [{"step": first, "last_step": last} for first, last in verdict.plateaus],
-            "details": [_details(verdict, anomaly) for anomaly in verdict.anomalies],
+            "details": [
+                {
+                    "last_step": anomaly.last_step,
+                    "steps": anomaly.values,
+                    "extreme": json_value(anomaly.highest),
+                    "confirmed_step": anomaly.confirmed_step,
+                    "recovered": anomaly.recovered,
+                    "preceded_by": [
+                        {"step": other.step, "kind": str(other.kind)} for other in verdict.precursors(anomaly)
+                    ],
+                }
+                for anomaly in verdict.anomalies
+            ],
         },
-    }
-
-
-def _details(verdict: LossVerdict, anomaly: Anomaly) -> dict[str, object]:
-    return {
-        "last_step": anomaly.last_step,
-        "steps": anomaly.values,
-        "extreme": json_value(anomaly.highest),
-        "confirmed_step": anomaly.confirmed_step,
-        "recovered": anomaly.recovered,
-        "preceded_by": [
-            {"step": other.step, "kind": str(other.kind)} for other in verdict.precursors(anomaly)
-        ],
     }
 
 
@@ -343,17 +342,13 @@ def _sentence(anomaly: Anomaly) -> str:
     return f"{text}; {anomaly.values} steps, to step {anomaly.last_step}" if anomaly.values > 1 else text
 
 
-def _plateaus(verdict: LossVerdict) -> Iterator[str]:
+def _evidence(verdict: LossVerdict) -> Iterator[str]:
+    counts = verdict.counts
     steps = f"{verdict.plateau_steps:,} steps"
     for first, last in verdict.plateaus:
         yield f"plateau: from step {first} to {last} the loss had not improved by 0.5 % within {steps}"
     if verdict.plateau_steps and not verdict.plateaus:
         yield f"no plateau: the loss improved, or its noise may hide that, within all {steps}"
-
-
-def _evidence(verdict: LossVerdict) -> Iterator[str]:
-    counts = verdict.counts
-    yield from _plateaus(verdict)
     yield (
         f"a divergence stands {DIVERGENCE_SIGMAS:g} standard deviations above the trend, at once or in sum, "
         f"and does not fall back for {verdict.persistence} steps"

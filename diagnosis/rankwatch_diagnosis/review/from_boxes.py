@@ -94,7 +94,10 @@ def review_folder(
     boxes = verdict.boxes
     folder = find_run(directory)
     goodput, unjudged = _goodput(directory, None if agent_state is None else agent_state / ACCOUNT)
-    started, ended = _started(goodput, boxes), _last_sign(boxes)
+    signs = (each.wall(each.last_sign) for each in boxes.by_rank.values())
+    attempts = () if goodput is None else goodput.attempts
+    headers = [each.header.started_wall for each in (*boxes.by_rank.values(), *boxes.kept)]
+    started, ended = min([*headers, *(each.started for each in attempts)]), max((*signs, boxes.moment or 0.0))
     if folder.bundle is not None:
         beside, unseen = _of_bundle(folder.bundle, ended)
     else:
@@ -167,17 +170,6 @@ def _of_bundle(bundle: Path, ended: float) -> _Around:
 def _hardware(incident: KeptIncident, until: float) -> tuple[list[Event], str]:
     """Return what grew between the two pages of metrics in its bundle."""
     return events_of_bundle(incident.bundle, at=incident.opened, until=until, node=incident.node)
-
-
-def _started(goodput: RunGoodput | None, boxes: Boxes) -> float:
-    attempts = () if goodput is None else goodput.attempts
-    headers = [each.header.started_wall for each in (*boxes.by_rank.values(), *boxes.kept)]
-    return min([*headers, *(each.started for each in attempts)])
-
-
-def _last_sign(boxes: Boxes) -> float:
-    signs = (each.wall(each.last_sign) for each in boxes.by_rank.values())
-    return max((*signs, boxes.moment or 0.0))
 
 
 def _phases(boxes: Boxes, means: Mapping[int, Mapping[str, float]]) -> tuple[RankPhases, ...]:

@@ -221,7 +221,11 @@ def _stretches(series: Points, step: float) -> Iterator[tuple[float, float]]:
 
 
 def _alert(labels: Mapping[str, str], began: float, ended: float | None) -> Event:
-    more = ", ".join(f"{name} {labels[name]}" for name in sorted(labels) if _says_more(name, labels[name]))
+    more = ", ".join(
+        f"{name} {labels[name]}"
+        for name in sorted(labels)
+        if labels[name] and name not in _UNNAMED and not name.startswith("__")
+    )
     return Event(
         began,
         EventKind.ALERT,
@@ -232,10 +236,6 @@ def _alert(labels: Mapping[str, str], began: float, ended: float | None) -> Even
         node=labels.get("node", ""),
         until=ended,
     )
-
-
-def _says_more(name: str, value: str) -> bool:
-    return bool(value) and name not in _UNNAMED and not name.startswith("__")
 
 
 def _judgements(alerts: Iterable[Event]) -> Iterator[Judgement]:

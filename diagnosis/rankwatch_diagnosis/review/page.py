@@ -112,7 +112,7 @@ def _mark(event: Event, lane: int, started: float, length: float) -> Markup:
     title = Markup("<title>{}</title>").format(f"{when(event)}: {printable(event.text)}")
     kind = "attempt" if event.kind is EventKind.ATTEMPT else event.severity.value
     end = x_of(event.until) if event.until is not None else x
-    if event.kind is EventKind.ATTEMPT and event.until is None and not _is_end(event):
+    if event.kind is EventKind.ATTEMPT and event.until is None and " ends: " not in event.text:
         end = float(_RIGHT)  # it runs
     if end - x > _LEAST_WIDTH:
         shape = '<rect class="mark {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="10" rx="2">{}</rect>'
@@ -120,10 +120,6 @@ def _mark(event: Event, lane: int, started: float, length: float) -> Markup:
     return Markup('<circle class="mark {}" cx="{:.1f}" cy="{:.1f}" r="4.5">{}</circle>').format(
         event.severity.value, x, y, title
     )
-
-
-def _is_end(event: Event) -> bool:
-    return " ends: " in event.text
 
 
 _LOSS_LEFT, _LOSS_RIGHT, _TOP, _BOTTOM, _LOSS_WIDTH, _HEIGHT = 70, 1000, 10, 220, 1016, 246

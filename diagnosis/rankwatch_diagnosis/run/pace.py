@@ -136,6 +136,9 @@ def standing(boxes: Boxes, records: Records = ()) -> dict[str, object]:
     unfinished = [box.checkpoints.operations["save"].unfinished for box in found]
     complete = [step for attempt in attempts if (step := complete_step(attempt)) is not None]
     saved = [step for box in found if (step := _saved_step(box)) is not None]
+    failures: Counter[str] = Counter()
+    for box in found:
+        failures.update(box.checkpoints.operations["save"].stage_failures)
     shown = {
         "newest_saved_step": max(saved, default=None),
         "newest_complete_step": complete[-1] if complete else None,
@@ -146,7 +149,7 @@ def standing(boxes: Boxes, records: Records = ()) -> dict[str, object]:
             if each.found_bad
         ],
         "unfinished_saves": sum(unfinished) or None,
-        "failures_by_stage": _failures_by_stage(found),
+        "failures_by_stage": dict(failures),
         "failures_after_training_went_on": sum(box.checkpoints.failed_beside for box in found) or None,
         **_resume(attempts),
     }
@@ -233,13 +236,6 @@ def _attempts(boxes: Boxes) -> list[list[Box]]:
     for box in (*boxes.kept, *boxes.earlier):
         earlier.setdefault(box.header.identity.attempt, {})[box.rank] = box
     return [*(list(earlier[number].values()) for number in sorted(earlier)), list(boxes.by_rank.values())]
-
-
-def _failures_by_stage(found: Iterable[Box]) -> dict[str, int]:
-    failures: Counter[str] = Counter()
-    for box in found:
-        failures.update(box.checkpoints.operations["save"].stage_failures)
-    return dict(failures)
 
 
 def _resume(attempts: Sequence[Sequence[Box]]) -> dict[str, object]:

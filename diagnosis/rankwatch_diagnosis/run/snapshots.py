@@ -108,7 +108,12 @@ def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
     A process that has ended waits for nobody, and what it had enqueued last it will not complete.
     """
     states = box_groups(boxes.by_rank)
-    lowest = _lowest_enqueued(states)
+    # By group how many collectives the rank with the fewest has enqueued, of those with a box.
+    lowest: dict[GroupName, int] = {}
+    for groups in states.values():
+        for each in groups:
+            name = (each.now.name, each.now.members)
+            lowest[name] = min(each.now.enqueued, lowest.get(name, each.now.enqueued))
     return [
         _snapshot(box, states[rank], lowest, gone=_gone(box, boxes), timed=timed)
         for rank, box in boxes.by_rank.items()
@@ -200,16 +205,6 @@ def _gone(box: Box, boxes: Boxes) -> bool:
     if box.state is RankState.LOST:
         return boxes.liveness_known
     return box.state in ENDED_STATES - ENDED_BY_SIGNAL
-
-
-def _lowest_enqueued(states: Mapping[int, list[BoxGroup]]) -> dict[GroupName, int]:
-    """By group: how many collectives the rank with the fewest has enqueued, of those with a box."""
-    lowest: dict[GroupName, int] = {}
-    for groups in states.values():
-        for each in groups:
-            name = (each.now.name, each.now.members)
-            lowest[name] = min(each.now.enqueued, lowest.get(name, each.now.enqueued))
-    return lowest
 
 
 def _snapshot(

@@ -49,7 +49,12 @@ def summary_lines(directory: Path) -> list[str]:
     paths = find_run(directory).boxes
     boxes = read_boxes(paths, copied=None)
     rows = rows_by_rank(boxes, by_place=numbers_repeat(boxes))
-    parts = (("attempt", boxes.attempt), ("before", _before(boxes, paths[0].parent)), *_parts(boxes, rows))
+    present = max(each.header.identity.attempt for each in boxes.by_rank.values())
+    parts = (
+        ("attempt", boxes.attempt),
+        ("before", earlier_words(ended_attempts(boxes, paths[0].parent), present)),
+        *_parts(boxes, rows),
+    )
     found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in parts if text)]
     return [_cut(printable(each)) for each in found[:MOST_LINES]]
 
@@ -61,7 +66,8 @@ def _cut(line: str) -> str:
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
     table = phase_table(boxes, rows)
     yield "ended", ending_words(boxes)
-    yield "ranks", _ranks(boxes)
+    seen = len(boxes.by_rank)
+    yield "ranks", "" if seen == boxes.world_size else f"{seen} of {boxes.world_size}, those of this node"
     visible = capabilities(boxes)
     yield (
         "replicas",
@@ -84,12 +90,6 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "verdict", verdict_words(straggler) if table else ""
 
 
-def _before(boxes: Boxes, run: Path) -> str:
-    """How the attempts before the present one ended."""
-    present = max(each.header.identity.attempt for each in boxes.by_rank.values())
-    return earlier_words(ended_attempts(boxes, run), present)
-
-
 def _headline(boxes: Boxes) -> str:
     ended = [each for each in boxes.by_rank.values() if each.state in ENDED_STATES]
     state = worst_state({each.state for each in ended} or {each.state for each in boxes.by_rank.values()})
@@ -106,11 +106,6 @@ def _headline(boxes: Boxes) -> str:
     wanted = f" of {target}" if target else ""
     seconds = max(each.last_sign - each.header.started_monotonic for each in boxes.by_rank.values())
     return f"{text}, {steps}{wanted} step{'' if steps == 1 and not target else 's'} in {_duration(seconds)}"
-
-
-def _ranks(boxes: Boxes) -> str:
-    seen = len(boxes.by_rank)
-    return "" if seen == boxes.world_size else f"{seen} of {boxes.world_size}, those of this node"
 
 
 def _phases(table: Mapping[str, Any]) -> str:

@@ -135,7 +135,12 @@ def why_of(
     if state is RunState.INTERRUPTED:
         return "Ctrl-C, or SIGINT, ended it"
     if state is RunState.FAILED:
-        return _all_failed(boxes)
+        own = [each for each in boxes.by_rank.values() if each.failed_by_itself]
+        if not own:
+            return "exceptions ended ranks, all of them in collectives: it is not known which failed first"
+        reasons = Counter(each.ended_by or "an exception" for each in own)
+        such_as = ", such as" if len(reasons) > 1 else ""
+        return f"each rank was ended by an exception of its own{such_as}: {reasons.most_common(1)[0][0]}"
     if state is RunState.RUNNING and straggler is not None:
         if straggler.cause is Cause.NONE:
             return f"nothing is seen to slow it down{_but_events(straggler)}"
@@ -152,15 +157,6 @@ def why_of(
     if state in (RunState.TERMINATED, RunState.ENDED) and hang.state.is_stall and hang.ranks:
         return f"{states}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
     return states
-
-
-def _all_failed(boxes: Boxes) -> str:
-    own = [each for each in boxes.by_rank.values() if each.failed_by_itself]
-    if not own:
-        return "exceptions ended ranks, all of them in collectives: it is not known which failed first"
-    reasons = Counter(each.ended_by or "an exception" for each in own)
-    such_as = ", such as" if len(reasons) > 1 else ""
-    return f"each rank was ended by an exception of its own{such_as}: {reasons.most_common(1)[0][0]}"
 
 
 def _and_others(straggler: Verdict) -> str:

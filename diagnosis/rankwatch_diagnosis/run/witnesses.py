@@ -109,7 +109,8 @@ def with_second_witness(
     heard = [each for group in build_job(snapshots).groups for each in _testimonies(boxes, group, found)]
     if not heard:
         return found
-    least = _COST_SHARE * _cost_of_step(found)
+    seconds = found.evidence.get("step_seconds")
+    least = _COST_SHARE * (seconds * (1.0 - 1.0 / found.slowdown) if isinstance(seconds, float) else 0.0)
     clear = [each for each in heard if each.late and each.waited_seconds >= least]
     against = [each for each in clear if not named.intersection(each.late)]
     opinion = Opinion.DISAGREES if against else Opinion.AGREES if clear else Opinion.NONE
@@ -127,11 +128,6 @@ def can_be_heard(found: Verdict) -> bool:
     if found.cause is not Cause.SLOW_RANK or found.phase is SlowPhase.CHECKPOINT or not found.causes:
         return False
     return found.causes[0].share_of_steps >= _SHARE_OF_STEPS
-
-
-def _cost_of_step(found: Verdict) -> float:
-    seconds = found.evidence.get("step_seconds")
-    return seconds * (1.0 - 1.0 / found.slowdown) if isinstance(seconds, float) else 0.0
 
 
 def _testimonies(boxes: Boxes, group: Group, found: Verdict) -> Iterator[Testimony]:
