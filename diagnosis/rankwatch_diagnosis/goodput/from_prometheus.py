@@ -47,7 +47,12 @@ class _Reading:
             named = ", ".join(map(repr, clusters[:8]))
             raise UserError(f"a run {self._run!r} is in the clusters {named}: choose one with --cluster")
         attempts = tuple(self._attempts())
-        seconds = _by_state((each.labels, each.value) for each in found)
+        seconds = dict.fromkeys(GoodputState, 0.0)
+        for labels, value in found:
+            if math.isfinite(value):
+                seconds[_STATES.get(labels.get("state", ""), GoodputState.UNKNOWN)] += value
+        series = f"run:rankwatch_model_flops_utilisation:ratio{{{self._matcher}}}[{self._window}]"
+        mean = self._api.query(f"max by (dtype) (avg_over_time({series}))")  # while it was known
         return RunGoodput(
             run=self._run,
             source=self._api.address,
@@ -55,7 +60,9 @@ class _Reading:
             attempts=attempts,
             saves=self._saves(attempts),
             costs=tuple(self._costs(seconds)),
-            flops_utilisation=self._flops_utilisation(),
+            flops_utilisation={
+                each.labels.get("dtype", ""): each.value for each in mean if math.isfinite(each.value)
+            },
             unseen=tuple(self._unseen(attempts)),
         )
 
@@ -145,12 +152,6 @@ class _Reading:
                 currency, basis = (labels.get(each, "") for each in ("currency", "basis"))
                 yield Cost(currency=currency, basis=basis, by_state=by_state)
 
-    def _flops_utilisation(self) -> dict[str, float]:
-        """Return the mean while it was known."""
-        series = f"run:rankwatch_model_flops_utilisation:ratio{{{self._matcher}}}[{self._window}]"
-        found = self._api.query(f"max by (dtype) (avg_over_time({series}))")
-        return {each.labels.get("dtype", ""): each.value for each in found if math.isfinite(each.value)}
-
     def _unseen(self, attempts: tuple[AttemptGoodput, ...]) -> Iterator[str]:
         if not attempts:
             yield f"Prometheus has no attempts of the run in the last {self._window}"
@@ -161,12 +162,3 @@ class _Reading:
 def _first(found: Sequence[Sample]) -> float:
     """Return the value of the one series; 0 without any, or where it is none."""
     return found[0].value if found and math.isfinite(found[0].value) else 0.0
-
-
-def _by_state(rows: Iterator[tuple[Mapping[str, str], float]]) -> dict[GoodputState, float]:
-    found = dict.fromkeys(GoodputState, 0.0)
-    for labels, value in rows:
-        state = _STATES.get(labels.get("state", ""), GoodputState.UNKNOWN)
-        if math.isfinite(value):
-            found[state] += value
-    return found

@@ -234,15 +234,14 @@ def _at_most(count: int, mean: float) -> float:
 def what_ifs(run: RunGoodput) -> tuple[WhatIf, ...]:
     """Return what changes would save, the largest first. The work of the run stays the same."""
     saved = {"straggler_removed": run[GoodputState.STRAGGLER], "restarts_halved": restart_seconds(run) / 2.0}
-    found = [_what_if(run, change, seconds) for change, seconds in saved.items() if seconds > 0.0]
+    found = []
+    for change, seconds in saved.items():
+        if seconds > 0.0:
+            before = run[GoodputState.PRODUCTIVE] / run.requested
+            left = run.requested - seconds
+            after = run[GoodputState.PRODUCTIVE] / left if left > 0.0 else before
+            found.append(WhatIf(change=change, rank_seconds=seconds, ettr=after, gain=after - before))
     return tuple(sorted(found, key=lambda each: each.rank_seconds, reverse=True))
-
-
-def _what_if(run: RunGoodput, change: str, saved: float) -> WhatIf:
-    productive = run[GoodputState.PRODUCTIVE]
-    before = productive / run.requested
-    after = productive / (run.requested - saved) if saved < run.requested else before
-    return WhatIf(change=change, rank_seconds=saved, ettr=after, gain=after - before)
 
 
 def restart_seconds(run: RunGoodput) -> float:

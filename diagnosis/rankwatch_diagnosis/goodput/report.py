@@ -26,26 +26,23 @@ _GAIN_WORTH_IT = 0.01
 
 def lines(run: RunGoodput) -> list[str]:
     """Return the ledger, the attempts, what would be better, and what could not be seen."""
-    return [
-        printable(each)
-        for each in (
-            *_headline(run),
-            "",
-            *_ledger(run),
-            "",
-            *_timeline(run),
-            "",
-            *_what_if(run),
-            *_unseen(run),
-        )
-    ]
-
-
-def _headline(run: RunGoodput) -> Iterator[str]:
-    yield headline(run)
     ratios = {"scheduling": run.scheduling, "runtime": run.runtime, "ETTR": run.ettr}
     shown = [f"{name} {share(value)}" for name, value in ratios.items()]
-    yield "  " + "   ".join((*shown, f"MFU {utilisation_words(run)}"))
+    found = [
+        headline(run),
+        "  " + "   ".join((*shown, f"MFU {utilisation_words(run)}")),
+        "",
+        *_ledger(run),
+        "",
+        *_timeline(run),
+        "",
+        "  what if",
+        f"    {advice_words(interval_advice(run))}",
+        *(f"    {change_words(each, run)}" for each in what_ifs(run)),
+    ]
+    if run.unseen:
+        found += ["", "  not seen", *(f"    {each}" for each in run.unseen)]
+    return [printable(each) for each in found]
 
 
 def _ledger(run: RunGoodput) -> Iterator[str]:
@@ -75,20 +72,6 @@ def _timeline(run: RunGoodput) -> Iterator[str]:
             f"  {each.number:<9}{moment(each.started):<21}{lasted:>10}{size:>8}  "
             f"{steps_of(each):<16}{ended_words(each)}"
         )
-
-
-def _what_if(run: RunGoodput) -> Iterator[str]:
-    yield "  what if"
-    yield f"    {advice_words(interval_advice(run))}"
-    for each in what_ifs(run):
-        yield f"    {change_words(each, run)}"
-
-
-def _unseen(run: RunGoodput) -> Iterator[str]:
-    if run.unseen:
-        yield ""
-        yield "  not seen"
-        yield from (f"    {each}" for each in run.unseen)
 
 
 def headline(run: RunGoodput) -> str:

@@ -85,7 +85,11 @@ def _dump_files(directory: Path) -> list[_NamedFile]:
 
     Where two name one rank, as a log beside the dumps may, the one whose pattern is commoner counts.
     """
-    named = list(_named_files(directory))
+    named = [
+        _NamedFile(path, int(found[1]), (path.name[: found.start()], path.name[found.end(1) :]))
+        for path in sorted(directory.iterdir())
+        if (found := _RANK.search(path.name)) is not None and not path.is_dir()
+    ]
     alike = Counter(each.pattern for each in named)
     chosen: dict[int, _NamedFile] = {}
     for each in named:
@@ -102,13 +106,6 @@ def _dump_files(directory: Path) -> list[_NamedFile]:
     if not chosen:
         raise UserError(f"{directory} holds no file whose name ends in a rank's number, such as _dump_3")
     return list(chosen.values())
-
-
-def _named_files(directory: Path) -> Iterator[_NamedFile]:
-    for path in sorted(directory.iterdir()):
-        found = _RANK.search(path.name)
-        if found is not None and not path.is_dir():
-            yield _NamedFile(path, int(found[1]), (path.name[: found.start()], path.name[found.end(1) :]))
 
 
 def _read_json(path: Path) -> Reading:

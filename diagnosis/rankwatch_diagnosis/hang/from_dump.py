@@ -116,6 +116,13 @@ class _Builder:
         for group in self._groups if hides_batches else ():
             group.point_to_point = True
         pending = [each for parts in self._pending.values() for each in parts]
+        # Sends and receives whose call may have completed: see `HangSnapshot`.
+        unsettled = [
+            each.record
+            for (index, to_peer, number), parts in self._pending.items()
+            if to_peer and (index, number) not in self._closed and not self._any_complete
+            for each in parts
+        ]
         return HangSnapshot(
             rank=rank,
             version=dump.version[:40],
@@ -128,7 +135,7 @@ class _Builder:
             taken_ns=taken,
             skipped_entries=self.skipped,
             batches=self._batches,
-            unsettled=self._unsettled(),
+            unsettled=unsettled,
             hides_messages=self._hides_messages,
             hides_batches=hides_batches,
             moved_ns=max(self._newest_ns, self._moved_ns),
@@ -216,18 +223,6 @@ class _Builder:
         )
         self._pending.setdefault((index, to_peer, sequence), []).append(operation)
 
-    def _unsettled(self) -> list[int]:
-        """Return the records of pending sends and receives whose call may have completed: see
-        `HangSnapshot`."""
-        if self._any_complete:
-            return []
-        return [
-            each.record
-            for (index, to_peer, number), parts in self._pending.items()
-            if to_peer and (index, number) not in self._closed
-            for each in parts
-        ]
-
     def _add_group(self, entry: Entry) -> int:
         if len(self._groups) > _MAX_GROUPS:
             raise ValueError("too many groups")
@@ -265,8 +260,7 @@ def _append_out_of_order(group: GroupView, signature: int, entry: Entry) -> None
 
 
 def _signature(call: _Call) -> Signature:
-    """Return what a group's members must agree on; raises ValueError where sizes are missing or
-    impossible."""
+    """Return what a group's members must agree on; raises ValueError for missing or impossible sizes."""
     if call.inputs is None or call.outputs is None:
         raise ValueError("it has no sizes")
     name = (call.operation.partition(":")[2] or call.operation)[:_MAX_TEXT]

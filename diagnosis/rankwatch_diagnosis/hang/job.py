@@ -62,8 +62,7 @@ class GroupView(msgspec.Struct, array_like=True):
     first_sequence: int = 0
     """Number of the first collective in `history`."""
     history: list[int] = []
-    """Consecutive collectives as indices into HangSnapshot.signatures; UNKNOWN where several share a
-    number."""
+    """Consecutive collectives as indices into HangSnapshot.signatures; UNKNOWN where some share one."""
     point_to_point: bool = False
     hidden_operations: bool = False
     """The rank counted operations that its recorder does not hold: gloo records no send and receive."""
@@ -151,8 +150,7 @@ class Group:
         return any(view.point_to_point for view in self.views.values())
 
     def last_enqueued(self, rank: int) -> int | None:
-        """Return the number of the last collective that the rank enqueued; None if its dump does not show
-        it."""
+        """Return the number of the last collective that the rank enqueued; None if it is not shown."""
         view = self.views.get(rank)
         if view is not None and view.history:
             return view.last_sequence

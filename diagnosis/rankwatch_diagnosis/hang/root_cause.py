@@ -239,27 +239,15 @@ def _odd_by_count(job: Job, waits: Sequence[Wait]) -> list[int]:
     """
     found: set[int] = set()
     for wait in waits:
-        for other in waits:
-            if other.group is not wait.group and other.group.description:
-                found |= _fewer(job, wait, other) | _more(job, wait, other)
+        others = [each for each in waits if each.group is not wait.group and each.group.description]
+        for other in others:
+            skipped, called = (set(wait.arrived) & set(other.absent)), (set(wait.absent) & set(other.arrived))
+            for rank in skipped | called:
+                usual = _usual(job, rank, wait, other.group)
+                before = _count_before(rank, wait, other.group) or 0 if rank in skipped else 0
+                if usual is not None and (before < usual if rank in skipped else other.sequence > usual):
+                    found.add(rank)
     return sorted(found)
-
-
-def _fewer(job: Job, wait: Wait, other: Wait) -> set[int]:
-    return {
-        rank
-        for rank in set(wait.arrived) & set(other.absent)
-        if (usual := _usual(job, rank, wait, other.group)) is not None
-        and (_count_before(rank, wait, other.group) or 0) < usual
-    }
-
-
-def _more(job: Job, wait: Wait, other: Wait) -> set[int]:
-    return {
-        rank
-        for rank in set(wait.absent) & set(other.arrived)
-        if (usual := _usual(job, rank, wait, other.group)) is not None and other.sequence > usual
-    }
 
 
 def _usual(job: Job, rank: int, wait: Wait, like: Group) -> int | None:

@@ -69,8 +69,7 @@ class Wait:
 
     @property
     def waits_for(self) -> list[int]:
-        """The ranks that those in it wait for. One without a dump counts only where nobody else is to
-        blame."""
+        """The ranks that those in it wait for. One without a dump counts only if nobody else is to blame."""
         if self.everyone_came:
             return []
         return self.absent or self.no_dump or self.behind
@@ -128,8 +127,7 @@ def _behind(wait: Wait, heads: dict[int, Operation]) -> list[int]:
 
 
 def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
-    """Match sends and receives: the oldest of each direction between two ranks belongs to the peer's
-    oldest."""
+    """Match sends and receives: of each direction between two ranks the oldest belongs to the peer's."""
     oldest: dict[tuple[Group, int, int, bool], Operation] = {}
     for rank, snapshot in job.snapshots.items():
         for operation in snapshot.pending:

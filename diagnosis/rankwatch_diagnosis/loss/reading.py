@@ -131,9 +131,13 @@ def read_table(
     for line in lines:
         if not line.strip():
             continue
+        row: StepValues | None = None
         try:
             cells = _cells(line, delimiter)
-            row = _row(cells, step, values) if len(cells) >= width else None
+            if len(cells) >= width and step is not None:
+                found = [None if place is None else to_value(cells[place]) for place in values]
+                if found.count(None) < len(found):
+                    row = StepValues(to_step(cells[step]), *found)
         except (ValueError, csv.Error):
             row = None
         if row is None:
@@ -165,13 +169,6 @@ def _places(header: list[str], columns: Mapping[str, str]) -> list[int | None]:
 def _listed(header: list[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in header[:12])
     return shown + (f" and {len(header) - 12} more" if len(header) > 12 else "")
-
-
-def _row(cells: list[str], step: int | None, places: list[int | None]) -> StepValues | None:
-    values = [None if place is None else to_value(cells[place]) for place in places]
-    if step is None or values.count(None) == len(values):
-        return None
-    return StepValues(to_step(cells[step]), *values)
 
 
 def _names(header: str, delimiter: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
@@ -102,7 +102,6 @@ def review_folder(
         beside, unseen = _of_bundle(folder.bundle, ended)
     else:
         beside, unseen = _of_node(boxes.run, evidence, started, ended)
-    rows = rows_by_rank(boxes)
     shown, left_out = shown_events(
         [
             *attempt_events(() if goodput is None else goodput.attempts, "black boxes"),
@@ -128,7 +127,10 @@ def review_folder(
         events=shown,
         events_left_out=left_out,
         judgements=tuple(judgements(verdict)),
-        phases=_phases(boxes, mean_phases(rows)),
+        phases=tuple(
+            RankPhases(rank, boxes.by_rank[rank].header.identity.host, seconds)
+            for rank, seconds in mean_phases(rows_by_rank(boxes)).items()
+        ),
         loss=None if loss is None else loss_curve(boxes.by_rank[loss[0]], loss[1]),
         checkpoints=checkpoints_seen(boxes, folder.boxes),
         checkpoint_summary=checkpoint_words(verdict.checkpoints),
@@ -170,12 +172,6 @@ def _of_bundle(bundle: Path, ended: float) -> _Around:
 def _hardware(incident: KeptIncident, until: float) -> tuple[list[Event], str]:
     """Return what grew between the two pages of metrics in its bundle."""
     return events_of_bundle(incident.bundle, at=incident.opened, until=until, node=incident.node)
-
-
-def _phases(boxes: Boxes, means: Mapping[int, Mapping[str, float]]) -> tuple[RankPhases, ...]:
-    return tuple(
-        RankPhases(rank, boxes.by_rank[rank].header.identity.host, seconds) for rank, seconds in means.items()
-    )
 
 
 def _unseen(
@@ -236,8 +232,7 @@ _MOST_SHOWN = 30
 
 
 def checkpoints_seen(boxes: Boxes, paths: Sequence[Path]) -> tuple[CheckpointSeen, ...]:
-    """Return the checkpoints, the newest first. paths: of the boxes; notes beside them say where the
-    checkpoints are."""
+    """Return the checkpoints, the newest first. paths: of the boxes; notes beside them say where they are."""
     found: dict[tuple[str, int], list[tuple[Box, CheckpointOperation]]] = defaultdict(list)
     for box in (*boxes.earlier, *boxes.by_rank.values()):
         for operation in checkpoint_operations(box):
@@ -289,7 +284,10 @@ def box_events(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
     """Yield ends of ranks, a stall, the start of a slowdown, long steps, the loss, failed checkpoints."""
     moments = step_moments(boxes)
     yield from _failures(boxes, verdict)
-    yield from _stall(boxes, verdict)
+    if verdict.hang.state.is_stall:
+        since = max(each.wall(each.last_progress) for each in boxes.by_rank.values())
+        words = waiting_words(verdict)
+        yield Event(since, EventKind.STALL, Severity.CRITICAL, words, _SOURCE, until=boxes.moment)
     yield from _slow_steps(verdict, moments)
     yield from _loss_alarms(verdict, moments)
     for box in (*boxes.earlier, *boxes.by_rank.values()):
@@ -314,14 +312,6 @@ def _failures(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
             rank=box.rank,
             node=box.header.identity.host,
         )
-
-
-def _stall(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
-    if not verdict.hang.state.is_stall:
-        return
-    since = max(each.wall(each.last_progress) for each in boxes.by_rank.values())
-    until = boxes.moment
-    yield Event(since, EventKind.STALL, Severity.CRITICAL, waiting_words(verdict), _SOURCE, until=until)
 
 
 def _slow_steps(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:

@@ -186,11 +186,5 @@ def incidents_of(run: str, evidence: Path) -> tuple[list[KeptIncident], str]:
         return [], f"incidents: no evidence is kept in {evidence}"
     except OSError as error:
         return [], f"incidents: the evidence in {evidence} could not be read: {error.strerror or error}"
-    return [each for each in _read(folders[-_MOST_BUNDLES:]) if each.run == run], ""
-
-
-def _read(folders: list[Path]) -> Iterator[KeptIncident]:
-    for each in folders:
-        found = read_incident(each)
-        if found is not None:
-            yield found
+    found = (each for each in map(read_incident, folders[-_MOST_BUNDLES:]) if each is not None)
+    return [each for each in found if each.run == run], ""

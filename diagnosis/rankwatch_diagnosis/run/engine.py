@@ -77,7 +77,11 @@ def diagnose_run(
         straggler = replace(straggler, evidence={**straggler.evidence, STEPS_BY_PLACE: True})
     state = _state(boxes, hang)
     if straggler is not None and can_be_heard(straggler):
-        seen = _gpus_at_work(looked, state, ask_gpus=ask_gpus)
+        seen = SeenGpus()
+        if looked.bundle is not None:
+            seen = gpus_of_bundle(looked.bundle, boxes, WHILE_IT_RAN)
+        elif ask_gpus and state is RunState.RUNNING:
+            seen = gpus_now(boxes)
         straggler, hang = with_gpu_witness(boxes, seen, straggler), hang.noted(seen.silent)
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)
@@ -146,13 +150,6 @@ def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: boo
         hang = with_gpus(boxes, hang, seen.by_rank).noted(seen.silent)
     hang = with_places(boxes, hang)
     return _Looked(folder.boxes[0].parent, folder.bundle, boxes, recorders, processes, limit, hang)
-
-
-def _gpus_at_work(looked: _Looked, state: RunState, *, ask_gpus: bool) -> SeenGpus:
-    """Return what the GPUs of a run show while it makes progress."""
-    if looked.bundle is not None:
-        return gpus_of_bundle(looked.bundle, looked.boxes, WHILE_IT_RAN)
-    return gpus_now(looked.boxes) if ask_gpus and state is RunState.RUNNING else SeenGpus()
 
 
 def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[Recorders, Processes]:

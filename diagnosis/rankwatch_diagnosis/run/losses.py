@@ -80,7 +80,10 @@ class RankLosses(NamedTuple):
 def compare_losses(boxes: Boxes) -> RankLosses:
     """Of ranks that report a loss of their own. A loss that is averaged before it is reported is the same on
     all, and shows nothing here."""
-    losses = {rank: found for rank, box in boxes.by_rank.items() if (found := _losses(box))}
+    losses: dict[int, dict[int, float]] = {}
+    for rank, box in boxes.by_rank.items():
+        for _, step, value in scalars_of(box, LOSS):
+            losses.setdefault(rank, {}).setdefault(step, value)
     bad = {
         rank: min(step for step, loss in of_rank.items() if not math.isfinite(loss))
         for rank, of_rank in losses.items()
@@ -103,18 +106,6 @@ def loss_parts(found: RankLosses) -> Iterator[str]:
         yield f"that of rank {rank} is {times}: are its data others?"
 
 
-def _losses(box: Box) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for _, step, value in scalars_of(box, LOSS):
-        found.setdefault(step, value)
-    return found
-
-
-def _tokens(box: Box) -> float | None:
-    amounts = [amount for unit, _, amount in work_of(box) if unit == TOKENS]
-    return median(amounts) if amounts else None
-
-
 def _skewed(boxes: Boxes, losses: Mapping[int, Mapping[int, float]]) -> Iterator[tuple[int, float]]:
     """As the rule does: a rank counts only if its loss as reported and per token both say so."""
     steps = sorted(set.intersection(*(set(each) for each in losses.values()))) if losses else []
@@ -122,7 +113,10 @@ def _skewed(boxes: Boxes, losses: Mapping[int, Mapping[int, float]]) -> Iterator
     if len(losses) < _LEAST_RANKS or len(steps) < _LEAST_STEPS:
         return
     levels = {rank: median(each[step] for step in steps) for rank, each in losses.items()}
-    tokens = {rank: _tokens(boxes.by_rank[rank]) for rank in losses}
+    tokens = {}
+    for rank in losses:
+        amounts = [amount for unit, _, amount in work_of(boxes.by_rank[rank]) if unit == TOKENS]
+        tokens[rank] = median(amounts) if amounts else None
     middle = median(levels.values())
     known = [each for each in tokens.values() if each]
     if middle <= 0.0 or len(known) < len(losses):

@@ -28,7 +28,8 @@ def progress(boxes: Boxes) -> dict[str, object]:
     """Return steps, their duration (seconds; median of the ranks' medians), what is left. Ready for JSON."""
     found = list(boxes.by_rank.values())
     reached = [each.now.step for each in found]
-    pace = [seconds for each in found if (seconds := _step_seconds(each)) is not None]
+    steps = [[each.end - each.start for each in steps_of(box)][-RECENT_STEPS:] for box in found]
+    pace = [median(each) for each in steps if each]
     tokens = [rate for each in found if (rate := _tokens_per_second(each)) is not None]
     target = max((each.target_steps for each in found), default=0)
     step_seconds = median(pace) if pace else None
@@ -76,11 +77,6 @@ def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> di
         if moment is not None:
             shown["last_good_age_seconds"] = round(max(0.0, moment - good.wall), 3)
     return {name: value for name, value in shown.items() if value not in ({}, [])}
-
-
-def _step_seconds(box: Box) -> float | None:
-    steps = [each.end - each.start for each in steps_of(box)][-RECENT_STEPS:]
-    return median(steps) if steps else None
 
 
 def _tokens_per_second(box: Box) -> float | None:
@@ -191,7 +187,11 @@ def _good_of(attempt: Sequence[Box]) -> GoodCheckpoint | None:
         if found:
             return max(found)
     saved = [
-        GoodCheckpoint(_saved_wall(box), step, box.rank)
+        GoodCheckpoint(
+            box.wall(box.now.checkpoint_ended if (last := box.checkpoints.saved) is None else last.ended),
+            step,
+            box.rank,
+        )
         for box in attempt
         if _saves(box) and (step := _saved_step(box)) is not None
     ]
@@ -223,11 +223,6 @@ def _saved_step(box: Box) -> int | None:
     if box.checkpoints.saved is not None:
         return box.checkpoints.saved.step
     return box.now.checkpoint_step if box.now.checkpoint_ended else None
-
-
-def _saved_wall(box: Box) -> float:
-    saved = box.checkpoints.saved
-    return box.wall(box.now.checkpoint_ended if saved is None else saved.ended)
 
 
 def _attempts(boxes: Boxes) -> list[list[Box]]:

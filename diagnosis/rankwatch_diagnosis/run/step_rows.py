@@ -299,8 +299,7 @@ _PhaseSeconds = Mapping[str, float]
 
 
 def phase_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> dict[str, object]:
-    """Return the phases of a step and the sections apart, ready for JSON; empty if no rank has a whole
-    step."""
+    """Return the phases of a step, and the sections apart, for JSON; empty if no rank has a whole step."""
     means = mean_phases(rows)
     if not means:
         return {}

@@ -56,11 +56,8 @@ def summary_lines(directory: Path) -> list[str]:
         *_parts(boxes, rows),
     )
     found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in parts if text)]
-    return [_cut(printable(each)) for each in found[:MOST_LINES]]
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 3]}..."
+    lines = map(printable, found[:MOST_LINES])
+    return [each if len(each) <= _MOST_CHARACTERS else f"{each[: _MOST_CHARACTERS - 3]}..." for each in lines]
 
 
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
@@ -171,26 +168,21 @@ def _last_progress(box: Box) -> float:
 
 
 def _stalls(found: Verdict | None, last_pause: float) -> str:
-    parts = [] if found is None else [_stalled_steps(found)]
+    parts = []
     if last_pause >= _STALL_SECONDS:
-        parts = [f"no progress in the last {_duration(last_pause)}", *filter(None, parts)]
-    elif parts == [""]:
-        parts = [f"none of {_duration(_STALL_SECONDS)} or more"]
+        parts.append(f"no progress in the last {_duration(last_pause)}")
+    events = () if found is None else found.events
+    stalls = [(lost, each) for each in events if (lost := float(str(each["lost_seconds"]))) >= _STALL_SECONDS]
+    if stalls:
+        shown = [
+            f"step {each['step']} lost {_duration(lost)} in {each['operation']}"
+            for lost, each in stalls[:_EVENTS_SHOWN]
+        ]
+        more = f" and {len(stalls) - _EVENTS_SHOWN} more" if len(stalls) > _EVENTS_SHOWN else ""
+        parts.append(f"{_duration(sum(lost for lost, _ in stalls))} in all: {', '.join(shown)}{more}")
+    if not parts and found is not None:
+        return f"none of {_duration(_STALL_SECONDS)} or more"
     return "; ".join(parts)
-
-
-def _stalled_steps(found: Verdict) -> str:
-    stalls = [
-        (lost, each) for each in found.events if (lost := float(str(each["lost_seconds"]))) >= _STALL_SECONDS
-    ]
-    if not stalls:
-        return ""
-    shown = [
-        f"step {each['step']} lost {_duration(lost)} in {each['operation']}"
-        for lost, each in stalls[:_EVENTS_SHOWN]
-    ]
-    more = f" and {len(stalls) - _EVENTS_SHOWN} more" if len(stalls) > _EVENTS_SHOWN else ""
-    return f"{_duration(sum(lost for lost, _ in stalls))} in all: {', '.join(shown)}{more}"
 
 
 def _checkpoints(boxes: Boxes) -> str:
@@ -203,22 +195,19 @@ def _checkpoints(boxes: Boxes) -> str:
         seconds, blocking = (found[each]["save"] for each in ("seconds", "blocking_seconds"))
         beside = f" and blocks training for {_duration(blocking)}" if blocking < 0.9 * seconds else ""
         parts.append(f"a save takes {_duration(seconds)}{beside}")
-    size = max((_saved_bytes(each) for each in boxes.by_rank.values()), default=0)
+    sizes = [
+        layout.CHECKPOINT.unpack_from(each.payload)[0]
+        for box in boxes.by_rank.values()
+        for each in box.records
+        if each.kind == RecordKind.CHECKPOINT and box.names.get(each.name) == "save"
+    ]
+    size = max(sizes, default=0)
     if size:
         parts.append(f"{size:,} bytes")
     parts.append(f"{found['failure_count']} failed")
     if "last_good" in found:
         parts.append(f"the last good one of step {found['last_good']['step']}")
     return ", ".join(parts)
-
-
-def _saved_bytes(box: Box) -> int:
-    sizes = [
-        layout.CHECKPOINT.unpack_from(each.payload)[0]
-        for each in box.records
-        if each.kind == RecordKind.CHECKPOINT and box.names.get(each.name) == "save"
-    ]
-    return max(sizes, default=0)
 
 
 def verdict_words(found: Verdict | None) -> str:

@@ -83,8 +83,7 @@ class RunVerdict:
 
 
 def verdict_word(verdict: RunVerdict) -> str:
-    """Return the verdict in a word: `stalled`, else the cause of a slowdown; empty where that was not
-    judged."""
+    """Return the verdict in a word: `stalled`, else the cause of a slowdown; empty if that was not judged."""
     if verdict.state is RunState.STALLED:
         return verdict.state.value
     return "" if verdict.straggler is None else verdict.straggler.cause.value

@@ -11,7 +11,7 @@ and one that waits for its host or its loader works least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from statistics import fmean, median
@@ -74,8 +74,7 @@ class Testimony(NamedTuple):
         return median(self.seconds.values())
 
     def words(self) -> str:
-        """Say `the others of default_pg (0) wait for rank 2: a collective takes 9.1 ms on it, 47 ms on
-        them`."""
+        """Say `the others of g (0) wait for rank 2: a collective takes 9.1 ms on it, 47 ms on them`."""
         late = self.late
         own = fmean(self.seconds[rank] for rank in late)
         on_it = f"{1e3 * own:.3g} ms on {'it' if len(late) == 1 else 'these'}"
@@ -219,9 +218,10 @@ class _Sides(NamedTuple):
     own: Mapping[int, GpuFigures]
     peers: Mapping[int, GpuFigures]
 
-    def typical(self, figure: Callable[[GpuFigures], float | None]) -> tuple[float, float] | None:
-        """Return the median of each side; None unless all have the figure."""
-        found = [[figure(each) for each in side.values()] for side in self]
+    @property
+    def clocks(self) -> tuple[float, float] | None:
+        """The median clock of each side, in hertz; None unless all have one."""
+        found = [[each.clock_hertz for each in side.values()] for side in self]
         known = [[each for each in side if each is not None] for side in found]
         return (median(known[0]), median(known[1])) if known == found else None
 
@@ -265,11 +265,16 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
     work = _work({**sides.own, **sides.peers})
     held = "" if found.phase in _OF_THE_HOST else _held_down(sides)
     words = "; ".join(filter(None, (_supported(sides, work, found.phase), held)))
-    against = "" if words or gpus.seconds < _STEPS_TO_DISAGREE * _step(found) else _rival(sides, work, found)
+    step = found.evidence.get("step_seconds")
+    long_enough = isinstance(step, float) and gpus.seconds >= _STEPS_TO_DISAGREE * step
+    against = _rival(sides, work, found) if long_enough and not words else ""
     if work is None and not held:
         return found
     opinion = Opinion.AGREES if words else Opinion.DISAGREES if against else Opinion.NONE
-    evidence = {"opinion": opinion.value, "words": words or against, "held_down": held, **_shown(work)}
+    evidence: dict[str, object] = {"opinion": opinion.value, "words": words or against, "held_down": held}
+    if work is not None:
+        measured = {str(rank): value for rank, value in list(work.by_rank.items())[:_MOST_SHOWN]}
+        evidence["sm_activity_by_rank" if work.by_activity else "watts_by_rank"] = measured
     evidence = {name: value for name, value in evidence.items() if value}
     found = replace(found, evidence={**found.evidence, GPU_EVIDENCE: evidence})
     other = found.evidence.get(RECORDER_EVIDENCE)
@@ -306,14 +311,10 @@ def _supported(sides: _Sides, work: _Work | None, phase: SlowPhase | None) -> st
     verb = "works" if len(sides.own) == 1 else "work"
     if how.startswith("most"):
         return f"{sides.whose} {verb} {how}, while the others wait"
-    clocks = sides.typical(_clock)
+    clocks = sides.clocks
     if work.by_activity or (clocks is not None and not _is_lower(clocks)):
         return f"{sides.whose} {verb} {how}: look at host and loader before the GPU"
     return ""
-
-
-def _clock(gpu: GpuFigures) -> float | None:
-    return gpu.clock_hertz
 
 
 def _is_lower(clocks: tuple[float, float]) -> bool:
@@ -324,7 +325,7 @@ def _held_down(sides: _Sides) -> str:
     """Return a fault that holds the clocks of these GPUs down, and not those of most peers."""
     reasons = frozenset.intersection(*(each.held_down_by for each in sides.own.values())) & _FAULTS
     common = 2 * sum(bool(each.held_down_by & _FAULTS) for each in sides.peers.values()) >= len(sides.peers)
-    clocks = sides.typical(_clock)
+    clocks = sides.clocks
     if not reasons or common or clocks is None or not _is_lower(clocks):
         return ""
     low, usual = (f"{each / 1e6:,.0f} MHz" for each in clocks)
@@ -339,18 +340,6 @@ def _rival(sides: _Sides, work: _Work | None, found: Verdict) -> str:
     how = work.stands_out((most,))
     like = f"and {sides.whose} like the others"
     return f"that of rank {most} works {how}, {like}" if how.startswith("most") else ""
-
-
-def _step(found: Verdict) -> float:
-    seconds = found.evidence.get("step_seconds")
-    return seconds if isinstance(seconds, float) else float("inf")
-
-
-def _shown(work: _Work | None) -> dict[str, object]:
-    if work is None:
-        return {}
-    name = "sm_activity_by_rank" if work.by_activity else "watts_by_rank"
-    return {name: {str(rank): value for rank, value in list(work.by_rank.items())[:_MOST_SHOWN]}}
 
 
 def held_down(found: Verdict | None) -> Iterator[str]:

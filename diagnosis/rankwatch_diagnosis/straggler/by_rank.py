@@ -151,8 +151,7 @@ class _Window(NamedTuple):
 
 
 def _worst_window(residual: Floats, least: int) -> _Window:
-    """Return the stretch with the largest sum above half of what is in it; all steps where none stands
-    out."""
+    """Return the stretch with the largest sum above half of what is in it; all steps if none stands out."""
     noise = sigma(np.diff(residual)) / math.sqrt(2.0)
     whole = _Window(0, len(residual), float(nan_median(residual)))
     half, found = noise / 2.0, whole

@@ -144,8 +144,7 @@ def _candidates(case: Case) -> Iterator[Candidate]:
 
 
 def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool:
-    """Return True if most ranks of a heavy stage are slow ranks, which are slow at once by chance at
-    times."""
+    """Return True if most ranks of a heavy stage are slow ranks, which at times are so at once by chance."""
     if not stage.stages:
         return False
     members = case.ranks[case.stage_of_rank == stage.stages[0]].tolist()

@@ -43,8 +43,7 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 
 
 def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
-    """Return the page on a verdict; `subject` names the table or the run. Without ranks it has no
-    pictures."""
+    """Return the page on a verdict; `subject` names the table or run. Without ranks it has no pictures."""
     verdict, case = examined
     worst: WorstStep | None = None
     pictures: dict[str, object] = {"map": None, "path": None}

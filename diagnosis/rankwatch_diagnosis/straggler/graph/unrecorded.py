@@ -75,8 +75,7 @@ class _Meeting(NamedTuple):
 
 
 def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
-    """Return the table with a row for each wait that has none; `before`: by row, the row before on its
-    rank."""
+    """Return the table with a row for each wait without one; `before`: by row, the one before on its rank."""
     table = aligned.table
     step, steps, rank, ranks, _ = table.cells
     if len(ranks) < 2:
