@@ -115,19 +115,8 @@ class _Columns:
         """All blocks as one table, in which an unknown kind is -1."""
         kinds = {kind.name.lower(): int(kind) for kind in Kind}
         numbers = [kinds.get(name.strip().lower(), _UNKNOWN_KIND) for name in self._names["kind"]] or [-1]
-        of: dict[str, NDArray[Any]] = {name: np.concatenate(self._parts.pop(name)) for name in COLUMNS}
+        of: dict[str, Any] = {name: np.concatenate(self._parts.pop(name)) for name in COLUMNS}
+        of["kind"] = np.array(numbers, dtype=np.int8)[of["kind"]]
         return OperationTable(
-            step=of["step"],
-            rank=of["rank"],
-            operation=of["operation"],
-            kind=np.array(numbers, dtype=np.int8)[of["kind"]],
-            start_seconds=of["start_seconds"],
-            duration_seconds=of["duration_seconds"],
-            stage=of["stage"],
-            replica=of["replica"],
-            microbatch=of["microbatch"],
-            group=of["group"],
-            work=of["work"],
-            operations=tuple(self._names["operation"]),
-            groups=tuple(self._names["group"]),
+            **of, operations=tuple(self._names["operation"]), groups=tuple(self._names["group"])
         )

@@ -51,10 +51,6 @@ class Cells(NamedTuple):
         """Numbers of steps and ranks."""
         return len(self.steps), len(self.ranks)
 
-    def of(self, rows: Ints) -> Groups:
-        """Return the cells of some rows."""
-        return Groups(self.groups.number[rows], self.groups.count)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OperationTable:
@@ -146,21 +142,19 @@ class OperationTable:
 
     def take(self, rows: NDArray[Any]) -> OperationTable:
         """Return some rows, by a mask or by their indices."""
-        columns = {
-            field.name: getattr(self, field.name)[rows]
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), np.ndarray)
-        }
+        columns: dict[str, Any] = {name: column[rows] for name, column in self._columns()}
         return replace(self, **columns)
 
     def followed_by(self, more: OperationTable) -> OperationTable:
         """Return the rows of both; the names of `more` begin with the names of this table."""
         columns: dict[str, Any] = {
-            field.name: np.concatenate([getattr(self, field.name), getattr(more, field.name)])
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), np.ndarray)
+            name: np.concatenate([each, getattr(more, name)]) for name, each in self._columns()
         }
         return replace(more, **columns)
+
+    def _columns(self) -> list[tuple[str, Any]]:
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return [(name, each) for name, each in values if isinstance(each, np.ndarray)]
 
 
 BROKEN = "with the wrong number of columns, or no JSON object"

@@ -139,7 +139,8 @@ class Case:
     def sums(self, rows: Bools) -> Floats:
         """(step, rank): seconds of some rows; NaN where a rank has none of them in the step."""
         index = np.flatnonzero(rows)
-        cells = self.table.cells.of(index)
+        groups = self.table.cells.groups
+        cells = Groups(groups.number[index], groups.count)
         total = cells.sum(self.seconds[index])
         total[cells.size() == 0] = np.nan
         return total.reshape(self.table.cells.shape)

@@ -29,7 +29,7 @@ from rankwatch_diagnosis.straggler.causes.host_work import (
     find_slow_host_work,
     find_slow_host_work_of_stages,
 )
-from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers, find_network
+from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers, find_network, measure_links
 from rankwatch_diagnosis.straggler.causes.slow_ranks import (
     find_slow_ranks,
     find_slow_replicas,
@@ -134,13 +134,14 @@ def _candidates(case: Case) -> Iterator[Candidate]:
         yield from (each for each in (replica, unequal, jitter) if each is not None)
     yield from (each for each in find_slow_stages(case) if not _are_its_ranks(case, each, ranks))
     yield from find_slow_host_work(case)
-    tests = (
-        find_network,
-        find_slow_host_work_of_stages,
-        find_slow_data_loading,
-        find_exposed_transfers,
+    links = measure_links(case)
+    others = (
+        links and find_network(case, links),
+        find_slow_host_work_of_stages(case),
+        find_slow_data_loading(case),
+        links and find_exposed_transfers(case, links),
     )
-    yield from (each for test in tests if (each := test(case)) is not None)
+    yield from filter(None, others)
 
 
 def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool:

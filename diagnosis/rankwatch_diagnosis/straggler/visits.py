@@ -125,10 +125,15 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
     work = table.work[rows.index]
     role_log = rows.role.median(logarithm)[rows.role.number]
     residual = logarithm - role_log
-    work_log = _explained_by_work(residual, work, rows.role)
+    known = np.isfinite(work) & (work > 0.0)
+    work_known = bool(known.mean() >= _LEAST_WORK_COVERAGE)
+    work_log = _explained_by_work(residual, work, known, rows.role) if work_known else None
     if work_log is not None:
         residual = residual - work_log
-    halves = _halves(table, residual, rows, len(steps), len(ranks))
+    half = factorize(rows.operation)[0] % 2
+    shape = (2, len(steps), len(ranks), int(rows.slot.max()) + 1)
+    cells = Groups.grid(*zip((half, rows.step, rows.rank, rows.slot), shape, strict=True))
+    halves = cells.mean(residual).reshape(shape)
     irregular = irregular_steps(nan_mean(halves, axis=0), least_steps)
     halves[:, irregular] = np.nan
     of_rank = Groups(rows.rank, len(ranks))
@@ -142,16 +147,9 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
         residual_of_row=residual,
         role_log=role_log,
         work_log=work_log,
-        work_known=_work_is_known(work),
+        work_known=work_known,
         irregular=irregular,
     )
-
-
-def _halves(table: OperationTable, residual: Floats, rows: VisitRows, steps: int, ranks: int) -> Floats:
-    operation = factorize(table.operation[rows.index])[0]
-    slots = int(rows.slot.max()) + 1
-    cells = Groups.grid((operation % 2, 2), (rows.step, steps), (rows.rank, ranks), (rows.slot, slots))
-    return cells.mean(residual).reshape(2, steps, ranks, slots)
 
 
 def irregular_steps(residuals: Floats, least: int) -> Bools:
@@ -169,19 +167,12 @@ def irregular_steps(residuals: Floats, least: int) -> Bools:
     return far
 
 
-def _work_is_known(work: Floats) -> bool:
-    return bool((np.isfinite(work) & (work > 0.0)).mean() >= _LEAST_WORK_COVERAGE)
-
-
-def _explained_by_work(residual: Floats, work: Floats, role: Groups) -> Floats | None:
-    """By row what the units of work explain of the residual; None where they are unknown or all equal.
+def _explained_by_work(residual: Floats, work: Floats, known: Bools, role: Groups) -> Floats | None:
+    """By row what the units of work explain of the residual; None where they are all equal.
 
     Neither the unit nor the law is known (tokens, squared lengths, a constant part). A line through the
     medians of bins of equal size, for each role, follows any of them.
     """
-    known = np.isfinite(work) & (work > 0.0)
-    if not _work_is_known(work):
-        return None
     logarithm = np.log(np.where(known, work, 1.0))
     if np.std(logarithm[known]) < _EQUAL_WORK:
         return None

@@ -30,7 +30,7 @@ _MOST_UNMATCHED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Links:
+class Links:
     """One column for each pair of operation and group, or of ranks that send and receive."""
 
     seconds: Floats
@@ -47,15 +47,12 @@ class _Links:
     """By those rows."""
 
 
-def find_network(case: Case) -> Candidate | None:
+def find_network(case: Case, links: Links) -> Candidate | None:
     """Links that are slower than links like them, or than they themselves were. Names no rank.
 
     A collective is as slow as its slowest link, and every member sees it: the table does not show whose link
     it is. The evidence names the groups and the senders.
     """
-    links = _measure_links(case)
-    if links is None:
-        return None
     series = np.log(np.maximum(links.seconds, 1e-9))
     slower = np.zeros(series.shape)
     _beyond_peers(series, links, case, slower)
@@ -83,11 +80,8 @@ def find_network(case: Case) -> Candidate | None:
     )
 
 
-def find_exposed_transfers(case: Case) -> Candidate | None:
+def find_exposed_transfers(case: Case, links: Links) -> Candidate | None:
     """Transfers with no past and no peers to compare with, that take a large part of the step."""
-    links = _measure_links(case)
-    if links is None:
-        return None
     if abs(math.log(max(case.replayed_ratio(), 1e-18))) > math.log(case.limits.replay_ratio):
         return None  # the dependencies are not understood, so the time without transfers is unknown
     ideal = case.seconds.copy()
@@ -112,7 +106,7 @@ def _why_not(missing: bool) -> dict[str, object]:
     )
 
 
-def _measure_links(case: Case) -> _Links | None:
+def measure_links(case: Case) -> Links | None:
     """All transfers of a table; None where it has none."""
     table = case.table
     sends, receives = table.sends, table.receives
@@ -140,7 +134,7 @@ def _measure_links(case: Case) -> _Links | None:
     seconds = table.stage[rows].astype(np.float64)
     lowest, highest = links.min(seconds), links.max(seconds)
     joined = Groups.by(lowest.astype(np.int64), highest.astype(np.int64)).number
-    return _Links(
+    return Links(
         seconds=cells.mean(case.seconds[rows]).reshape(len(case.steps), links.count),
         likeness=Groups.by(operation, members, per_step).number,
         place=np.where(carrier[first] == 2, NO_ROW, joined),
@@ -167,7 +161,7 @@ def _carrier(case: Case, kind: int, index: int, sender: int, receiver: int) -> s
     return f"of stage {index}" if kind == 1 else f"in {case.table.groups[index]}"
 
 
-def _beyond_peers(series: Floats, links: _Links, case: Case, slower: Floats) -> None:
+def _beyond_peers(series: Floats, links: Links, case: Case, slower: Floats) -> None:
     """Against the median of links like it in the same step.
 
     A stage with an embedding has more parameters to reduce, so groups of other stages say less.
@@ -222,7 +216,7 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
             slower[inside, index] = np.maximum(slower[inside, index], growth)
 
 
-def _others_are_waited_for(case: Case, links: _Links, slow: Bools) -> bool:
+def _others_are_waited_for(case: Case, links: Links, slow: Bools) -> bool:
     """Return True if slow transfers, as (step, link), may be waits for ranks that are not in the table."""
     if case.table.complete:
         return False
@@ -243,7 +237,7 @@ def _ranks_are_missing(case: Case) -> bool:
     return bool(receives.any() and alone[receives].mean() > _MOST_UNMATCHED)
 
 
-def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:
+def _waits_for_outsiders(case: Case, links: Links, slow: Bools) -> bool:
     """Return True if slow transfers get shorter as much as the members come later, as a wait for others does.
 
     `slow` is (step, link). A transfer that is slow by itself takes as long whenever its members come.

@@ -45,11 +45,8 @@ def match_messages(table: OperationTable) -> tuple[Ints, Ints, Ints, Ints, Float
     shard = cumcount(member.first(home))[member.number]
     if sends.any() or receives.any():
         _match(table, shard, partner)
-    if len(np.unique(table.stage)) > 1:
-        if not receives.any():
-            _follow_the_pipeline(table, shard, waits_for)
-        elif not sends.any():
-            _receive_what_was_computed(table, shard, waits_for)
+    if len(np.unique(table.stage)) > 1 and not (receives.any() and sends.any()):
+        _wait_for_passes(table, shard, waits_for)
     batch = _batches(table, sends | receives)
     matched = partner != NO_ROW
     buffered = (sends | receives) & (batch.number < 0) & _are_buffered(table, partner, receives, batch.number)
@@ -205,35 +202,29 @@ def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Float
     seconds[rows[alone]] = np.minimum(seconds[rows[alone]], usual[alone])
 
 
-def _receive_what_was_computed(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
-    """Without rows of sends: the n-th receive waits for the n-th pass of the stage that sends to it."""
-    receives = np.flatnonzero(table.receives)
+def _wait_for_passes(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
+    """Without rows of sends: forward waits for the stage before, backward for the stage behind.
+
+    The n-th receive waits for the n-th pass of the stage that sends to it; without receives, the pass itself
+    waits for that of its microbatch.
+    """
+    received = table.receives.any()
     for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
         of_pass = table.named(is_pass)
         rows = np.flatnonzero(of_pass & (table.kind == Kind.COMPUTE))
-        asking = receives[of_pass[receives]]
+        asking = np.flatnonzero(of_pass & table.receives) if received else rows
         if rows.size == 0 or asking.size == 0:
             continue
         both = np.r_[rows, asking]
-        gives = np.r_[np.ones(len(rows), dtype=np.bool_), np.zeros(len(asking), dtype=np.bool_)]
+        gives = np.arange(len(both)) < len(rows)
         arrives = table.stage[both] + np.where(gives, ahead, 0)
-        channel = Groups.by(table.step[both], table.replica[both], shard[both], arrives).number
-        number = cumcount(channel * 2 + gives, _in_time(table.order, both))
-        _link(both, Groups.by(channel, number).number, gives, ~gives, waits_for)
-
-
-def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
-    """Without rows of sends: forward waits for the stage before, backward for the stage behind."""
-    for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
-        of_pass = table.named(is_pass)
-        rows = np.flatnonzero((table.kind == Kind.COMPUTE) & of_pass)
-        if rows.size == 0:
-            continue
-        twice = np.r_[rows, rows]
-        receives = np.r_[np.zeros(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)]
-        arrives = table.stage[twice] + np.where(receives, 0, ahead)
-        message = Groups.by(*_place(table, shard, twice), arrives).number
-        _link(twice, message, ~receives, receives, waits_for)
+        if received:
+            channel = Groups.by(table.step[both], table.replica[both], shard[both], arrives).number
+            number = cumcount(channel * 2 + gives, _in_time(table.order, both))
+            message = Groups.by(channel, number).number
+        else:
+            message = Groups.by(*_place(table, shard, both), arrives).number
+        _link(both, message, gives, ~gives, waits_for)
 
 
 def _place(table: OperationTable, shard: Ints, rows: Ints) -> tuple[NDArray[np.integer], ...]:

@@ -248,7 +248,11 @@ def _levels(before: Ints, came: Ints, communication: Communication) -> tuple[lis
     This is Kahn's algorithm over whole frontiers. Rows in a cycle come last, in one level, and wait for
     nothing that comes later. Cycles stem from wrong guesses, as clocks can cause them.
     """
-    node, count = _nodes(communication)
+    # Rows that end together are one node, every other row is one by itself.
+    node, alone = communication.together.copy(), communication.together < 0
+    first = int(node.max(initial=NO_ROW)) + 1
+    count = first + int(np.count_nonzero(alone))
+    node[alone] = np.arange(first, count)
     source, target = _edges(before, came, communication, node)
     missing = np.bincount(target, minlength=count)
     targets = target[np.argsort(source, kind="stable")]
@@ -269,16 +273,6 @@ def _levels(before: Ints, came: Ints, communication: Communication) -> tuple[lis
     order = np.lexsort((node, of_row))
     parts = np.split(order, np.flatnonzero(np.diff(of_row[order])) + 1)
     return [part for part in parts if part.size], cyclic
-
-
-def _nodes(communication: Communication) -> tuple[Ints, int]:
-    """By row its node: rows that end together are one node, every other row is one by itself."""
-    alone = communication.together < 0
-    node = communication.together.copy()
-    first = int(node.max(initial=NO_ROW)) + 1
-    count = int(np.count_nonzero(alone))
-    node[alone] = first + np.arange(count)
-    return node, first + count
 
 
 def _edges(before: Ints, came: Ints, communication: Communication, node: Ints) -> tuple[Ints, Ints]:

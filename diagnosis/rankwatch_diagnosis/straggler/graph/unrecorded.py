@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -234,7 +234,9 @@ def _waits(
     for index, each in enumerate(meetings):
         begin, over = since[:, each.ranks], _when_all_came(since, each)
         if not spans.inside:  # what all do together after the last arrival is nobody's own
-            leave = _leave_for_good(each, meetings[index + 1 :])
+            leave = each.ranks  # those that go into no other one
+            for later in meetings[index + 1 :]:
+                leave = np.setdiff1d(leave, later.ranks)
             if leave.size:
                 together = spans.left[:, leave].min(axis=1, keepdims=True)
                 over = np.where(each.whole[:, None], np.fmax(over, together), over)
@@ -247,35 +249,42 @@ def _waits(
         since[:, each.ranks] = over
 
 
-def _leave_for_good(meeting: _Meeting, later: list[_Meeting]) -> Ints:
-    """Ranks of a meeting that go on behind it, and into no other one."""
-    ranks = meeting.ranks
-    for each in later:
-        ranks = np.setdiff1d(ranks, each.ranks)
-    return ranks
-
-
 def _with_rows(
     table: OperationTable, new: list[tuple[Ints, Floats, Floats, int]], shorter: Floats
 ) -> OperationTable:
     """Return the table with the waits; what hid one begins when it is over."""
     start = table.start_seconds + (table.duration_seconds - shorter)
     table = replace(table, start_seconds=start, duration_seconds=shorter)
-    like = np.concatenate([rows for rows, *_ in new])
+    like, begin, seconds = (np.concatenate([each[part] for each in new]) for part in range(3))
     meeting = np.concatenate([np.full(len(rows), number) for rows, _, _, number in new])
-    added = table.take(like)
+    names = (f"{HIDDEN_WAIT} {number}" for number in range(int(meeting.max()) + 1))
+    return _with_operation(
+        table,
+        like.astype(np.int64),
+        HIDDEN_WAIT,
+        Kind.COMMUNICATION,
+        begin,
+        seconds,
+        microbatch=np.zeros(len(like), dtype=np.int32),
+        group=(len(table.groups) + meeting).astype(np.int32),
+        groups=(*table.groups, *names),
+    )
+
+
+def _with_operation(
+    table: OperationTable, like: Ints, name: str, kind: Kind, start: Floats, seconds: Floats, **columns: Any
+) -> OperationTable:
+    """Return the table with rows of one new operation, each like another row in all other columns."""
     count = len(like)
     added = replace(
-        added,
+        table.take(like),
         operation=np.full(count, len(table.operations), dtype=np.int32),
-        kind=np.full(count, Kind.COMMUNICATION, dtype=np.int8),
-        start_seconds=np.concatenate([each for _, each, _, _ in new]),
-        duration_seconds=np.concatenate([each for _, _, each, _ in new]),
-        microbatch=np.zeros(count, dtype=np.int32),
-        group=(len(table.groups) + meeting).astype(np.int32),
+        kind=np.full(count, kind, dtype=np.int8),
+        start_seconds=start,
+        duration_seconds=seconds,
         work=np.full(count, np.nan),
-        operations=(*table.operations, HIDDEN_WAIT),
-        groups=(*table.groups, *(f"{HIDDEN_WAIT} {number}" for number in range(int(meeting.max()) + 1))),
+        operations=(*table.operations, name),
+        **columns,
     )
     return table.followed_by(added)
 
@@ -292,14 +301,6 @@ def reveal_stalls(table: OperationTable, pauses: Floats) -> OperationTable:
     rows = np.flatnonzero(stalled[cell.number] & (excess > 0.0))
     if rows.size == 0:
         return table
-    count = len(rows)
-    added = replace(
-        table.take(rows),
-        operation=np.full(count, len(table.operations), dtype=np.int32),
-        kind=np.full(count, Kind.OTHER, dtype=np.int8),
-        start_seconds=table.start_seconds[rows] - excess[rows],
-        duration_seconds=excess[rows],
-        work=np.full(count, np.nan),
-        operations=(*table.operations, STALL),
+    return _with_operation(
+        table, rows, STALL, Kind.OTHER, table.start_seconds[rows] - excess[rows], excess[rows]
     )
-    return table.followed_by(added)
