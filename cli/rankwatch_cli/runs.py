@@ -19,7 +19,7 @@ from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.runtime.turns import Turns, share
 from rankwatch_agent.training.failures import rank_state, worst_state
 from rankwatch_cli.output import note
 
@@ -233,19 +233,15 @@ def _folder_called(name: str, base: Path) -> list[_RunFolder]:
 def _runs_in(folders: Sequence[_RunFolder], base: Path, seconds: float = READ_SECONDS) -> list[RunSeen]:
     found: list[RunSeen] = []
     slow: list[_RunFolder] = []
-
-    def read(folder: _RunFolder) -> float:
-        began = time.monotonic()
+    turns = Turns(folders, owner=lambda each: each.owner, spent=time.monotonic, most=seconds)
+    for folder in turns:
         try:
-            seen = _read(folder, base, began + RUN_SHARE * seconds)
+            seen = _read(folder, base, time.monotonic() + RUN_SHARE * seconds)
         except TimeoutError:
             slow.append(folder)
         else:
             found.extend(() if seen is None else (seen,))
-        return time.monotonic() - began
-
-    unread = take_turns(folders, owner=lambda each: each.owner, use=read, most=seconds)
-    unread = [*slow, *unread]
+    unread = [*slow, *turns.left]
     if unread:
         note(
             f"{len(unread)} of {len(folders)} directories in {base} could not be read in time, such as "

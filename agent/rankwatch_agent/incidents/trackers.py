@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric, TrackerTag
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.mlflow import MlflowServer
-from rankwatch.trackers.watching import dashboard_url
+from rankwatch.trackers.watching import run_tags, step_metrics
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collection, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.reread import Reread, parse_headers
-from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.runtime.turns import Turns
 from rankwatch_agent.training.tracked_runs import Figures, TrackedRun, TrackedRuns
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class TrackersCollector:
         self._sent = {run: sent for run, sent in self._sent.items() if run in tracked}
         self._note_incidents(tracked)
         waiting = sorted(tracked.values(), key=self._last_sent)
-        take_turns(waiting, owner=lambda each: each.owner, use=self._send, most=PASS_SECONDS)
+        for each in Turns(waiting, owner=lambda each: each.owner, spent=self._monotonic, most=PASS_SECONDS):
+            self._send(each)
         series = [
             sample("rankwatch_tracker_requests_total", (outcome.value,), count)
             for outcome, count in self._outcomes.items()
@@ -117,15 +118,16 @@ class TrackersCollector:
             text = f"{incident.kind.value} at {opened:%Y-%m-%dT%H:%M:%SZ}"
             self._incidents[run] = f"{text}: {named}" if named else text
 
-    def _send(self, tracked: TrackedRun) -> float:
-        """Send the news of one run; returns the seconds that it took."""
-        began = self._monotonic()
+    def _send(self, tracked: TrackedRun) -> None:
+        """Send the news of one run."""
         before, told = self._sent.get(tracked.run, (None, {}))
-        tags = self._tags(tracked)
+        tags = run_tags(tracked.run, self._grafana, tracked.figures.goodput)
+        if tracked.run in self._incidents:
+            tags[TrackerTag.LAST_INCIDENT.value] = self._incidents[tracked.run]
         early = before is not None and tracked.figures.moment - before.moment < LEAST_SECONDS
         metrics = {} if early else metrics_since(before, tracked.figures)
         if not metrics and tags == told:
-            return 0.0
+            return
         server = MlflowServer(self._endpoint, headers=self._headers(), timeout_seconds=REQUEST_SECONDS)
         try:
             run, step = self._mlflow_run(tracked), tracked.figures.last_step
@@ -137,18 +139,6 @@ class TrackersCollector:
                 logger.warning("run %s is not told to its tracker: %s", tracked.run, error)
         # Also after a failure: what was not taken is not worth a queue.
         self._sent[tracked.run] = (before if before is not None and early else tracked.figures, tags)
-        return self._monotonic() - began
-
-    def _tags(self, tracked: TrackedRun) -> dict[str, str]:
-        tags = {TrackerTag.RUN.value: tracked.run}
-        if self._grafana:
-            tags[TrackerTag.DASHBOARD_URL.value] = dashboard_url(self._grafana, tracked.run)
-        if tracked.run in self._incidents:
-            tags[TrackerTag.LAST_INCIDENT.value] = self._incidents[tracked.run]
-        figures = tracked.figures
-        if figures.steps and figures.running_seconds > 0.0:
-            tags[TrackerTag.GOODPUT.value] = f"{min(1.0, figures.seconds / figures.running_seconds):.3f}"
-        return tags
 
 
 def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
@@ -156,18 +146,16 @@ def metrics_since(before: Figures | None, now: Figures) -> dict[str, float]:
     before = before or Figures(now.moment - now.running_seconds, 0.0, -1, 0, 0.0, 0.0, 0.0, 0)
     steps, passed = now.steps - before.steps, now.moment - before.moment
     seconds = now.seconds - before.seconds
-    if steps <= 0 or seconds <= 0.0 or passed <= 0.0 or now.running_seconds <= 0.0:
+    if steps <= 0 or seconds <= 0.0 or passed <= 0.0 or now.goodput is None:
         return {}
-    found = {
-        TrackerMetric.GOODPUT: min(1.0, now.seconds / now.running_seconds),
-        TrackerMetric.STEP_SECONDS: seconds / steps,
-        TrackerMetric.STEPS_PER_SECOND: steps / passed,
-        TrackerMetric.DATA_WAIT_SHARE: (now.data_wait_seconds - before.data_wait_seconds) / seconds,
-        TrackerMetric.COMMUNICATION_SHARE: (now.communication_seconds - before.communication_seconds)
-        / seconds,
-        TrackerMetric.LATE_STEPS: float(now.late_steps),
+    data_wait = now.data_wait_seconds - before.data_wait_seconds
+    communication = now.communication_seconds - before.communication_seconds
+    return {
+        **step_metrics(now.goodput, steps, seconds, passed),
+        TrackerMetric.DATA_WAIT_SHARE.value: data_wait / seconds,
+        TrackerMetric.COMMUNICATION_SHARE.value: communication / seconds,
+        TrackerMetric.LATE_STEPS.value: float(now.late_steps),
     }
-    return {name.value: value for name, value in found.items()}
 
 
 def build_trackers(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rankwatch.conventions.metrics import Metric, metric
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
@@ -33,6 +34,38 @@ class Series(NamedTuple):
 def sample(name: str, labels: tuple[str, ...], value: float) -> Series:
     """Return a sample of the metric of this name."""
     return Series(metric(name), labels, value)
+
+
+Wall = Callable[[float], float]
+"""Unix time of a monotonic moment."""
+
+
+class FigureTable:
+    """Series of the objects of one class.
+
+    fields: metric -> its field, or the path to it through other objects. A field that is None has no series.
+        One that is a dict has a series for each key, which is one more label, or a tuple of them. Fields of
+        metrics that end in `_timestamp_seconds` are monotonic moments.
+    """
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._rows = [
+            (metric(name), attrgetter(path), name.endswith("_timestamp_seconds"))
+            for name, path in fields.items()
+        ]
+
+    def series(self, labels: tuple[str, ...], of: Any, wall: Wall = float) -> Iterator[Series]:
+        """Yield the series of one object; `labels` are those that all of them have."""
+        for declared, read, is_moment in self._rows:
+            value = read(of)
+            if value is None:
+                continue
+            if isinstance(value, dict):
+                for key, each in value.items():
+                    more = key if type(key) is tuple else (key,)
+                    yield Series(declared, (*labels, *more), wall(each) if is_moment else each)
+            else:
+                yield Series(declared, labels, wall(value) if is_moment else value)
 
 
 class Exemplar(NamedTuple):

@@ -11,35 +11,44 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 
 
-def take_turns(
-    items: Iterable[_Item],
-    *,
-    owner: Callable[[_Item], Hashable],
-    use: Callable[[_Item], float],
-    most: float,
-) -> list[_Item]:
-    """Use the items until `most` is used up, always next one of the owner that has used least.
+class Turns(Iterable[_Item]):
+    """Gives out the items until `most` is used up, always next one of the owner that has used least.
 
     So an owner with few items gets all of them, however many the others have. Items of one owner keep their
     order.
 
-    use: returns how much the item took.
-
-    Returns the items that were left out.
+    spent: returns what is used up so far, such as a clock: what the caller takes for an item counts.
     """
-    queues: dict[Hashable, deque[_Item]] = {}
-    for item in items:
-        queues.setdefault(owner(item), deque()).append(item)
-    turns = [(0.0, number, queue) for number, queue in enumerate(queues.values())]
-    heapify(turns)
-    used = 0.0
-    while turns and used < most:
-        before, number, queue = heappop(turns)
-        taken = use(queue.popleft())
-        used += taken
-        if queue:
-            heappush(turns, (before + taken, number, queue))
-    return [item for _, _, queue in sorted(turns, key=lambda turn: turn[1]) for item in queue]
+
+    def __init__(
+        self,
+        items: Iterable[_Item],
+        *,
+        owner: Callable[[_Item], Hashable],
+        spent: Callable[[], float],
+        most: float,
+    ) -> None:
+        self._queues: dict[Hashable, deque[_Item]] = {}
+        for item in items:
+            self._queues.setdefault(owner(item), deque()).append(item)
+        self._spent = spent
+        self._most = most
+
+    def __iter__(self) -> Iterator[_Item]:
+        began = before = self._spent()
+        turns = [(0.0, number, queue) for number, queue in enumerate(self._queues.values())]
+        while turns and before - began < self._most:
+            used, number, queue = heappop(turns)
+            yield queue.popleft()
+            now = self._spent()
+            if queue:
+                heappush(turns, (used + now - before, number, queue))
+            before = now
+
+    @property
+    def left(self) -> list[_Item]:
+        """The items that were left out."""
+        return [item for queue in self._queues.values() for item in queue]
 
 
 def share(
@@ -47,13 +56,10 @@ def share(
 ) -> tuple[list[_Item], list[_Item]]:
     """Split the items into at most `most` that their owners picked in turns, and the others."""
     picked: list[_Item] = []
-
-    def pick(item: _Item) -> float:
-        picked.append(item)
-        return 1.0
-
-    others = take_turns(items, owner=owner, use=pick, most=most)
-    return picked, others
+    turns = Turns(items, owner=owner, spent=lambda: len(picked), most=most)
+    for each in turns:
+        picked.append(each)  # one by one: each counts at once
+    return picked, turns.left
 
 
 def in_turns(streams: Iterable[Iterator[_Item]], *, most: int, at_once: int = 64) -> list[_Item]:

@@ -25,7 +25,7 @@ from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import RestartCycle, RestartCycles
-from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.runtime.turns import Turns
 from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
@@ -108,13 +108,8 @@ class NvrxCollector:
         ]
         known = {file.key: self._read[file.key] for file in files if file.key in self._read}
         changed = [file for file in files if file.key not in known]
-
-        def take(file: _File) -> float:
-            began = time.monotonic()
+        for file in Turns(changed, owner=lambda file: file.owner, spent=time.monotonic, most=_PASS_SECONDS):
             known[file.key] = self._of_file(directory / file.key.name, file)
-            return time.monotonic() - began
-
-        take_turns(changed, owner=lambda file: file.owner, use=take, most=_PASS_SECONDS)
         self._read = known
         cycles = {job: [known.get(file.key) for file in files if file.job == job] for job in names}
         self._cycles.found = {

@@ -12,8 +12,7 @@ from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, NotedCheckpoint, pars
 from rankwatch.conventions.vocabulary import CHECKPOINT_OPERATIONS, CheckpointStage
 from rankwatch.untrusted.folders import read_owned
 from rankwatch.untrusted.text import is_hidden
-from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.figures import FigureTable, Wall
+from rankwatch_agent.runtime.collector import FigureTable, Series, Wall, sample
 
 _SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64

@@ -15,7 +15,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series, sample
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
-from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.runtime.turns import Turns
 from rankwatch_agent.runtime.writers import PathReaders
 from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
@@ -140,20 +140,22 @@ class RanksCollector:
         self._paths.advance()
         runs = self._read_runs(moment)
         conditions = self.conditions.update(
-            {run: map(_condition, ranks) for run, ranks in runs.items()}, moment
+            {run: map(_condition, ranks) for run, ranks in runs.items()},
+            moment,
+            {rank.path: frozenset(rank.totals.collectives.totals) for each in runs.values() for rank in each},
         )
-        everybody = [rank for ranks in runs.values() for rank in ranks]
-        self.attempts.update(everybody, moment)
-        self._life.update(self.attempts.all(), wall, self._offset)
-        self.tracked.update(everybody, moment)
+        faults = discovery.faults
+        self.attempts.update(runs, moment, faults)
+        self._life.update(self.attempts.all(), wall, self._offset, faults)
+        self.tracked.update(runs, moment, faults)
         followed = {rank.run for rank in discovery.ranks.values()}
         self._runs = {run: each for run, each in self._runs.items() if run in followed}
-        self.ledgers.update(runs, moment, wall, followed)
+        self.ledgers.update(runs, moment, wall, faults, followed)
         self._compare_ranks(runs)
         series = self._series(runs, conditions)
         series.append(sample("rankwatch_blackboxes", (), len(discovery.ranks)))
         series.extend(self._life.series())
-        series.extend(discovery.faults.series())
+        series.extend(faults.series())
         return Collection(series=series, histograms=list(self._histograms(runs)))
 
     def close(self) -> None:
@@ -169,7 +171,7 @@ class RanksCollector:
         users = self.gpu_users()
         runs: dict[str, list[RankFollower]] = {}
         for rank in self._discovery.read_ranks():
-            with self._discovery.contain(rank):
+            with self._discovery.faults.contain(rank.path):
                 rank.totals.recent.take(rank.totals.steps, moment)
                 rank.judge_gpu(users)
                 runs.setdefault(rank.run, []).append(rank)
@@ -179,7 +181,7 @@ class RanksCollector:
         """Compare the collectives that the ranks have completed since the last time."""
         room = _room([rank for ranks in runs.values() for rank in ranks])
         for run, ranks in runs.items():
-            with self._discovery.contain(ranks[0]):
+            with self._discovery.faults.contain(ranks[0].path):
                 for rank in ranks:
                     rank.totals.steps.keep_at_most(room[rank.owner])
                     rank.totals.collectives.note_completed(min(MOST_PENDING_OF_RANK, room[rank.owner]))
@@ -195,17 +197,14 @@ class RanksCollector:
     ) -> list[Series]:
         """Return the series of all runs, as far as their owners' shares go."""
         series: list[Series] = []
-
-        def add(part: _Part) -> float:
-            before = len(series)
-            with self._discovery.contain(part.rank):
+        faults, parts = self._discovery.faults, self._parts(runs, conditions)
+        turns = Turns(parts, owner=lambda part: part.rank.owner, spent=lambda: len(series), most=MAX_SERIES)
+        for part in turns:
+            with faults.contain(part.rank.path):
                 series.extend(part.series)
-            return len(series) - before
-
-        parts = self._parts(runs, conditions)
-        for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
+        for part in turns.left:
             message = f"{part.rank.path}: already exporting {MAX_SERIES} series of black boxes"
-            self._discovery.faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
+            faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
         return series
 
     def _parts(
@@ -322,7 +321,6 @@ def _condition(rank: RankFollower) -> RankCondition:
         open_phase=phase,
         pid=rank.header.pid,
         groups=rank.now.groups,
-        counted=frozenset(rank.totals.collectives.totals),
         started=rank.header.started_monotonic,
         owner=rank.owner,
         steps=rank.totals.steps.local_steps,

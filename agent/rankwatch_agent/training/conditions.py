@@ -11,7 +11,7 @@ its ranks tells the present attempt from an earlier one, by `in_present_attempt`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -75,8 +75,6 @@ class RankCondition(NamedTuple):
     """Process id as the rank sees it, which may be another one here."""
     groups: tuple[GroupNow, ...] = ()
     """Its process groups, by the black box."""
-    counted: frozenset[tuple[str, str, str]] = frozenset()
-    """(group, members, operation) of collectives whose completions the black box records."""
     started: float | None = None
     """Start of its process; None where it is not known."""
     owner: int = 0
@@ -155,24 +153,30 @@ class RunCondition:
         return replace(self, ranks=tuple(compress(self.ranks, kept)))
 
 
+CountedCollectives = Mapping[Path, Set[tuple[str, str, str]]]
+"""Box -> (group, members, operation) of the collectives whose completions it records."""
+
+
 class RunConditions:
-    """The newest condition of each run, replaced as a whole: one thread updates it, any thread reads."""
+    """What the collector `ranks` hands to the others with each pass. Both are replaced as a whole: one thread
+    updates them, any thread reads."""
 
     def __init__(self) -> None:
-        self._runs: Mapping[str, RunCondition] = MappingProxyType({})
-
-    @property
-    def runs(self) -> Mapping[str, RunCondition]:
+        self.runs: Mapping[str, RunCondition] = MappingProxyType({})
         """Run -> condition of its local ranks; runs that were forgotten are gone."""
-        return self._runs
+        self.counted: CountedCollectives = MappingProxyType({})
+        """What the boxes count: the collector `collectives` leaves it out."""
 
     def update(
-        self, ranks: Mapping[str, Iterable[RankCondition]], moment: float
+        self,
+        ranks: Mapping[str, Iterable[RankCondition]],
+        moment: float,
+        counted: CountedCollectives = MappingProxyType({}),
     ) -> Mapping[str, RunCondition]:
         """Take how the ranks of each run are at `moment`, monotonic. Return what `runs` is from now on."""
         runs = {}
         for run, conditions in ranks.items():
-            before = self._runs.get(run)
+            before = self.runs.get(run)
             condition = RunCondition(
                 run=run,
                 moment=moment,
@@ -180,8 +184,8 @@ class RunConditions:
                 suspected_since=moment if before is None else before.suspected_since or moment,
             )
             runs[run] = condition if condition.suspects() else replace(condition, suspected_since=None)
-        self._runs = MappingProxyType(runs)
-        return self._runs
+        self.counted, self.runs = counted, MappingProxyType(runs)
+        return self.runs
 
 
 def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:

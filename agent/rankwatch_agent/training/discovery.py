@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.sweep import remove_rank
 from rankwatch.untrusted.folders import Folder, look
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.turns import excess, share, take_turns
+from rankwatch_agent.runtime.turns import Turns, excess, share
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories, RunDirectory
 
@@ -97,27 +96,13 @@ class Discovery:
     def poll(self, moment: float) -> None:
         """Read the boxes that are followed, as far as their owners' share of the time goes, and remove what
         ended too long ago; `moment` is monotonic."""
-
-        def poll(rank: RankFollower) -> float:
-            began = self._monotonic()
-            self._polled[rank.path] = self._pass
-            self._poll(rank, moment)
-            return self._monotonic() - began
-
         self._pass += 1
         ranks = sorted(self.ranks.values(), key=lambda rank: self._polled.get(rank.path, 0))
-        take_turns(ranks, owner=lambda rank: rank.owner, use=poll, most=POLL_SECONDS)
+        for rank in Turns(ranks, owner=lambda rank: rank.owner, spent=self._monotonic, most=POLL_SECONDS):
+            self._polled[rank.path] = self._pass
+            self._poll(rank, moment)
         self._note_ended()
         self._forget(moment)
-
-    @contextmanager
-    def contain(self, rank: RankFollower) -> Iterator[None]:
-        """Note figures that no trainer has against the box of a rank, and lose no other rank for them."""
-        try:
-            yield
-        except (ArithmeticError, LookupError, ValueError) as error:
-            message = f"could not use the figures of {rank.path}: {error}"
-            self.faults.note(rank.path, BoxFault.GARBAGE, message)
 
     def _choose_runs(self) -> list[RunDirectory]:
         """At most `max_runs`: of each owner the living ones first, and the newest of these first."""

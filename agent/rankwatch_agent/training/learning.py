@@ -17,8 +17,7 @@ from rankwatch.conventions.vocabulary import (
     UPDATE_NORM,
     UPDATE_SKIPPED,
 )
-from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.figures import FigureTable, Wall
+from rankwatch_agent.runtime.collector import FigureTable, Series, Wall, sample
 from rankwatch_agent.training.loss import (
     DIVERGENCE_SIGMAS,
     SPIKE_SIGMAS,

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from itertools import islice
@@ -22,7 +23,7 @@ from rankwatch.conventions.states import BoxFault
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.runtime.turns import Turns, share
 
 _MAX_REMEMBERED = 10_000
 _log = logging.getLogger(__name__)
@@ -53,6 +54,14 @@ class BoxFaults:
         text = message.encode("unicode_escape").decode("ascii")
         if self._log_limit.allows(text):
             _log.warning("black box left out (%s): %s", reason, text)
+
+    @contextmanager
+    def contain(self, path: Path) -> Iterator[None]:
+        """Note figures that no trainer has against a box or a run, and lose no other for them."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, ValueError) as error:
+            self.note(path, BoxFault.GARBAGE, f"could not use the figures of {path}: {error}")
 
     def series(self) -> Iterator[Series]:
         """How often each occurred, and when last."""
@@ -127,7 +136,8 @@ class RunDirectories:
             self._next = began + _PAUSE * took if took > _SHORT_SECONDS else began
         # Seen twice: a box that comes within the same tick of the clock leaves the mtime as it is.
         changed = [run for run in self.runs.values() if run.listed != (run.changed, run.changed)]
-        take_turns(changed, owner=lambda run: run.owner, use=self._list_boxes, most=LIST_SECONDS)
+        for run in Turns(changed, owner=lambda run: run.owner, spent=self._monotonic, most=LIST_SECONDS):
+            self._list_boxes(run)
 
     def list_again(self, run: Path) -> None:
         """Have the boxes of a run listed again, although its directory has not changed."""
@@ -191,16 +201,14 @@ class RunDirectories:
         run.changed = changed
         return run
 
-    def _list_boxes(self, run: RunDirectory) -> float:
-        """List the boxes of a run; returns the seconds that it took."""
-        began = self._monotonic()
+    def _list_boxes(self, run: RunDirectory) -> None:
         try:
             files = sorted(_files(run.path, self._suffix))
             found, others = share(files, owner=lambda file: file[1], most=MAX_BOXES_OF_RUN)
         except PermissionError as error:  # of another user: a node without runs would look the same
             message = f"could not list {run.path}: {error.strerror}"
             self._faults.note(run.path, BoxFault.UNREADABLE, message)
-            return self._monotonic() - began
+            return
         if others:
             message = f"{run.path.name}: only {MAX_BOXES_OF_RUN} ranks of a run are followed"
             self._faults.note(run.path, BoxFault.TOO_MANY_RANKS, message)
@@ -208,7 +216,6 @@ class RunDirectories:
         run.refused.clear()
         run.ended = False
         run.listed = (run.listed[1], run.changed)
-        return self._monotonic() - began
 
 
 def _directories_in(folder: Folder) -> Iterator[tuple[str, os.stat_result]]:

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES
 from rankwatch.conventions.vocabulary import TOKENS, Capability, Unseen
-from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.runtime.collector import Series, Wall, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
-from rankwatch_agent.training.figures import Wall
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.selection import halves
 from rankwatch_agent.training.totals import RankTotals

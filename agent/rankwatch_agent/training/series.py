@@ -10,9 +10,8 @@ from pathlib import Path
 from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS, OUTSTANDING, Kind
 from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.runtime.collector import FigureTable, Series, Wall, sample
 from rankwatch_agent.training.collectives.totals import BLACK_BOX, position_series, totals_series
-from rankwatch_agent.training.figures import FigureTable, Wall
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.recent import late_series, rank_series, token_series
 from rankwatch_agent.training.selection import SelectedRanks

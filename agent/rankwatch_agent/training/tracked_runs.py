@@ -5,7 +5,7 @@ What rank 0 wrote about its trackers is untrusted, like its black box.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from rankwatch.trackers.finding import MOST_BYTES, SUFFIX, Tracker, parse_note
 from rankwatch.untrusted.folders import look, read_owned
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.run_directories import BoxFaults
 
 
 class Figures(NamedTuple):
@@ -31,6 +32,13 @@ class Figures(NamedTuple):
     data_wait_seconds: float
     communication_seconds: float
     late_steps: int
+
+    @property
+    def goodput(self) -> float | None:
+        """Part of the time that was spent in completed steps; None before the first one."""
+        if not self.steps or self.running_seconds <= 0.0:
+            return None
+        return min(1.0, self.seconds / self.running_seconds)
 
 
 class TrackedRun(NamedTuple):
@@ -68,23 +76,20 @@ class TrackedRuns:
         pages = (each.url for each in tracked.trackers if each.url) if tracked is not None else iter(())
         return next(pages, "")
 
-    def update(self, ranks: Iterable[RankFollower], moment: float) -> None:
-        """Take the state of all ranks of this node. `moment` is monotonic."""
-        first_ranks = [each for each in ranks if each.header.identity.rank == 0]
-        self._notes = {each.path: self._read(each.path, each.owner) for each in first_ranks}
-        tracked = {each.run: each for each in first_ranks if self._notes[each.path].trackers}
-        self._began = {
-            run: min(self._began.get(run, moment), rank.header.started_monotonic)
-            for run, rank in tracked.items()
-        }
-        self._runs = MappingProxyType(
-            {
-                run: TrackedRun(
-                    run, rank.owner, self._notes[rank.path].trackers, _figures(rank, moment, self._began[run])
-                )
-                for run, rank in tracked.items()
-            }
-        )
+    def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float, faults: BoxFaults) -> None:
+        """Take the state of the ranks of each run on this node. `moment` is monotonic."""
+        notes: dict[Path, _Note] = {}
+        began: dict[str, float] = {}
+        tracked: dict[str, TrackedRun] = {}
+        for run, ranks in runs.items():
+            for rank in (each for each in ranks if each.header.identity.rank == 0):
+                with faults.contain(rank.path):
+                    note = notes[rank.path] = self._read(rank.path, rank.owner)
+                    if note.trackers:
+                        began[run] = min(self._began.get(run, moment), rank.header.started_monotonic)
+                        figures = _figures(rank, moment, began[run])
+                        tracked[run] = TrackedRun(run, rank.owner, note.trackers, figures)
+        self._notes, self._began, self._runs = notes, began, MappingProxyType(tracked)
 
     def _read(self, box: Path, owner: int) -> _Note:
         """Return the note beside a box, read again only if it has changed; none if its mode hides it."""

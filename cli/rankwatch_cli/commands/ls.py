@@ -14,7 +14,7 @@ from pathlib import Path
 from rankwatch.processes import python
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.turns import take_turns
+from rankwatch_agent.runtime.turns import Turns
 from rankwatch_cli.output import show, show_json
 from rankwatch_cli.runs import READ_SECONDS, RUN_SHARE, RunSeen, find_runs, runs_directory
 
@@ -79,15 +79,11 @@ def _verdicts(runs: Sequence[RunSeen], seconds: float) -> dict[Path, str]:
     if not runs:
         return found
     with _Judge() as judge:
-
-        def look(run: RunSeen) -> float:
-            began = time.monotonic()
+        started = runs if judge.start() else ()
+        for run in Turns(started, owner=lambda run: run.owner, spent=time.monotonic, most=seconds):
             word = judge.word(run.directory, RUN_SHARE * seconds)
             if word:
                 found[run.directory] = word
-            return time.monotonic() - began
-
-        take_turns(runs if judge.start() else (), owner=lambda run: run.owner, use=look, most=seconds)
     return found
 
 

@@ -55,6 +55,28 @@ def dashboard_url(grafana: str, run: str) -> str:
     return grafana.rstrip("/") + DASHBOARD_PATH.format(run=quote(run, safe=""))
 
 
+def run_tags(run: str, grafana: str, goodput: float | None) -> dict[str, str]:
+    """Return the tags that rank 0 gives at its exit, and the agent while the run goes on.
+
+    grafana: address for the link to the dashboard; empty leaves it out. goodput: None before the first step.
+    """
+    tags = {TrackerTag.RUN.value: run}
+    if grafana:
+        tags[TrackerTag.DASHBOARD_URL.value] = dashboard_url(grafana, run)
+    if goodput is not None:
+        tags[TrackerTag.GOODPUT.value] = f"{goodput:.3f}"
+    return tags
+
+
+def step_metrics(goodput: float, steps: int, step_seconds: float, passed: float) -> dict[str, float]:
+    """Return the metrics of so many steps, which took `step_seconds` of the seconds that have passed."""
+    return {
+        TrackerMetric.GOODPUT.value: goodput,
+        TrackerMetric.STEP_SECONDS.value: step_seconds / steps,
+        TrackerMetric.STEPS_PER_SECOND.value: steps / passed,
+    }
+
+
 class TrackerWatch:
     """Looks for trackers in a thread of its own, and writes the note of this name when it finds some.
 
@@ -207,16 +229,9 @@ def watch_trackers(run: Run, writer: Writer, env: Mapping[str, str]) -> None:
 
 
 def _facts(run: Run, writer: Writer, grafana: str, seconds: float) -> Facts:
-    name, completed = run.identity.run, writer.integers[Now.STEPS_COMPLETED]
-    tags = {TrackerTag.RUN.value: name}
-    if grafana:
-        tags[TrackerTag.DASHBOARD_URL.value] = dashboard_url(grafana, name)
+    name, completed, in_steps = run.identity.run, writer.integers[Now.STEPS_COMPLETED], run._steps.seconds
     if not completed or seconds <= 0.0:
-        return Facts(tags, {}, -1)
-    goodput = min(1.0, run._steps.seconds / seconds)
-    metrics = {
-        TrackerMetric.GOODPUT.value: goodput,
-        TrackerMetric.STEP_SECONDS.value: run._steps.seconds / completed,
-        TrackerMetric.STEPS_PER_SECOND.value: completed / seconds,
-    }
-    return Facts(tags | {TrackerTag.GOODPUT.value: f"{goodput:.3f}"}, metrics, run._steps.current)
+        return Facts(run_tags(name, grafana, None), {}, -1)
+    goodput = min(1.0, in_steps / seconds)
+    metrics = step_metrics(goodput, completed, in_steps, seconds)
+    return Facts(run_tags(name, grafana, goodput), metrics, run._steps.current)

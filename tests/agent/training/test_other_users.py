@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from rankwatch_agent.training.conditions import RunConditions
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput import run_ledgers
-from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
+from rankwatch_agent.training.goodput.run_ledgers import RunLedger, RunLedgers
 from rankwatch_agent.training.life import attempts
+from rankwatch_agent.training.life.attempts import RunAttempts
+from rankwatch_agent.training.life.series import LifeCounters
 from rankwatch_agent.training.series import RankSeries
+from rankwatch_agent.training.tracked_runs import TrackedRuns
 from support.agent.process import ManualClock
 from support.paths import TESTS
 from support.processes.mounts import run_beside_dead_server
@@ -425,25 +429,41 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "error", "fault"),
+    ("owner", "broken", "is_bad"),
     [
-        ("poll", OverflowError("math range error"), BoxFault.GARBAGE),
-        ("poll", PermissionError(13, "Permission denied"), BoxFault.UNREADABLE),
-        ("judge_gpu", OverflowError("math range error"), BoxFault.GARBAGE),
-        ("_compared", OverflowError("math range error"), BoxFault.GARBAGE),
+        (RankFollower, "poll", lambda rank, *_: rank.run == "bad"),
+        (RankFollower, "judge_gpu", lambda rank, *_: rank.run == "bad"),
+        (RunAttempts, "_take", lambda _, rank, *__: rank.run == "bad"),
+        (RunAttempts, "_conclude", lambda _, run, *__: run == "bad"),
+        (LifeCounters, "_class", lambda _, __, user, *___: user == ALICE),
+        (TrackedRuns, "_read", lambda _, box, *__: box.parent.name == "bad"),
+        (RunLedger, "charge_ended", lambda _, __, living: not living),
+        (RankSeries, "_compared", lambda _, rank, *__: rank.run == "bad"),
     ],
-    ids=["reading", "its folder was closed", "what follows", "exporting"],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OverflowError("math range error"), BoxFault.GARBAGE),
+        (PermissionError(13, "its folder was closed"), BoxFault.UNREADABLE),
+    ],
+    ids=["arithmetic", "folder"],
 )
 def test_box_that_breaks_something(
-    node_directory: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception, fault: BoxFault
+    node_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    broken: str,
+    is_bad: Callable[..., bool],
+    error: Exception,
+    fault: BoxFault,
 ) -> None:
     """An error by one box costs that box, whatever it was, and is counted."""
-    owner = RankSeries if broken == "_compared" else RankFollower
     whole = getattr(owner, broken)
 
     def break_one(self: object, *given: Any) -> object:
-        rank = self if isinstance(self, RankFollower) else given[0]
-        if rank.run == "bad":
+        if is_bad(self, *given):
             raise error
         return whole(self, *given)
 
@@ -454,4 +474,6 @@ def test_box_that_breaks_something(
         for _ in range(2):
             collection = collector.collect()
             assert ("job", "0", "running") in values(collection, "rankwatch_rank_state")
+            assert ("job",) in values(collection, "rankwatch_run_attempt_start_timestamp_seconds")
+            assert ("job", "startup") in values(collection, "rankwatch_goodput_seconds_total")
     assert faults(collection) == {fault: 1}

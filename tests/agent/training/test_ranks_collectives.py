@@ -138,7 +138,7 @@ def test_stalled_run_is_suspect(tmp_path: Path) -> None:
         assert (told.rank, told.pid, told.state) == (3, process.pid, "running")
         assert told.path == tmp_path / "job" / "3.blackbox"
         assert [group.members for group in told.groups] == ["0-3"]
-        assert told.counted == {AT}
+        assert conditions.counted == {told.path: {AT}}
         kill(process)
         collector.collect()
     assert [each.rank for each in conditions.runs["job"].lost] == [3]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import SOCKET_SUFFIX
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.untrusted.folders import look
@@ -32,7 +33,12 @@ from rankwatch_agent.training.collectives.totals import (
     position_series,
     totals_series,
 )
-from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
+from rankwatch_agent.training.conditions import (
+    CountedCollectives,
+    RankCondition,
+    RunCondition,
+    RunConditions,
+)
 from rankwatch_agent.training.flight_recorder.ask import (
     CapturingRankError,
     FlightRecorderClient,
@@ -127,7 +133,7 @@ class CollectivesCollector:
         ranks = {path: rank for path, (_, rank) in conditions.items()}
         if due:
             self._pull(due, ranks, now)
-        return Collection(series=self._series(ranks, doubtful, now))
+        return Collection(series=self._series(ranks, doubtful, self._counted(), now))
 
     def _choose(self, known: _Known) -> dict[Path, RecordedRank]:
         """Return the sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
@@ -186,19 +192,27 @@ class CollectivesCollector:
             groups = [self._ranks[path].groups for path in living if self._ranks[path].run == run]
             self._comparisons.setdefault(run, RunComparison()).compare(groups)
 
+    def _counted(self) -> CountedCollectives:
+        """By socket: what the black box beside it counts, by the last pass of the collector `ranks`."""
+        counted = self._conditions.counted
+        return {path: counted.get(path.with_suffix(layout.SUFFIX), frozenset()) for path in self._ranks}
+
     def _series(
-        self, conditions: dict[Path, RankCondition | None], doubtful: Set[Path], now: float
+        self,
+        conditions: Mapping[Path, RankCondition | None],
+        doubtful: Set[Path],
+        counted: CountedCollectives,
+        now: float,
     ) -> list[Series]:
-        counted: dict[str, set[tuple[str, ...]]] = {}
-        for path, condition in conditions.items():
-            by_black_box = frozenset() if condition is None else condition.counted
-            counted.setdefault(self._ranks[path].run, set()).update(by_black_box)
-        for run in self._comparisons.keys() - counted.keys():
+        of_runs: dict[str, set[tuple[str, ...]]] = {}
+        for path, by_black_box in counted.items():
+            of_runs.setdefault(self._ranks[path].run, set()).update(by_black_box)
+        for run in self._comparisons.keys() - of_runs.keys():
             del self._comparisons[run]
 
         def of_rank(path: Path) -> Iterator[Series]:
             rank, condition = self._ranks[path], conditions[path]
-            by_black_box = frozenset() if condition is None else condition.counted
+            by_black_box = counted[path]
             ended = condition is not None and condition.ended
             key = (rank.run, path.stem)
             if path in doubtful and not ended:
@@ -207,7 +221,7 @@ class CollectivesCollector:
 
         def of_run(run: str) -> Iterator[Series]:
             transfers = self._comparisons[run].series(run)
-            return (each for each in transfers if each.labels[1:4] not in counted[run])
+            return (each for each in transfers if each.labels[1:4] not in of_runs[run])
 
         of_owner: dict[int, list[Iterator[Series]]] = {}
         for path in conditions:

@@ -17,7 +17,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import FigureTable, Series
 from rankwatch_agent.training.collectives.totals import (
     MOST_PENDING,
     OVERFLOW,
@@ -26,7 +26,6 @@ from rankwatch_agent.training.collectives.totals import (
     GroupCollectives,
     GroupKey,
 )
-from rankwatch_agent.training.figures import FigureTable
 
 SMALL, MEDIUM, LARGE = "small", "medium", "large"
 MEDIUM_BYTES = 64 << 10

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.figures import FigureTable
+from rankwatch_agent.runtime.collector import FigureTable, Series, sample
 from rankwatch_agent.training.split import MESSAGE
 from rankwatch_agent.training.steps import StepAssembler
 

@@ -109,6 +109,7 @@ class RunLedger:
 
 if TYPE_CHECKING:
     from rankwatch_agent.training.follower import RankFollower
+    from rankwatch_agent.training.run_directories import BoxFaults
 
 ACCOUNT = "goodput.json"
 """Name of the file."""
@@ -174,6 +175,7 @@ class RunLedgers:
         runs: Mapping[str, Sequence[RankFollower]],
         moment: float,
         wall: float,
+        faults: BoxFaults,
         followed: Container[str] = (),
     ) -> None:
         """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic, `wall`
@@ -187,9 +189,10 @@ class RunLedgers:
         starts = [each.starts for ranks in runs.values() for each in ranks]
         processes = (len(starts), sum(starts))
         for run, ranks in runs.items():
-            living = {each.header.identity.rank for each in ranks if each.state not in ENDED_STATES}
-            self.of(run).charge_ended(moment, living)
             self._seen[run] = _Seen(wall, ranks[0].owner)
+            with faults.contain(ranks[0].path):
+                living = {each.header.identity.rank for each in ranks if each.state not in ENDED_STATES}
+                self.of(run).charge_ended(moment, living)
         self._forget(runs, followed, wall)
         pause = SAVE_SECONDS if processes == self._processes else self._pause
         if moment >= self._saved + pause:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from rankwatch.conventions.states import ENDED_STATES, RankState
@@ -25,6 +26,7 @@ from rankwatch_agent.training.life.ends import (
     memory_cgroup,
     write_kill,
 )
+from rankwatch_agent.training.run_directories import BoxFaults
 
 logger = logging.getLogger(__name__)
 
@@ -127,26 +129,28 @@ class RunAttempts:
         """Box of a rank whose kill was noted -> start of its process."""
         self._log_limit = LogLimit()
 
-    def update(self, ranks: Iterable[RankFollower], moment: float) -> None:
-        """Take the state of all ranks of this node."""
+    def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float, faults: BoxFaults) -> None:
+        """Take the state of the ranks of each run on this node."""
         cgroups: dict[int, str] = {}
-        followed = list(ranks)
-        for rank in followed:
-            pid = rank.host_pid
-            if pid is not None:
-                known = self._cgroups.get(pid)
-                cgroups[pid] = memory_cgroup(self._procfs, pid) if known is None else known
-            self._take(rank, moment)
+        jobs: set[tuple[str, int]] = set()
+        for rank in chain.from_iterable(runs.values()):
+            with faults.contain(rank.path):
+                pid = rank.host_pid
+                if pid is not None:
+                    known = self._cgroups.get(pid)
+                    cgroups[pid] = memory_cgroup(self._procfs, pid) if known is None else known
+                if rank.header.nvrx_job:
+                    jobs.add((rank.header.nvrx_job, rank.owner))
+                self._take(rank, moment)
         self._cgroups = cgroups
-        self._cycles.wanted = frozenset(
-            (each.header.nvrx_job, each.owner) for each in followed if each.header.nvrx_job
-        )
-        self._forget({each.run for each in followed}, moment)
+        self._cycles.wanted = frozenset(jobs)
+        self._forget(runs, moment)
         for run, attempts in self._attempts.items():
-            for attempt in attempts.values():
-                self._take_cycles(attempt)
-                self._conclude(run, attempt, moment)
-        living = {rank.path for rank in followed}
+            with faults.contain(Path(run)):
+                for attempt in attempts.values():
+                    self._take_cycles(attempt)
+                    self._conclude(run, attempt, moment)
+        living = {rank.path for rank in chain.from_iterable(runs.values())}
         self._killed = {path: started for path, started in self._killed.items() if path in living}
 
     def before_new_process(self, rank: RankFollower) -> None:

@@ -19,6 +19,7 @@ from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.node_events import RestartCycle
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.life.attempts import Attempt
+from rankwatch_agent.training.run_directories import BoxFaults
 
 BORN_SECONDS = 60.0
 """Time for which the series of a class are exported before anything is counted: some scrapes."""
@@ -62,19 +63,21 @@ class LifeCounters:
         self._file = StateFile(directory, "attempts.json", lost="attempts are counted from now on")
         self._file.load(self._load)
 
-    def update(self, attempts: Mapping[tuple[str, int], Attempt], wall: float, offset: float) -> None:
+    def update(
+        self, attempts: Mapping[tuple[str, int], Attempt], wall: float, offset: float, faults: BoxFaults
+    ) -> None:
         """Count what is new. `wall` is Unix time of now, `offset` turns monotonic time into it."""
         changed = False
         keys = 0
         for (run, number), attempt in attempts.items():
             keys += 2
-            name = self._class(attempt.run_class, attempt.owner, wall)
-            counts = self._classes[name]
-            if wall < counts.born + BORN_SECONDS:
-                continue
-            key = f"{run}/{number}/{attempt.first_rank_started_wall or attempt.started + offset:.0f}"
-            changed |= self._count_start(attempt, counts, key)
-            changed |= self._count_end(attempt, counts, key, offset)
+            with faults.contain(Path(run)):
+                counts = self._classes[self._class(attempt.run_class, attempt.owner, wall)]
+                if wall < counts.born + BORN_SECONDS:
+                    continue
+                key = f"{run}/{number}/{attempt.first_rank_started_wall or attempt.started + offset:.0f}"
+                changed |= self._count_start(attempt, counts, key)
+                changed |= self._count_end(attempt, counts, key, offset)
         # What is still known must stay: it would be counted again.
         for what in list(self._counted)[: max(0, len(self._counted) - max(_MOST_COUNTED, keys))]:
             del self._counted[what]

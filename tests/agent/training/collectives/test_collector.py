@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,13 @@ class Node:
     def pulls(self) -> list[int]:
         return [sum(target != "/handler/" for target in each) for each in self.asked]
 
-    def set_idle(self, *idle: float, states: Sequence[RankState] = (RUNNING, RUNNING), **more: Any) -> None:
+    def set_idle(
+        self,
+        *idle: float,
+        states: Sequence[RankState] = (RUNNING, RUNNING),
+        counted: Set[tuple[str, str, str]] = frozenset(),
+        **more: Any,
+    ) -> None:
         """Set how long (s) each rank has made no progress, of a timeout of ten seconds."""
         ranks = [
             _rank(self.directory / "job", states[rank], rank)._replace(
@@ -65,7 +71,7 @@ class Node:
             )
             for rank, seconds in enumerate(idle)
         ]
-        self.conditions.update({"job": ranks}, self.moment)
+        self.conditions.update({"job": ranks}, self.moment, {each.path: counted for each in ranks})
 
 
 @pytest.fixture

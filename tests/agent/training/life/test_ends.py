@@ -12,6 +12,7 @@ from rankwatch_agent.training.life import series
 from rankwatch_agent.training.life.attempts import Attempt
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
 from rankwatch_agent.training.life.series import BORN_SECONDS, MOST_CLASSES, OTHER_CLASS, LifeCounters
+from rankwatch_agent.training.run_directories import BoxFaults
 
 OWN = Failure("ValueError", FailureKind.EXCEPTION, "no", "train.py:1 in step")
 PEER = Failure("RuntimeError", FailureKind.COLLECTIVE, "Connection closed by peer")
@@ -120,9 +121,9 @@ def test_classes_of_one_user(tmp_path: Path) -> None:
     early, late = {("early", 0): attempt("production", 1)}, {("late", 0): attempt("research", 3)}
     counts = LifeCounters(tmp_path, 0.0)
     for moment, attempts in ((100.0, early | many), (101.0, early | many | late)):
-        counts.update(attempts, moment, 0.0)
+        counts.update(attempts, moment, 0.0, BoxFaults())
     for _ in range(2):
-        counts.update(many | late | early, 102.0 + BORN_SECONDS, 0.0)
+        counts.update(many | late | early, 102.0 + BORN_SECONDS, 0.0, BoxFaults())
         found = starts(counts)
         assert found["production"] == found["research"] == 1.0
         assert len(found) == MOST_CLASSES + 1 and OTHER_CLASS in found
@@ -133,9 +134,9 @@ def test_class_that_another_user_brought_first(tmp_path: Path) -> None:
     """It stays for the others who use it, when it was brought by the user with most classes."""
     many = {(f"fake{n}", 0): attempt(f"class{n}", 2) for n in reversed(range(MOST_CLASSES))}
     counts = LifeCounters(tmp_path, 0.0)
-    counts.update(many, 100.0, 0.0)
-    counts.update(many | {("job", 0): attempt("class0", 1)}, 101.0, 0.0)
-    counts.update(many | {("other", 0): attempt("research", 3)}, 102.0, 0.0)
+    counts.update(many, 100.0, 0.0, BoxFaults())
+    counts.update(many | {("job", 0): attempt("class0", 1)}, 101.0, 0.0, BoxFaults())
+    counts.update(many | {("other", 0): attempt("research", 3)}, 102.0, 0.0, BoxFaults())
     assert {"class0", "research"} < starts(counts).keys()
 
 
@@ -143,8 +144,8 @@ def test_nothing_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many attempts of others come and go, or are there at once."""
     monkeypatch.setattr(series, "_MOST_COUNTED", 4)
     counts, job = LifeCounters(None, 0.0), {("job", 0): attempt("production", 1)}
-    counts.update(job, 100.0, 0.0)
+    counts.update(job, 100.0, 0.0, BoxFaults())
     for n in range(10):
         many = {(f"fake{n}-{each}", 0): attempt("", 2) for each in range(10)}
-        counts.update(job | many, 200.0 + n, 0.0)
+        counts.update(job | many, 200.0 + n, 0.0, BoxFaults())
     assert starts(counts)["production"] == 1.0
