@@ -101,10 +101,10 @@ ALLOWED = {
     "agent/rankwatch_agent/sources/rdma_counters.py": KERNEL,
     "agent/rankwatch_agent/sources/xid.py": PACKAGE,
     "optional/rankwatch_checkpoints/verifying.py": KERNEL,
-    "agent/rankwatch_agent/training/cost.py": PACKAGE,
-    "agent/rankwatch_agent/training/price_table.py": SETTING,
+    "agent/rankwatch_agent/training/cost/collector.py": PACKAGE,
+    "agent/rankwatch_agent/training/cost/price_table.py": SETTING,
     "agent/rankwatch_agent/training/life/ends.py": KERNEL,
-    "agent/rankwatch_agent/training/series.py": KERNEL,
+    "agent/rankwatch_agent/training/series/ranks.py": KERNEL,
     "diagnosis/rankwatch_diagnosis/hang/worker.py": KERNEL,
     "diagnosis/rankwatch_diagnosis/opening.py": NAMED,
     "diagnosis/rankwatch_diagnosis/pages/html_page.py": PACKAGE,
@@ -136,8 +136,8 @@ LOOKED_AT = {
     "agent/rankwatch_agent/sources/pci.py": KERNEL,
     "agent/rankwatch_agent/sources/mounts.py": "where file systems are mounted, in a thread that may hang",
     "agent/rankwatch_agent/sources/nvrx.py": SETTING,
-    "agent/rankwatch_agent/training/failures.py": OWN,
-    "agent/rankwatch_agent/training/follower.py": "the folder of a run in one of root",
+    "agent/rankwatch_agent/training/life/failures.py": OWN,
+    "agent/rankwatch_agent/training/boxes/follower.py": "the folder of a run in one of root",
 }
 """Modules that only look at paths, in processes that live as long as the agent or a training."""
 

@@ -20,7 +20,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.turns import Turns, share
-from rankwatch_agent.training.failures import rank_state, worst_state
+from rankwatch_agent.training.life.failures import rank_state, worst_state
 from rankwatch_cli.output import note
 
 MOST_RUNS = 10_000

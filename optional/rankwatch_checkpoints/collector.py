@@ -23,14 +23,14 @@ from rankwatch.untrusted.text import is_hidden, printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series, sample
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.writers import PathReaders, user_of
-from rankwatch_agent.training.checkpoints import noted_beside
-from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_agent.training.verifications import (
+from rankwatch_agent.training.checkpoints.operations import noted_beside
+from rankwatch_agent.training.checkpoints.verifications import (
     Saved,
     VerificationRecord,
     VerificationRecords,
     newest_of_paths,
 )
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from rankwatch_checkpoints.verifying import MOST_AT_ONCE, VerifyingProcess
 
 logger = logging.getLogger(__name__)

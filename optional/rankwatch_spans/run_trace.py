@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rankwatch import identity
 from rankwatch.conventions.states import RankState
 from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
-from rankwatch_agent.training.failures import worst_state
+from rankwatch_agent.training.life.failures import worst_state
 from rankwatch_agent.training.notes import CheckpointDone, Ended, Process, SectionDone, StepDone
 from rankwatch_spans.queue import SpanEvent, SpanLink, TraceSpan, Value
 from rankwatch_spans.state import AttemptState, RunState

@@ -31,7 +31,7 @@ from rankwatch.conventions.traces import (
 from rankwatch.conventions.vocabulary import COMMUNICATION
 from rankwatch_agent.runtime.exposition import fit_label_value
 from rankwatch_agent.training.notes import Process, StepDone
-from rankwatch_agent.training.split import blocked_times
+from rankwatch_agent.training.steps.split import blocked_times
 from rankwatch_spans.queue import SpanEvent, SpanLink, TraceSpan, Value
 
 MAX_PHASE_SPANS = 64

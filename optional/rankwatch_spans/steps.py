@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rankwatch.conventions.traces import Sampled
 from rankwatch_agent.training.notes import StepDone
-from rankwatch_agent.training.variation import RunningMedian
+from rankwatch_agent.training.steps.variation import RunningMedian
 from rankwatch_spans.state import RunState, TraceState
 
 MAX_HELD = 20_000

@@ -13,8 +13,8 @@ from rankwatch.conventions.states import SlowPhase
 from rankwatch.conventions.vocabulary import LOSS, Capability, Unseen
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.learning import NORMS, REASONS
-from rankwatch_agent.training.run_series import capability_series
+from rankwatch_agent.training.learning.scalars import NORMS, REASONS
+from rankwatch_agent.training.series.runs import capability_series
 from support.paths import ROOT
 from support.training.ranks import rank, values
 

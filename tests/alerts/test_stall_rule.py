@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.training.timeouts import FACTOR, is_too_long
+from rankwatch_agent.training.steps.timeouts import FACTOR, is_too_long
 from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting, stall_seconds
 from support.alerts.rule_test import ask, groups_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from rankwatch_agent.training.loss import LossStatistics, RelearnReason
+from rankwatch_agent.training.learning.loss import LossStatistics, RelearnReason
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import detect
 from rankwatch_diagnosis.loss.reading import ReadCounts, StepValues

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from rankwatch_agent.training.loss import ALLOWED_RISE
+from rankwatch_agent.training.learning.loss import ALLOWED_RISE
 from support.diagnosis.loss_curves import Curve, Truth
 
 from .loss_detection import quantiles

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rankwatch_agent.training.loss import RelearnReason
+from rankwatch_agent.training.learning.loss import RelearnReason
 from support.diagnosis.loss_curves import VISIBLE_RISE, VISIBLE_STEPS, Curve
 
 STEPS = 2000

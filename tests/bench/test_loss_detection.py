@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankwatch_agent.training.loss import RelearnReason
+from rankwatch_agent.training.learning.loss import RelearnReason
 from support.diagnosis.loss_curves import Curve, Truth, curves
 
 from .loss_detection import AGENT, COMMAND, DETECTORS, Score, alarms_of, judge

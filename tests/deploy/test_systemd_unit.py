@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.config import load_config
-from rankwatch_agent.training.discovery import MAX_BOXES
+from rankwatch_agent.training.boxes.discovery import MAX_BOXES
 from support.deploy.chart import DEPLOY, DROP_INS, ROOT, UNIT, directives
 
 pytestmark = pytest.mark.process

@@ -14,8 +14,8 @@ import pytest
 
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
 from support.processes.python import python
 from support.training.blackbox import box, now, of_kind, read
 

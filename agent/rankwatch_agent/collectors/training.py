@@ -58,7 +58,7 @@ def collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
 # Adds up money between two runs; prices change by the day.
 @source(interval_seconds=5.0, deadline_seconds=5.0)
 def cost(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
-    from rankwatch_agent.training.cost import build_cost
+    from rankwatch_agent.training.cost.collector import build_cost
 
     yield build_cost(config, conditions=shared.run_conditions, gpus=shared.inventory.gpus)
 

@@ -34,7 +34,7 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.writers import writer_of
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.sources.rank_process import read_facts, since
-from rankwatch_agent.training.checkpoints import noted_beside
+from rankwatch_agent.training.checkpoints.operations import noted_beside
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,

@@ -17,26 +17,26 @@ from rankwatch_agent.runtime.collector import Collection, Histogram, Series, sam
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
 from rankwatch_agent.runtime.turns import Turns
 from rankwatch_agent.runtime.writers import PathReaders
+from rankwatch_agent.training.boxes.discovery import Discovery
+from rankwatch_agent.training.boxes.follower import RankFollower, run_label
+from rankwatch_agent.training.boxes.totals import RankTotals
 from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_agent.training.discovery import Discovery
-from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.series import LifeCounters, life_series
 from rankwatch_agent.training.notes import STEP, Durations, Exemplars, Notes, RankNotes
-from rankwatch_agent.training.recent import (
+from rankwatch_agent.training.series.ranks import RankSeries
+from rankwatch_agent.training.series.runs import half_losses, half_writes, run_series, sum_series
+from rankwatch_agent.training.series.selection import ComparedFigures, RankSelection, SelectedRanks
+from rankwatch_agent.training.steps.recent import (
     RankPlace,
     RecentMeans,
     half_series,
     node_series,
     step_series,
 )
-from rankwatch_agent.training.run_series import half_losses, half_writes, run_series, sum_series
-from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks
-from rankwatch_agent.training.series import RankSeries
-from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
 _STEPS = metric("rankwatch_step_duration_seconds")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch_agent.runtime.writers import RankProcess, writer_of
-from rankwatch_agent.training.timeouts import is_too_long
+from rankwatch_agent.training.steps.timeouts import is_too_long
 
 MOST_START_SECONDS = 1800.0
 """No process group waits longer for its ranks: PyTorch's default timeout of gloo; NCCL's is shorter."""

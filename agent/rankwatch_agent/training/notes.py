@@ -14,7 +14,7 @@ from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.collector import Exemplar
 from rankwatch_agent.runtime.turns import Places, excess
-from rankwatch_agent.training.split import Collective, Interval
+from rankwatch_agent.training.steps.split import Collective, Interval
 
 BOUNDS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,

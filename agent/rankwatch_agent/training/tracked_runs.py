@@ -14,8 +14,8 @@ from rankwatch.conventions.vocabulary import COMMUNICATION, DATA_WAIT
 from rankwatch.trackers.finding import MOST_BYTES, SUFFIX, Tracker, parse_note
 from rankwatch.untrusted.folders import look, read_owned
 from rankwatch.untrusted.text import is_hidden
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.run_directories import BoxFaults
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.run_directories import BoxFaults
 
 
 class Figures(NamedTuple):

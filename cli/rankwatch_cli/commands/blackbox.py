@@ -16,8 +16,8 @@ from rankwatch.members import members_text
 from rankwatch.settings import SentenceParser
 from rankwatch.untrusted.text import redacted
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
 from rankwatch_cli.options import add_run
 from rankwatch_cli.output import show
 from rankwatch_cli.runs import boxes_of, named_run

@@ -14,12 +14,12 @@ from rankwatch.blackbox import earlier_attempts
 from rankwatch.conventions.states import ENDED_STATES, GoodputState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, saved_ledger
 from rankwatch_agent.training.goodput.shared import RoleTransfers
 from rankwatch_agent.training.life.ends import judge
-from rankwatch_agent.training.steps import SETTLE_SECONDS
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.steps.assembly import SETTLE_SECONDS
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
 from rankwatch_diagnosis.run.ending import end_words, rank_end
 from rankwatch_diagnosis.run.folder import find_run

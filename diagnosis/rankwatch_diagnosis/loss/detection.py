@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, WARM_UP_STEPS
+from rankwatch_agent.training.learning.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, WARM_UP_STEPS
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Kind, Severity
 from rankwatch_diagnosis.loss.detectors import (

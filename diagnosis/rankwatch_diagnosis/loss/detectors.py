@@ -9,14 +9,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankwatch_agent.training.learning import (
+from rankwatch_agent.training.learning.loss import (
+    CONFIRM_STEPS,
+    DIVERGENCE_SIGMAS,
+    LossStatistics,
+    RelearnReason,
+)
+from rankwatch_agent.training.learning.loss_blocks import PLATEAU_IMPROVEMENT, Plateau
+from rankwatch_agent.training.learning.scalars import (
     JUMP_PERSISTENCE_VALUES,
     SMALLEST_SCALE,
     LossScaleStatistics,
     NormStatistics,
 )
-from rankwatch_agent.training.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, LossStatistics, RelearnReason
-from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT, Plateau
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
 
 FEW_VALUES = 3

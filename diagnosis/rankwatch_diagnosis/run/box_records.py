@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions.vocabulary import Capability, Unseen
-from rankwatch_agent.training.run_series import of_run
+from rankwatch_agent.training.series.runs import of_run
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 

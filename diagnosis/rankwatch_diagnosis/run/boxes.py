@@ -18,11 +18,11 @@ from rankwatch.conventions.states import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.checkpoints import RankCheckpoints
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.checkpoints.operations import RankCheckpoints
 from rankwatch_agent.training.conditions import Lifetime, in_present_attempt
-from rankwatch_agent.training.failures import KILLED, Failure
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.life.failures import KILLED, Failure
 from rankwatch_agent.training.tracked_runs import trackers_beside
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rankwatch.blackbox import earlier_attempts
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import RankState
-from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, judge
+from rankwatch_agent.training.life.failures import KILLED, Failure
 from rankwatch_diagnosis.run.boxes import Box, Boxes, readable_boxes
 from rankwatch_diagnosis.run.pace import rates
 

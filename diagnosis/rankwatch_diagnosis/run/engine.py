@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions.states import RankState
 from rankwatch.conventions.vocabulary import Capability
-from rankwatch_agent.training.verifications import VerificationRecords
+from rankwatch_agent.training.checkpoints.verifications import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.box_records import capabilities, tracked
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_run

@@ -19,7 +19,7 @@ from rankwatch.sweep import SUFFIXES_BESIDE
 from rankwatch.untrusted.folders import Folder, read_regular
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
-from rankwatch_agent.training.failures import Failure, crash_in
+from rankwatch_agent.training.life.failures import Failure, crash_in
 
 BOXES_FOLDER = "blackboxes"
 DUMPS_FOLDER = "flight_recorder"

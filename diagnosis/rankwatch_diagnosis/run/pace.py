@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rankwatch.conventions.vocabulary import TOKENS
-from rankwatch_agent.training.verifications import VerificationRecord, newest_of_paths
+from rankwatch_agent.training.checkpoints.verifications import VerificationRecord, newest_of_paths
 from rankwatch_diagnosis.run.box_records import CheckpointOperation, checkpoint_operations, steps_of, work_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.step_rows import Row

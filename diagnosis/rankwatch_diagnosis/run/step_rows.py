@@ -1,9 +1,9 @@
 """The steps of a rank as rows of operations, from its black box, and where a step goes by phase.
 
 A step becomes a row for each operation, one after another: a phase is its own time followed by the
-communication that blocked the training thread in it, as `rankwatch_agent.training.split` tells the two apart.
-On a GPU the times of the compute stream replace those of the host; a step whose own time and waits could not
-be told apart there has no rows. A short step has rows if its phases were timed, or if it is a single event:
+communication that blocked the training thread in it, as `rankwatch_agent.training.steps.split` tells the
+two apart. On a GPU the times of the compute stream replace those of the host; a step whose own time and waits
+could not be told apart there has no rows. A short step has rows if its phases were timed, or if it is a single event:
 then its own time is `other`. A collective whose end was not seen has no row.
 
 In the table of phases, checkpoints and evaluations stand apart, wherever they lie. Steps that are single
@@ -22,8 +22,8 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions.vocabulary import COMMUNICATION, DATA_WAIT, OTHER, PHASES, TOKENS
-from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
-from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_agent.training.steps.split import Blocked, Collective, Interval, blocked_times, own_seconds
+from rankwatch_agent.training.steps.timeouts import SECTIONS
 from rankwatch_diagnosis.outliers import outlying
 from rankwatch_diagnosis.run.box_records import steps_of
 from rankwatch_diagnosis.run.boxes import Box, Boxes

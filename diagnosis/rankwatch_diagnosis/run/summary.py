@@ -16,7 +16,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions.states import ENDED_STATES, Cause, RankState
 from rankwatch.conventions.vocabulary import COMMUNICATION, TOKENS, Capability
 from rankwatch.untrusted.text import printable
-from rankwatch_agent.training.failures import worst_state
+from rankwatch_agent.training.life.failures import worst_state
 from rankwatch_diagnosis.run.box_records import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import earlier_words, ended_attempts, ending_words, seconds_left

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rankwatch.conventions.states import Cause, RankState
-from rankwatch_agent.training.failures import KILLED
+from rankwatch_agent.training.life.failures import KILLED
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict

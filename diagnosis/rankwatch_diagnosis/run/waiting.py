@@ -17,7 +17,7 @@ from rankwatch_agent.training.flight_recorder.ask import (
     main_recorder,
     socket_beside,
 )
-from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_agent.training.steps.timeouts import SECTIONS
 from rankwatch_diagnosis.hang.engine import STALL_SECONDS, diagnose
 from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State

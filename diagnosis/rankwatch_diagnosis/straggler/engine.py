@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.conventions.states import Cause
-from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_agent.training.steps.timeouts import SECTIONS
 from rankwatch_diagnosis.operations.groups import Bools, Floats, Groups
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.outliers import outlying

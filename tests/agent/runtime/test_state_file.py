@@ -14,11 +14,11 @@ import pytest
 from rankwatch_agent.collectors import build_shared, training
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.training.checkpoints.verifications import VerificationRecords
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.cost import Spending
+from rankwatch_agent.training.cost.collector import Spending
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.series import LifeCounters
-from rankwatch_agent.training.verifications import VerificationRecords
 from rankwatch_spans.state import TraceState
 
 KEEPERS: dict[str, Callable[[Path], object]] = {

@@ -13,10 +13,10 @@ from rankwatch.conventions.states import RankState
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity
-from rankwatch_agent.training import cost
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
-from rankwatch_agent.training.cost import ChargedRank, CostCollector, allocate
-from rankwatch_agent.training.price_table import PriceTable, load_price_table
+from rankwatch_agent.training.cost import collector as cost
+from rankwatch_agent.training.cost.collector import ChargedRank, CostCollector, allocate
+from rankwatch_agent.training.cost.price_table import PriceTable, load_price_table
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 

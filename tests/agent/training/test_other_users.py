@@ -17,17 +17,17 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions.states import BoxFault
 from rankwatch.identity import Identity
 from rankwatch_agent.training import collector as ranks_collector
+from rankwatch_agent.training.boxes.discovery import MAX_BOXES, POLL_SECONDS
+from rankwatch_agent.training.boxes.follower import RankFollower
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.conditions import RunConditions
-from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
-from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput import run_ledgers
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger, RunLedgers
 from rankwatch_agent.training.life import attempts
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.series import LifeCounters
-from rankwatch_agent.training.series import RankSeries
+from rankwatch_agent.training.series.ranks import RankSeries
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 from support.agent.process import ManualClock
 from support.paths import TESTS

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS
+from rankwatch_agent.training.learning.loss import DIVERGENCE_SIGMAS
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import GAP_VALUES, Anomaly, Kind, Severity
 from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict, detect

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.training.verifications import VerificationRecord, VerificationRecords
+from rankwatch_agent.training.checkpoints.verifications import VerificationRecord, VerificationRecords
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import lines
 from support.diagnosis.run_boxes import recorded_run

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from rankwatch.members import members_text
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.steps.assembly import SETTLE_SECONDS, StepAssembler
 from support.jobs.forked_ranks import shared_ranks
 
 pytestmark = pytest.mark.process

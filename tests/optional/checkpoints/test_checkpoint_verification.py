@@ -17,8 +17,8 @@ from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Limits, confined
 from rankwatch.untrusted.text import is_hidden
 from rankwatch_agent.runtime.collector import Collection, Schedule
+from rankwatch_agent.training.checkpoints.verifications import VerificationRecord, VerificationRecords
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_agent.training.verifications import VerificationRecord, VerificationRecords
 from rankwatch_checkpoints import ManifestWriter
 from rankwatch_checkpoints.collector import (
     CheckpointsCollector,

@@ -1,6 +1,6 @@
 """What agents export of recent steps, from the counters of the same ranks: so rule tests state counters only.
 
-The agents' own means have tests of their own (tests/agent/training/test_recent.py). The table beside
+The agents' own means have tests of their own (tests/agent/training/steps/test_recent.py). The table beside
 this file has the rules.
 """
 

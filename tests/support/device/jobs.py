@@ -16,8 +16,8 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.states import Cause, SlowPhase
 from rankwatch.identity import Identity
-from rankwatch_agent.training.steps import StepAssembler
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.steps.assembly import StepAssembler
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import judge_straggler

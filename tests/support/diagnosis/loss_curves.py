@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from rankwatch_agent.training.loss import RelearnReason
+from rankwatch_agent.training.learning.loss import RelearnReason
 from support.diagnosis.loss_noise import NOISES, memories
 
 HEALTHY_STEPS = 10_000

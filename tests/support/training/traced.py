@@ -18,7 +18,7 @@ from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.otlp_endpoint import build_resource
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.notes import Exemplars, Notes, OpenIncident
-from rankwatch_agent.training.steps import SETTLE_SECONDS
+from rankwatch_agent.training.steps.assembly import SETTLE_SECONDS
 from rankwatch_spans.collector import TracesCollector, TraceSettings
 from rankwatch_spans.queue import SpanQueue, TraceSpan
 from rankwatch_spans.sending import as_sdk_span

@@ -24,6 +24,8 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.turns import in_turns, share
+from rankwatch_agent.training.boxes.follower import run_label
+from rankwatch_agent.training.boxes.run_directories import BoxFaults, RunDirectories
 from rankwatch_agent.training.collectives.comparison import RunComparison
 from rankwatch_agent.training.collectives.totals import (
     FLIGHT_RECORDER,
@@ -48,8 +50,6 @@ from rankwatch_agent.training.flight_recorder.ask import (
 )
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.parse import NCCL2
-from rankwatch_agent.training.follower import run_label
-from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories
 
 _MAX_RANKS = 64
 """Sockets asked, shared between their owners: more ranks than any node has GPUs."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
 from rankwatch_agent.runtime.collector import FigureTable, Series, sample
-from rankwatch_agent.training.split import MESSAGE
-from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.steps.assembly import StepAssembler
+from rankwatch_agent.training.steps.split import MESSAGE
 
 OVERFLOW = "(more)"
 """Stands for every name beyond the bound."""

@@ -18,7 +18,7 @@ from rankwatch.blackbox.records import Header
 from rankwatch.conventions.states import GoodputState
 from rankwatch.conventions.vocabulary import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION
 from rankwatch_agent.training.goodput.shared import MOST_ATTEMPTS, AttemptHistory, Transfers
-from rankwatch_agent.training.timeouts import is_too_long
+from rankwatch_agent.training.steps.timeouts import is_too_long
 
 FOLLOWING_STEPS = 10
 """The first step of a process is compared with the median of so many that follow it."""

@@ -108,8 +108,8 @@ class RunLedger:
 
 
 if TYPE_CHECKING:
-    from rankwatch_agent.training.follower import RankFollower
-    from rankwatch_agent.training.run_directories import BoxFaults
+    from rankwatch_agent.training.boxes.follower import RankFollower
+    from rankwatch_agent.training.boxes.run_directories import BoxFaults
 
 ACCOUNT = "goodput.json"
 """Name of the file."""

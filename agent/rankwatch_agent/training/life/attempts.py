@@ -14,8 +14,8 @@ from rankwatch.untrusted.folders import look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycle, RestartCycles
 from rankwatch_agent.runtime.turns import excess
-from rankwatch_agent.training.failures import Failure, rank_state
-from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.run_directories import BoxFaults
 from rankwatch_agent.training.goodput.rank_ledger import process_start
 from rankwatch_agent.training.life.ends import (
     AttemptEnd,
@@ -26,7 +26,7 @@ from rankwatch_agent.training.life.ends import (
     memory_cgroup,
     write_kill,
 )
-from rankwatch_agent.training.run_directories import BoxFaults
+from rankwatch_agent.training.life.failures import Failure, rank_state
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from rankwatch.conventions.states import FailureKind, Outcome, RankState
 from rankwatch.lifecycle import KILLED_SUFFIX
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.node_events import OomKill
-from rankwatch_agent.training.failures import KILLED, Failure
+from rankwatch_agent.training.life.failures import KILLED, Failure
 
 _SAME_MOMENT_SECONDS = 1.0
 """A rank that says it was preempted may do so this much after another one whose failure follows from it."""

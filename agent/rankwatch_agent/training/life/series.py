@@ -18,8 +18,8 @@ from rankwatch.conventions.states import FailureKind, Outcome, StartCause
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.node_events import RestartCycle
 from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.training.boxes.run_directories import BoxFaults
 from rankwatch_agent.training.life.attempts import Attempt
-from rankwatch_agent.training.run_directories import BoxFaults
 
 BORN_SECONDS = 60.0
 """Time for which the series of a class are exported before anything is counted: some scrapes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.loss import CONFIRM_STEPS
+from rankwatch_agent.training.learning.loss import CONFIRM_STEPS
 from rankwatch_cli.output import show_json, show_verdict
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.loss.detection import LossVerdict, as_json, colour_of, diagnose, lines

@@ -26,8 +26,8 @@ from rankwatch_agent.training.collectives.totals import (
     RankCollectives,
     totals_series,
 )
-from rankwatch_agent.training.steps import StepAssembler
-from rankwatch_agent.training.timeouts import LearntTimeouts
+from rankwatch_agent.training.steps.assembly import StepAssembler
+from rankwatch_agent.training.steps.timeouts import LearntTimeouts
 
 OPERATIONS = {1: "all_reduce", 2: "all_gather", 3: "barrier", 4: "send"}
 WORLD, TENSOR = 10, 11

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.states import FailureKind, Outcome, RankState
-from rankwatch_agent.training.failures import Failure
+from rankwatch_agent.training.boxes.run_directories import BoxFaults
 from rankwatch_agent.training.life import series
 from rankwatch_agent.training.life.attempts import Attempt
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
+from rankwatch_agent.training.life.failures import Failure
 from rankwatch_agent.training.life.series import BORN_SECONDS, MOST_CLASSES, OTHER_CLASS, LifeCounters
-from rankwatch_agent.training.run_directories import BoxFaults
 
 OWN = Failure("ValueError", FailureKind.EXCEPTION, "no", "train.py:1 in step")
 PEER = Failure("RuntimeError", FailureKind.COLLECTIVE, "Connection closed by peer")

@@ -19,7 +19,7 @@ from bench.simulation.hang_job import HangJob, simulate_hang, write_snapshots
 from bench.simulation.program import JobShape
 from rankwatch_agent.incidents.evidence import BundleStore
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.price_table import load_price_table
+from rankwatch_agent.training.cost.price_table import load_price_table
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.hang.worker import _Worker

@@ -31,7 +31,7 @@ from rankwatch_agent.incidents.rank_files import _json_lines, _last_records
 from rankwatch_agent.runtime.exposition import Exposition, constant_labels
 from rankwatch_agent.runtime.supervisor import Snapshot
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.failures import (
+from rankwatch_agent.training.life.failures import (
     TorchrunFiles,
     crash_in,
     find_now,

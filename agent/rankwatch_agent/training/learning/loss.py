@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from rankwatch_agent.training.loss_blocks import BLOCK_STEPS, BLOCKS, LossHistory, NoiseBlocks
+from rankwatch_agent.training.learning.loss_blocks import BLOCK_STEPS, BLOCKS, LossHistory, NoiseBlocks
 
 
 class RelearnReason(StrEnum):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rankwatch.conventions.states import SlowPhase
-from rankwatch_agent.training.recent import (
+from rankwatch_agent.training.steps.assembly import StepAssembler
+from rankwatch_agent.training.steps.recent import (
     RecentMeans,
     RecentSteps,
     node_series,
@@ -16,8 +17,7 @@ from rankwatch_agent.training.recent import (
     step_series,
     token_series,
 )
-from rankwatch_agent.training.steps import StepAssembler
-from rankwatch_agent.training.timeouts import LearntTimeouts
+from rankwatch_agent.training.steps.timeouts import LearntTimeouts
 
 WINDOW = 60.0
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from bench.simulation.job import Job, simulate
 from bench.simulation.program import JobShape
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.steps import StepAssembler, Unsettled, WorkTotals
-from rankwatch_agent.training.timeouts import LearntTimeouts
-from rankwatch_agent.training.totals import RankTotals
-from rankwatch_agent.training.variation import OpenSteps, StepParts
+from rankwatch_agent.training.steps.assembly import StepAssembler, Unsettled, WorkTotals
+from rankwatch_agent.training.steps.timeouts import LearntTimeouts
+from rankwatch_agent.training.steps.variation import OpenSteps, StepParts
 from support.agent.process import until
 from support.device.lone import LoneRank
 from support.fuzzing import BUSY_MACHINE

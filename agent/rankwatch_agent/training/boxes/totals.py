@@ -13,18 +13,18 @@ from rankwatch.conventions.states import FailureKind
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.conventions.vocabulary import EVALUATION, GRADIENT_NORM, LOSS, Lifecycle
 from rankwatch.untrusted.text import printable, redacted
-from rankwatch_agent.training.checkpoints import RankCheckpoints
+from rankwatch_agent.training.checkpoints.operations import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
-from rankwatch_agent.training.failures import Failure, kind_of
-from rankwatch_agent.training.fingerprints import RankFingerprints
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledgers import RunLedger
-from rankwatch_agent.training.learning import JUDGED, RankLearning
+from rankwatch_agent.training.learning.fingerprints import RankFingerprints
+from rankwatch_agent.training.learning.scalars import JUDGED, RankLearning
+from rankwatch_agent.training.life.failures import Failure, kind_of
 from rankwatch_agent.training.notes import RankNotes
-from rankwatch_agent.training.recent import RecentSteps
-from rankwatch_agent.training.split import Collective, Interval
-from rankwatch_agent.training.steps import StepAssembler
-from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
+from rankwatch_agent.training.steps.assembly import StepAssembler
+from rankwatch_agent.training.steps.recent import RecentSteps
+from rankwatch_agent.training.steps.split import Collective, Interval
+from rankwatch_agent.training.steps.timeouts import SECTIONS, LearntTimeouts
 
 _NAMES = (1 << layout.NAME_BITS) - 1
 """The bits of a tag that hold the number of a name."""

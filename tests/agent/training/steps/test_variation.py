@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.variation import LEAST_STEPS, RunningMedian, StepParts, Variation
+from rankwatch_agent.training.steps.variation import LEAST_STEPS, RunningMedian, StepParts, Variation
 from support.fuzzing import BUSY_MACHINE
 from support.training.ranks import rank, values
 

@@ -13,9 +13,9 @@ import pytest
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
-from rankwatch_agent.training import discovery
+from rankwatch_agent.training.boxes import discovery
+from rankwatch_agent.training.boxes.follower import RankFollower
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.follower import RankFollower
 from support.processes.users import ALICE, BOB, node_directory, run_as
 from support.training.ranks import faults, rank, state, values
 

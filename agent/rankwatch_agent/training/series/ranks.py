@@ -11,10 +11,10 @@ from rankwatch.conventions.metrics import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RAN
 from rankwatch.conventions.states import ENDED_STATES, RankState
 from rankwatch.conventions.vocabulary import Capability, Unseen
 from rankwatch_agent.runtime.collector import FigureTable, Series, Wall, sample
+from rankwatch_agent.training.boxes.follower import RankFollower
 from rankwatch_agent.training.collectives.totals import BLACK_BOX, position_series, totals_series
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.recent import late_series, rank_series, token_series
-from rankwatch_agent.training.selection import SelectedRanks
+from rankwatch_agent.training.series.selection import SelectedRanks
+from rankwatch_agent.training.steps.recent import late_series, rank_series, token_series
 
 _REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
 _EXPLAINED = {"rankwatch_step_local_seconds_total": (Capability.WAITS, Unseen.CUDA_GRAPH)}

@@ -13,8 +13,8 @@ import pytest
 from rankwatch.blackbox.tenants import run_label, tenants_of
 from rankwatch.conventions.states import BoxFault
 from rankwatch.identity import in_tenant
+from rankwatch_agent.training.boxes.run_directories import BoxFaults, RunDirectories
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories
 from rankwatch_cli.commands import ls
 from rankwatch_cli.runs import named_run
 from support.processes.mounts import run_beside_dead_server
@@ -144,8 +144,8 @@ def test_unsafe_directory(node_directory: Path, owner: int, mode: int, unsafe: i
 LISTED = """
 import sys
 from pathlib import Path
-from rankwatch_agent.training.run_directories import BoxFaults
-from rankwatch_agent.training.run_directories import RunDirectories
+from rankwatch_agent.training.boxes.run_directories import BoxFaults
+from rankwatch_agent.training.boxes.run_directories import RunDirectories
 directory, faults = Path(sys.argv[1]), BoxFaults()
 directories = RunDirectories(directory, faults)
 directories.update()

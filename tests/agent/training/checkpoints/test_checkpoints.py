@@ -10,9 +10,9 @@ import pytest
 import rankwatch
 from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch_agent.runtime.collector import Collection
-from rankwatch_agent.training.checkpoints import RankCheckpoints
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.checkpoints.operations import RankCheckpoints
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.totals import RankTotals
 from support.training.ranks import go_on, kill, rank, state, values
 
 KEY = ("job", "0")

@@ -20,7 +20,8 @@ from rankwatch.conventions.vocabulary import Lifecycle
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.chosen_paths import Wanted
 from rankwatch.untrusted.folders import Folder
-from rankwatch_agent.training.failures import (
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.life.failures import (
     Failure,
     Find,
     TorchrunFiles,
@@ -31,8 +32,7 @@ from rankwatch_agent.training.failures import (
     torchrun_paths,
 )
 from rankwatch_agent.training.notes import Process
-from rankwatch_agent.training.timeouts import is_too_long
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.steps.timeouts import is_too_long
 
 _STAGE, _REPLICA = "pp", "dp"
 """Names of the pipeline-parallel and of the data-parallel coordinate."""

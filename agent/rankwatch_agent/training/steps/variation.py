@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions.states import NOT_COMPUTE
 from rankwatch.conventions.vocabulary import COMMUNICATION, OTHER
-from rankwatch_agent.training.split import Interval
+from rankwatch_agent.training.steps.split import Interval
 
 _MAX_OPEN_STEPS = 64
 """Steps kept until they are complete; the host runs ahead of the GPU by a few."""

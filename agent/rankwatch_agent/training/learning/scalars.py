@@ -18,13 +18,13 @@ from rankwatch.conventions.vocabulary import (
     UPDATE_SKIPPED,
 )
 from rankwatch_agent.runtime.collector import FigureTable, Series, Wall, sample
-from rankwatch_agent.training.loss import (
+from rankwatch_agent.training.learning.loss import (
     DIVERGENCE_SIGMAS,
     SPIKE_SIGMAS,
     LossStatistics,
     RelearnReason,
 )
-from rankwatch_agent.training.loss_blocks import Plateau
+from rankwatch_agent.training.learning.loss_blocks import Plateau
 
 JUMP_RATIO = 2.0
 """A norm below this many times its trend is no jump: norms wander."""

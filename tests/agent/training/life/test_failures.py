@@ -10,8 +10,8 @@ import pytest
 
 from rankwatch.conventions.states import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX
-from rankwatch_agent.training import failures
-from rankwatch_agent.training.failures import (
+from rankwatch_agent.training.life import failures
+from rankwatch_agent.training.life.failures import (
     Failure,
     TorchrunFiles,
     find_now,

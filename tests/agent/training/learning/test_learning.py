@@ -11,14 +11,14 @@ import pytest
 
 from rankwatch.conventions.vocabulary import GRADIENT_NORM, UPDATE_NORM
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.learning import (
+from rankwatch_agent.training.learning.loss import RelearnReason
+from rankwatch_agent.training.learning.loss_blocks import PLATEAU_IMPROVEMENT
+from rankwatch_agent.training.learning.scalars import (
     HOLD_VALUES,
     LossScaleStatistics,
     NormStatistics,
     RankLearning,
 )
-from rankwatch_agent.training.loss import RelearnReason
-from rankwatch_agent.training.loss_blocks import PLATEAU_IMPROVEMENT
 from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import Kind
 from rankwatch_diagnosis.loss.detection import detect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankwatch.blackbox import layout
-from rankwatch_agent.training.fingerprints import RankFingerprints, level_of, value_of
+from rankwatch_agent.training.learning.fingerprints import RankFingerprints, level_of, value_of
 
 
 def taken(*steps: int, every: int = 100, members: str = "0-3") -> RankFingerprints:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from rankwatch_agent.training.loss import (
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.learning.loss import (
     CONFIRM_STEPS,
     DIVERGENCE_SIGMAS,
     FROZEN_SECONDS,
@@ -17,8 +18,12 @@ from rankwatch_agent.training.loss import (
     LossStatistics,
     RelearnReason,
 )
-from rankwatch_agent.training.loss_blocks import MOST_LEVELS, PLATEAU_IMPROVEMENT, LossHistory, Plateau
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.learning.loss_blocks import (
+    MOST_LEVELS,
+    PLATEAU_IMPROVEMENT,
+    LossHistory,
+    Plateau,
+)
 
 
 def curve(seed: int, steps: int, noise: float = 0.05) -> list[float]:

@@ -20,8 +20,8 @@ from rankwatch.sweep import remove_rank
 from rankwatch.untrusted.folders import Folder, look
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.turns import Turns, excess, share
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.run_directories import BoxFaults, RunDirectories, RunDirectory
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.run_directories import BoxFaults, RunDirectories, RunDirectory
 
 MAX_BOXES = 512
 """Black boxes followed at once: 64 runs of 8 ranks. Each may take 150 KiB of the agent's memory."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from rankwatch.conventions.states import NOT_COMPUTE
 from rankwatch.conventions.vocabulary import COMMUNICATION, OTHER, TOKENS
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
-from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
-from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
-from rankwatch_agent.training.variation import DeviceSteps, HostedStep, OpenSteps, StepParts, Variation
+from rankwatch_agent.training.steps.split import Collective, Interval, message_seconds, split_step
+from rankwatch_agent.training.steps.timeouts import SECTIONS, LearntTimeouts
+from rankwatch_agent.training.steps.variation import DeviceSteps, HostedStep, OpenSteps, StepParts, Variation
 
 _MOST_PENDING = 4096
 """Phases or collectives kept for a step that does not end; beyond, the oldest are dropped."""

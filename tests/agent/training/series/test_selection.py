@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
-from rankwatch_agent.training import selection
-from rankwatch_agent.training.selection import ComparedFigures, RankSelection, SelectedRanks, halves
+from rankwatch_agent.training.series import selection
+from rankwatch_agent.training.series.selection import ComparedFigures, RankSelection, SelectedRanks, halves
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_diagnosis.straggler import thresholds
 

@@ -14,10 +14,10 @@ from rankwatch.conventions.metrics import metric
 from rankwatch.conventions.states import ENDED_STATES
 from rankwatch.conventions.vocabulary import TOKENS, Capability, Unseen
 from rankwatch_agent.runtime.collector import Series, Wall, sample
-from rankwatch_agent.training.checkpoints import Checkpoint
-from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.selection import halves
-from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.boxes.follower import RankFollower
+from rankwatch_agent.training.boxes.totals import RankTotals
+from rankwatch_agent.training.checkpoints.operations import Checkpoint
+from rankwatch_agent.training.series.selection import halves
 
 _SAVE = "save"
 _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)

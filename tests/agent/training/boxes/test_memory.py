@@ -10,7 +10,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import Now
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.series import resident_bytes
+from rankwatch_agent.training.series.ranks import resident_bytes
 from support.training.ranks import kill, rank, values
 
 RESIDENT = "rankwatch_rank_resident_memory_bytes"

@@ -24,7 +24,7 @@ from rankwatch_agent.runtime.reread import Reread
 from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.runtime.turns import excess
 from rankwatch_agent.training.conditions import RunCondition, RunConditions
-from rankwatch_agent.training.price_table import Price, PriceTable, load_price_table
+from rankwatch_agent.training.cost.price_table import Price, PriceTable, load_price_table
 
 _MOST_RUNS = 2000
 """That are not here any more. Of more, the user with most of them loses the oldest."""
@@ -323,7 +323,7 @@ def build_cost(
 
 def load_peaks() -> dict[str, dict[str, float]]:
     """Model -> type of numbers -> FLOP/s, as shipped with the agent."""
-    text = resources.files("rankwatch_agent.training").joinpath("peak_flops.toml").read_text()
+    text = resources.files("rankwatch_agent.training.cost").joinpath("peak_flops.toml").read_text()
     return {model: entry["peak"] for model, entry in tomllib.loads(text).items()}
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.training.split import MESSAGE, Collective, blocked_times, message_seconds, split_step
+from rankwatch_agent.training.steps.split import (
+    MESSAGE,
+    Collective,
+    blocked_times,
+    message_seconds,
+    split_step,
+)
 from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.timeouts import FACTOR, LONGEST_FACTOR, SKIPPED_STEPS, LearntTimeouts, Longest
+from rankwatch_agent.training.steps.timeouts import (
+    FACTOR,
+    LONGEST_FACTOR,
+    SKIPPED_STEPS,
+    LearntTimeouts,
+    Longest,
+)
 from support.agent.process import until
 from support.training.ranks import go_on, kill, rank, settled, values
 

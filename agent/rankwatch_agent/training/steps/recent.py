@@ -17,8 +17,8 @@ from rankwatch.conventions.metrics import TOGETHER
 from rankwatch.conventions.states import STEP_PHASES, SlowPhase
 from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.selection import halves
-from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.series.selection import halves
+from rankwatch_agent.training.steps.assembly import StepAssembler
 
 _LOOKS = 30
 """Looks kept of a window: its length is true to one part in so many."""
