@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -59,16 +60,18 @@ class Agent:
         if history is not None:
             history.set_source(lambda: exposition.render(snapshot(), accept="", accept_encoding="gzip").body)
         token = build_token(config.bearer_token_file)
-        self._server = MetricsServer(
-            config.address(),
-            build_routes(snapshot, exposition, token),
+        serve = partial(
+            MetricsServer,
             max_requests=config.max_requests,
             request_timeout_seconds=config.request_timeout_seconds,
-            tls=build_tls(
-                certificate=config.tls_certificate, key=config.tls_key, client_ca=config.tls_client_ca
-            ),
         )
-        self._probes = _build_probes(config, self._supervisor.snapshot)
+        tls = build_tls(
+            certificate=config.tls_certificate, key=config.tls_key, client_ca=config.tls_client_ca
+        )
+        routes = build_routes(snapshot, exposition, token)
+        self._server = serve(config.address(), routes, tls=tls)
+        address = config.probe_address()  # of their own: scrapes and their clients take no place from probes
+        self._probes = None if address is None else serve(address, build_probes(self._supervisor.snapshot))
 
     @property
     def address(self) -> str:
@@ -100,9 +103,6 @@ class Agent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         self._stop_serving()
         if self._otlp is not None:
             self._otlp.stop(OTLP_STOP_SECONDS)
@@ -124,19 +124,6 @@ class Agent:
         for server in self._servers:
             server.shutdown()
             server.server_close()
-
-
-def _build_probes(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> MetricsServer | None:
-    """Return the listener for probes, if one is set: scrapes and their clients take no place from it."""
-    address = config.probe_address()
-    if address is None:
-        return None
-    return MetricsServer(
-        address,
-        build_probes(snapshot),
-        max_requests=config.max_requests,
-        request_timeout_seconds=config.request_timeout_seconds,
-    )
 
 
 def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpExport | None:

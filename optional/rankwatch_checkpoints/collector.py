@@ -147,10 +147,14 @@ class CheckpointsCollector:
             process.set_rate(self._settings.bytes_per_second / len(self._running))
         running = [task for task, _ in self._running.values()]
         waiting = len(pending) + sum(each not in pending for each in running)
-        return Collection(series=[*self._series_of_runs(runs), *self._series_of_node(waiting)])
+        series = list(self._series_of_runs(runs))
+        for outcome in OUTCOMES:
+            count = self._outcomes[outcome]
+            series.append(sample("rankwatch_checkpoint_verifications_total", (outcome,), count))
+        series.append(sample("rankwatch_checkpoint_verifications_pending", (), waiting))
+        return Collection(series=series)
 
     def close(self) -> None:
-        """End the processes that run."""
         for _, process in self._running.values():
             process.kill()
         self._paths.close()
@@ -319,11 +323,6 @@ class CheckpointsCollector:
                 self._there = dict([*self._there.items()][-_MOST_REMEMBERED:])
                 self._there[condition.run, path] = (there, self._wall() + _LOOK_SECONDS)
         return there
-
-    def _series_of_node(self, waiting: int) -> Iterator[Series]:
-        for outcome in OUTCOMES:
-            yield sample("rankwatch_checkpoint_verifications_total", (outcome,), self._outcomes[outcome])
-        yield sample("rankwatch_checkpoint_verifications_pending", (), waiting)
 
 
 def saves_beside(box: Path, owner: int) -> list[Saved]:

@@ -75,7 +75,6 @@ class SpanQueue:
         self._filled.set()
 
     def take(self, most: int) -> list[TraceSpan]:
-        """Remove and return the oldest spans."""
         with self._lock:
             taken = [self._spans.popleft() for _ in range(min(most, len(self._spans)))]
             if not self._spans:

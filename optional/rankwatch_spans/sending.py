@@ -110,7 +110,6 @@ class SpanSender:
         self._thread = threading.Thread(target=self._run, name="otlp-spans", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> None:
@@ -131,15 +130,12 @@ class SpanSender:
                 if len(self._queue) < self._batch_size:
                     self._stopping.wait(_GATHER_SECONDS)
                 if not self._send_batch():
-                    self._stopping.wait(self._pause())
+                    asked = min(_MOST_PAUSE_SECONDS, *(sink.pause_seconds for sink in self._sinks))
+                    self._stopping.wait(max(_RETRY_SECONDS, asked))
             while len(self._queue) and self._send_batch():
                 pass
         finally:
             _EXPORTER_LOGGER.removeFilter(quiet)
-
-    def _pause(self) -> float:
-        """How long to wait after a failure."""
-        return max(_RETRY_SECONDS, min(_MOST_PAUSE_SECONDS, *(sink.pause_seconds for sink in self._sinks)))
 
     def _send_batch(self) -> bool:
         """Send one batch; False if it failed."""

@@ -25,6 +25,7 @@ from rankwatch.untrusted.folders import Folder, open_regular
 from rankwatch.untrusted.text import shown_json
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_agent.runtime.logs import rfc3339
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_agent.training.conditions import RankCondition
 
@@ -59,8 +60,6 @@ def write_error(what: str, error: OSError) -> EvidenceError:
 
 
 class BundleFile(NamedTuple):
-    """A file of the bundle."""
-
     path: str
     """Below the bundle."""
     size: int
@@ -214,9 +213,9 @@ def manifest(bundle: Bundle, *, wall_offset: float, node: str, verdict: Mapping[
             "owner": incident.owner,
             "kind": incident.kind.value,
             "why": why(incident),
-            "opened": _rfc3339(incident.opened + wall_offset),
+            "opened": rfc3339(incident.opened + wall_offset),
             "opened_timestamp_seconds": round(incident.opened + wall_offset, 3),
-            "last_progress": _rfc3339(incident.since + wall_offset),
+            "last_progress": rfc3339(incident.since + wall_offset),
             "node": node,
             "agent_version": __version__,
             "kernel": " ".join(os.uname()[i] for i in (0, 2, 4)),
@@ -284,11 +283,6 @@ def _process(bundle: Bundle, rank: int) -> dict[str, Any]:
 
 def _json(content: Mapping[str, Any]) -> bytes:
     return shown_json(msgspec.json.format(msgspec.json.encode(content).decode(), indent=2) + "\n").encode()
-
-
-def _rfc3339(wall: float) -> str:
-    milliseconds = int(wall % 1 * 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(wall))}.{milliseconds:03d}Z"
 
 
 def copy_file(

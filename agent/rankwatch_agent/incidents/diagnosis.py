@@ -44,7 +44,9 @@ class BundleDiagnosis(NamedTuple):
 
 def diagnose(bundle: Path, *, command: Sequence[str] = DIAGNOSE, limits: Limits = LIMITS) -> BundleDiagnosis:
     """Diagnoses a bundle. Raises EvidenceError with the sentence that the diagnosis failed with."""
-    environ = {**_without_settings(os.environ), **_ONE_THREAD}
+    # Without the settings of rankwatch: the diagnosis must not see the agent's secrets.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
+    environ = {**kept, **_ONE_THREAD}
     result = run_limited([*command, str(bundle)], limits, environ)
     if result.error:
         raise EvidenceError(EvidenceFault.VERDICT, result.error)
@@ -90,8 +92,3 @@ def _ranks(given: object) -> tuple[int, ...]:
 
 def _state(given: object) -> str:
     return given if isinstance(given, str) and _STATE.fullmatch(given) else ""
-
-
-def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop the settings of rankwatch: the diagnosis must not see the agent's secrets."""
-    return {name: value for name, value in environ.items() if not name.startswith("RANKWATCH_")}

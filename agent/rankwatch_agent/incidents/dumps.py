@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -49,11 +49,6 @@ _OF_TRACE: Mapping[str, Any] = MappingProxyType(
 _RANK = re.compile(r"[A-Za-z0-9._+=@:-]*?(\d{1,7})")
 
 
-class _FileState(NamedTuple):
-    modified_ns: int
-    size: int
-
-
 class _OpenBundle(NamedTuple):
     """A bundle that dumps may be added to."""
 
@@ -78,7 +73,8 @@ class DumpWatcher:
         self._check_seconds = check_seconds
         self._monotonic = monotonic
         self._checked_at = float("-inf")
-        self._files: dict[str, _FileState] = {}
+        self._files: dict[str, tuple[int, int]] = {}
+        """Name -> modification time in Unix nanoseconds, and size, at the last look."""
         self._bundles: dict[int, _OpenBundle] = {}
 
     def watch(self, incident: Incident, bundle: Path, free_bytes: int) -> None:
@@ -126,14 +122,7 @@ class DumpWatcher:
 
         Raises EvidenceError where the directory cannot be read.
         """
-        files = dict(self._list_files())
-        finished = [
-            (name, state.modified_ns) for name, state in files.items() if self._files.get(name) == state
-        ]
-        self._files = files
-        return finished
-
-    def _list_files(self) -> Iterator[tuple[str, _FileState]]:
+        before, self._files = self._files, {}
         try:
             with os.scandir(self._directory) as entries:
                 for entry in islice(entries, MAX_ENTRIES):
@@ -141,12 +130,13 @@ class DumpWatcher:
                         continue
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        yield entry.name, _FileState(status.st_mtime_ns, status.st_size)
+                        self._files[entry.name] = (status.st_mtime_ns, status.st_size)
         except FileNotFoundError:
-            return  # no dump yet
+            return []  # no dump yet
         except OSError as error:
             message = f"could not list {self._directory}: {error.strerror}"
             raise EvidenceError(EvidenceFault.DUMP, message) from None
+        return [(name, state[0]) for name, state in self._files.items() if before.get(name) == state]
 
 
 def belongs(name: str, modified: float, incident: Incident, since: float) -> bool:
@@ -164,7 +154,7 @@ def add_profiles(bundle: Bundle) -> None:
     """Copy the traces that are there already, which somebody has asked for before."""
     for rank in bundle.ranks:
         for source in profiling.traces_beside(rank.path)[-MOST_TRACES:]:
-            bundle.copy(source, _trace_name(source), owner=rank.owner, **_OF_TRACE)
+            bundle.copy(source, f"profiles/{source.name}", owner=rank.owner, **_OF_TRACE)
 
 
 class _Watched(NamedTuple):
@@ -221,7 +211,7 @@ class ProfileWatcher:
                 for source in profiling.traces_beside(box)[:MOST_TRACES]:
                     if source not in watched.tried:
                         watched.tried.add(source)
-                        name = _trace_name(source)
+                        name = f"profiles/{source.name}"
                         faults.update(try_copy(source, watched.folder, name, owner=owner, **_OF_TRACE))
         return faults
 
@@ -239,7 +229,3 @@ def try_copy(source: Path, folder: BundleFolder, name: str, **of: Any) -> list[E
     except EvidenceError as error:
         return [error.fault]
     return []
-
-
-def _trace_name(source: Path) -> str:
-    return f"profiles/{source.name}"

@@ -47,7 +47,6 @@ class Incident(NamedTuple):
 
     @property
     def owner(self) -> int:
-        """User id of the run's owner."""
         return self.condition.ranks[0].owner if self.condition.ranks else 0
 
     @property
@@ -97,12 +96,10 @@ class Episodes:
         if new_losses:
             return IncidentKind.LOST_RANK
         living = [each for each in condition.ranks if not each.ended]
-        if living and all(self._has_stalled(each, condition.moment) for each in living):
+        moment, least = condition.moment, self._stall_seconds
+        if living and all(e.idle_beyond(1.0, moment) and e.idle_seconds(moment) > least for e in living):
             return IncidentKind.STALL
         return None
-
-    def _has_stalled(self, rank: RankCondition, moment: float) -> bool:
-        return rank.idle_beyond(1.0, moment) and rank.idle_seconds(moment) > self._stall_seconds
 
     def _begin(self, condition: RunCondition, kind: IncidentKind, moment: float) -> Incident:
         self._number += 1
@@ -189,33 +186,25 @@ class IncidentRegistry:
     """Holds open incidents, those that wait for their evidence, and the results. Thread-safe."""
 
     def __init__(self) -> None:
+        self.open: Mapping[str, Incident] = MappingProxyType({})
+        """Run -> its open incident. Replaced as a whole."""
+        self.dropped = 0
+        """Incidents dropped without evidence because too many were pending."""
         self._lock = threading.Lock()
-        self._open: Mapping[str, Incident] = MappingProxyType({})
         self._pending: list[Incident] = []
         self._served: dict[int, int] = {}
         """User id -> the turn in which it was last served."""
         self._results: dict[int, EvidenceResult] = {}
         self._turn = 0
-        self._dropped = 0
-
-    @property
-    def open(self) -> Mapping[str, Incident]:
-        """Run -> its open incident."""
-        return self._open
-
-    @property
-    def dropped(self) -> int:
-        """Incidents dropped without evidence because too many were pending."""
-        return self._dropped
 
     def update(self, open_now: Mapping[str, Incident], opened: Sequence[Incident]) -> None:
         """Set the incidents that are open now. `opened` are the new ones among them."""
         with self._lock:
-            self._open = MappingProxyType(dict(open_now))
+            self.open = MappingProxyType(dict(open_now))
             self._pending.extend(opened)
             for each in excess(self._pending, owner=lambda each: each.owner, most=MAX_PENDING):
                 self._pending.remove(each)
-                self._dropped += 1
+                self.dropped += 1
             kept = {incident.number for incident in (*open_now.values(), *self._pending)}
             self._results = {number: each for number, each in self._results.items() if number in kept}
 
@@ -238,7 +227,7 @@ class IncidentRegistry:
     def set_result(self, incident: Incident, result: EvidenceResult) -> None:
         """Store the result of an incident until it is closed."""
         with self._lock:
-            if any(each.number == incident.number for each in self._open.values()):
+            if any(each.number == incident.number for each in self.open.values()):
                 self._results[incident.number] = result
 
     def result(self, incident: Incident) -> EvidenceResult | None:

@@ -281,7 +281,8 @@ class BundleStore:
         Raises EvidenceError.
         """
         run = _UNSAFE.sub("_", incident.run)[:_NAME_BYTES]
-        path = self._directory / f"{_PARTIAL}{_stamp(wall)}-{run}-{incident.kind.value}"
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall))
+        path = self._directory / f"{_PARTIAL}{stamp}-{run}-{incident.kind.value}"
         shutil.rmtree(path, ignore_errors=True)
         try:
             path.mkdir(mode=0o700)
@@ -319,7 +320,3 @@ class BundleStore:
             return sorted(path.name for path in self._directory.iterdir())
         except OSError as error:
             raise CollectError(f"could not list {self._directory}: {error.strerror}") from None
-
-
-def _stamp(wall: float) -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall))

@@ -43,7 +43,14 @@ def run_limited(
     """
     name = Path(command[0]).name
     try:
-        process = _start(command, environ)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environ,
+        )
     except (OSError, ValueError) as error:
         return ProcessResult(b"", f"could not start {name}: {error}")
     with process:
@@ -55,17 +62,6 @@ def run_limited(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _start(command: Sequence[str], environ: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=environ,
-    )
 
 
 def _restrict(pid: int, memory_bytes: int) -> None:

@@ -39,7 +39,6 @@ from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
     FlightRecorderError,
-    Replies,
     SilentRankError,
     find_silent,
     main_recorder,
@@ -167,10 +166,6 @@ def _add_answer(
         if isinstance(error, SilentRankError):
             bundle.silent.add(rank.rank)
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, str(error)) from None
-    _add_replies(bundle, rank, replies)
-
-
-def _add_replies(bundle: Bundle, rank: RankCondition, replies: Replies) -> None:
     main = main_recorder(replies)
     for handler, reply in replies.items():
         folder = "flight_recorder" if handler == main else f"flight_recorder_{handler}"
@@ -308,23 +303,19 @@ def _process_file(path: Path) -> str:
 
 def final_state(rank: RankCondition, moment: float) -> str:
     """Return the open phase, the process groups and the last records of a rank. `moment` is monotonic."""
-    return _text(_final_state_lines(rank, moment))
-
-
-def _final_state_lines(rank: RankCondition, moment: float) -> Iterator[str]:
-    yield f"rank {rank.rank}: {rank.state.value}, {_ago(moment, rank.last_progress)} without progress"
-    if rank.open_phase is None:
-        yield "no phase is open"
-    else:
-        yield f"in phase {rank.open_phase[0]} for {_ago(moment, rank.open_phase[1])}"
+    idle = _ago(moment, rank.last_progress)
+    lines = [f"rank {rank.rank}: {rank.state.value}, {idle} without progress", "no phase is open"]
+    if rank.open_phase is not None:
+        lines[1] = f"in phase {rank.open_phase[0]} for {_ago(moment, rank.open_phase[1])}"
     for group in rank.groups:
         waits = f"one waits for {_ago(moment, group.oldest)}" if group.oldest else "none is known to wait"
         name = f"{group.name} ({group.members})"
-        yield f"group {name}: {group.enqueued} enqueued, last {group.operation}, {waits}"
+        lines.append(f"group {name}: {group.enqueued} enqueued, last {group.operation}, {waits}")
     try:
-        yield from _last_records(rank.path, moment)
+        lines.extend(_last_records(rank.path, moment))
     except (BlackBoxError, OSError) as error:
-        yield f"its records cannot be read: {error}"
+        lines.append(f"its records cannot be read: {error}")
+    return _text(lines)
 
 
 def _last_records(path: Path, moment: float) -> Iterator[str]:

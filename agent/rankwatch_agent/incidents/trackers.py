@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,13 +32,6 @@ LEAST_SECONDS = 60.0 * len(TrackerMetric) / 10.0
 """Between two points of a run's metrics, whatever the interval: no more than ten values a minute."""
 PASS_SECONDS = 12.0
 """For all runs of one pass. Those that it does not reach are the first of the next one."""
-
-
-class RequestOutcome(StrEnum):
-    """What became of a request to a tracker."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"
 
 
 class TrackersCollector:
@@ -71,7 +63,8 @@ class TrackersCollector:
         self._grafana = grafana
         self._monotonic = monotonic
         self._wall = wall
-        self._outcomes = dict.fromkeys(RequestOutcome, 0)
+        self._outcomes = {"success": 0, "failure": 0}
+        """Of requests."""
         self._sent: dict[str, tuple[Figures, Mapping[str, str]]] = {}
         """Run -> what was sent last."""
         self._incidents: dict[str, str] = {}
@@ -89,7 +82,7 @@ class TrackersCollector:
         for each in Turns(waiting, owner=lambda each: each.owner, spent=self._monotonic, most=PASS_SECONDS):
             self._send(each)
         series = [
-            sample("rankwatch_tracker_requests_total", (outcome.value,), count)
+            sample("rankwatch_tracker_requests_total", (outcome,), count)
             for outcome, count in self._outcomes.items()
         ]
         return Collection(series=series)
@@ -119,7 +112,6 @@ class TrackersCollector:
             self._incidents[run] = f"{text}: {named}" if named else text
 
     def _send(self, tracked: TrackedRun) -> None:
-        """Send the news of one run."""
         before, told = self._sent.get(tracked.run, (None, {}))
         tags = run_tags(tracked.run, self._grafana, tracked.figures.goodput)
         if tracked.run in self._incidents:
@@ -132,9 +124,9 @@ class TrackersCollector:
         try:
             run, step = self._mlflow_run(tracked), tracked.figures.last_step
             server.log_batch(run, tags=tags, metrics=metrics, step=step)
-            self._outcomes[RequestOutcome.SUCCESS] += 1
+            self._outcomes["success"] += 1
         except TrackerError as error:
-            self._outcomes[RequestOutcome.FAILURE] += 1
+            self._outcomes["failure"] += 1
             if self._log_limit.allows(str(error)):
                 logger.warning("run %s is not told to its tracker: %s", tracked.run, error)
         # Also after a failure: what was not taken is not worth a queue.

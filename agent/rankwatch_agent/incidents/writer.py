@@ -51,8 +51,6 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class BundleResult(NamedTuple):
-    """A finished bundle."""
-
     root_causes: tuple[RootCause, ...]
     faults: Counter[EvidenceFault]
     free_bytes: int

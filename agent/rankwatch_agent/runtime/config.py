@@ -217,14 +217,8 @@ class AgentConfig:
     def __post_init__(self) -> None:
         self._check_addresses()
         self._check_collectors()
-        for name in ("max_requests", "max_runs", "max_names", "max_single_ranks", "evidence_bundles"):
-            expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
-        expect(self, "plateau_steps", self.plateau_steps >= 0, "a whole number of at least 0")
-        expect(self, "traces_one_in", self.traces_one_in >= 0, "a whole number of at least 0")
-        expect(
-            self, "traces_file_bytes", self.traces_file_bytes >= 1 << 20, "a whole number of at least 1048576"
-        )
-        expect(self, "evidence_bytes", self.evidence_bytes >= 1 << 20, "a whole number of at least 1048576")
+        for name, least in _LEAST.items():
+            expect(self, name, getattr(self, name) >= least, f"a whole number of at least {least}")
         for name in _SECONDS:
             expect(self, name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
         expect(self, "node", bool(self.node), "a name")
@@ -298,6 +292,11 @@ def _split_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+_LEAST = {
+    **dict.fromkeys(("max_requests", "max_runs", "max_names", "max_single_ranks", "evidence_bundles"), 1),
+    **dict.fromkeys(("plateau_steps", "traces_one_in"), 0),
+    **dict.fromkeys(("traces_file_bytes", "evidence_bytes"), 1 << 20),
+}
 _SECONDS = (
     *("request_timeout_seconds", "retention_seconds", "stall_seconds", "step_window_seconds"),
     *("otlp_interval_seconds", "otlp_timeout_seconds", "traces_heartbeat_seconds"),

@@ -70,7 +70,6 @@ class Connections:
             return True
 
     def release(self, connection: socket.socket) -> None:
-        """Forget a connection."""
         with self._lock:
             self._open.pop(connection, None)
 

@@ -13,6 +13,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
 from typing import NamedTuple
 
 from prometheus_client import Metric as PrometheusMetric
@@ -25,6 +27,7 @@ from rankwatch.conventions.metrics import Kind, Label, Metric
 from rankwatch.identity import span_text, trace_text
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Histogram
+from rankwatch_agent.runtime.server import Page
 from rankwatch_agent.runtime.supervisor import Snapshot
 
 MAX_FORMATS = 4
@@ -44,19 +47,12 @@ Encoder = Callable[[PrometheusCollector], bytes]
 _Key = tuple[str, str, tuple[str, ...]]
 
 
-class Reply(NamedTuple):
-    """Body and content headers of the response to a scrape."""
-
-    body: bytes
-    headers: dict[str, str]
-
-
 @dataclass(slots=True)
 class _SharedReply:
     """The last reply in one format."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    reply: Reply | None = None
+    reply: Page | None = None
     until: float = 0.0
     """When it is too old, monotonic."""
 
@@ -70,15 +66,17 @@ class Exposition:
         self._constant_labels = constant_labels
         self._monotonic = monotonic
         self._shared: dict[tuple[str, bool], _SharedReply] = {}
-        self._process = _ProcessMetrics()
+        self._process = ProcessCollector(registry=None)
+        """The `process_*` metrics of the agent itself."""
         self._lock = threading.Lock()
         self._encoders: dict[str, LineEncoder] = {}
 
-    def serve(self, snapshot: Callable[[], Snapshot], *, accept: str, accept_encoding: str) -> Reply:
-        """As `render`, but clients that ask at about the same time share a reply.
+    def serve(self, snapshot: Callable[[], Snapshot], headers: Message) -> Page:
+        """As `render`, for the headers of a request. Clients that ask at about the same time share a reply.
 
         So that they cannot keep the agent busy, a reply is given again for some multiple of the time it took.
         """
+        accept, accept_encoding = headers.get("Accept", ""), headers.get("Accept-Encoding", "")
         _, content_type = self._encoder(accept)
         key = content_type, gzip_accepted(accept_encoding)
         with self._lock:
@@ -93,15 +91,17 @@ class Exposition:
                 shared.until = ended + _SHARED_FOR * (ended - began)
             return shared.reply
 
-    def render(self, snapshot: Snapshot, *, accept: str, accept_encoding: str) -> Reply:
+    def render(self, snapshot: Snapshot, *, accept: str, accept_encoding: str) -> Page:
         """Return the snapshot for these Accept and Accept-Encoding headers; empty for absent ones."""
         encoder, content_type = self._encoder(accept)
-        body = encoder.encode([*families(snapshot.collections), *self._process.families()])
+        body = encoder.encode(
+            [*families(snapshot.collections), *map(_process_family, self._process.collect())]
+        )
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if gzip_accepted(accept_encoding):
             body = gzip.compress(body, _GZIP_LEVEL)
             headers["Content-Encoding"] = "gzip"
-        return Reply(body, headers)
+        return Page(HTTPStatus.OK, body, headers)
 
     def _encoder(self, accept: str) -> tuple[LineEncoder, str]:
         try:
@@ -260,19 +260,9 @@ def _exemplar_text(exemplar: Exemplar) -> str:
     return f' # {{span_id="{span}",trace_id="{trace}"}} {value} {exemplar.moment:.3f}'
 
 
-class _ProcessMetrics:
-    """The `process_*` metrics of the agent: CPU, memory and file descriptors."""
-
-    def __init__(self) -> None:
-        self._collector = ProcessCollector(registry=None)
-
-    def families(self) -> Iterable[Family]:
-        """Read /proc/self. Families that cannot be read are left out."""
-        for metric in self._collector.collect():
-            points = [
-                Point(sample.name.removeprefix(metric.name), (), sample.value) for sample in metric.samples
-            ]
-            yield Family(metric.name, metric.type, metric.unit, metric.documentation, (), points)
+def _process_family(metric: PrometheusMetric) -> Family:
+    points = [Point(each.name.removeprefix(metric.name), (), each.value) for each in metric.samples]
+    return Family(metric.name, metric.type, metric.unit, metric.documentation, (), points)
 
 
 def fit_label_value(value: str) -> str:

@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
-            "time": self._time(record.created),
+            "time": rfc3339(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -66,10 +66,11 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)
 
-    @staticmethod
-    def _time(seconds: float) -> str:
-        milliseconds = int(seconds % 1 * 1000)
-        return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"
+
+def rfc3339(seconds: float) -> str:
+    """Return a Unix time as text, in UTC."""
+    milliseconds = int(seconds % 1 * 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"
 
 
 class LogOutput(logging.Handler):
@@ -91,7 +92,6 @@ class LogOutput(logging.Handler):
         threading.Thread(target=self._write_forever, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line."""
         line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         with self._changed:
             if len(self._waiting) >= MAX_LINES:

@@ -116,7 +116,7 @@ def build_session(adapter: DeadlineAdapter | None = None) -> requests.Session:
     session.stream = True
     session.hooks["response"].append(_end_response)
     # Without this, a ~/.netrc replaces the Authorization of the headers file.
-    session.auth = _same_request
+    session.auth = lambda request: request
     return session
 
 
@@ -167,10 +167,6 @@ def _end_response(response: requests.Response, **_: Any) -> None:
     response.close()
     if 300 <= response.status_code < 400:
         raise requests.HTTPError(f"status {response.status_code} is a redirect; set the final URL")
-
-
-def _same_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
 
 
 class QuietFilter(logging.Filter):

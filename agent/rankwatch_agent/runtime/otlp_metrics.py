@@ -108,17 +108,15 @@ def _metric(
         data = OtelHistogram(histograms, cumulative)
     else:
         numbers = [
-            _number_point(each, sample, time_range) for each, sample in samples if isinstance(sample, Series)
+            NumberDataPoint(_attributes(each, series), time_range.start, time_range.end, _float(series.value))
+            for each, series in samples
+            if isinstance(series, Series)
         ]
         if terms.instrument is Instrument.GAUGE:
             data = Gauge(numbers)
         else:
             data = Sum(numbers, cumulative, is_monotonic=terms.instrument is Instrument.COUNTER)
     return Metric(terms.name, terms.description, terms.unit, data)
-
-
-def _number_point(terms: OtelMetric, series: Series, time_range: TimeRange) -> NumberDataPoint:
-    return NumberDataPoint(_attributes(terms, series), time_range.start, time_range.end, _float(series.value))
 
 
 def _histogram_point(terms: OtelMetric, histogram: Histogram, time_range: TimeRange) -> HistogramDataPoint:
@@ -157,6 +155,13 @@ def _float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+class BatchOutcome(StrEnum):
+    """What happened to a batch."""
+
+    SENT = "sent"
+    DROPPED = "dropped"
+
+
 class OtlpExport:
     """Sends the snapshots, one export at a time. Nothing queues up behind a slow endpoint.
 
@@ -170,7 +175,10 @@ class OtlpExport:
         self._resource = resource
         self._headers = headers_source(settings.headers_file)
         self._endpoint = self._connect(self._headers())
-        self._batch_counters = _BatchCounters()
+        self._lock = threading.Lock()
+        # Every outcome starts at 0: rate() needs a sample before the first failure.
+        self._batches = dict.fromkeys(BatchOutcome, 0)
+        self._last_success: float | None = None
         self._quiet = QuietFilter()
         self._log_limit = LogLimit()
         self._started = time.time_ns()
@@ -191,7 +199,14 @@ class OtlpExport:
     def snapshot(self) -> Snapshot:
         """Return the snapshot with the counters of the export, for scrapes as well."""
         collected = self._collected()
-        return replace(collected, collections=(*collected.collections, self._batch_counters.collection()))
+        with self._lock:
+            series = [
+                sample("rankwatch_otlp_batches_total", (outcome.value,), count)
+                for outcome, count in self._batches.items()
+            ]
+            if self._last_success is not None:
+                series.append(sample("rankwatch_otlp_last_success_timestamp_seconds", (), self._last_success))
+        return replace(collected, collections=(*collected.collections, Collection(tuple(series))))
 
     def _run_until_stopped(self) -> None:
         first = time.monotonic()
@@ -207,7 +222,10 @@ class OtlpExport:
         return next_start(first, self._settings.interval_seconds, now) - now
 
     def _export(self) -> None:
-        self._update_headers()
+        headers = self._headers()
+        if headers != self._endpoint.headers:
+            previous, self._endpoint = self._endpoint, self._connect(headers)
+            previous.close()
         time_range = TimeRange(self._started, time.time_ns())
         failed = False
         for batch in metric_batches(self.snapshot().collections, time_range, self._settings.max_points):
@@ -215,14 +233,13 @@ class OtlpExport:
                 return
             # After one failure the rest would most likely fail too, each after its timeout.
             failed = failed or not self._endpoint.send(batch)
-            self._batch_counters.count(BatchOutcome.DROPPED if failed else BatchOutcome.SENT, time.time())
-        self._log(failed)
-
-    def _update_headers(self) -> None:
-        headers = self._headers()
-        if headers != self._endpoint.headers:
-            previous, self._endpoint = self._endpoint, self._connect(headers)
-            previous.close()
+            with self._lock:
+                self._batches[BatchOutcome.DROPPED if failed else BatchOutcome.SENT] += 1
+                self._last_success = self._last_success if failed else time.time()
+        if failed and not self._stopping.is_set() and self._log_limit.allows("failed"):
+            # The address without user name and password.
+            host = urlsplit(self._settings.endpoint).netloc.rpartition("@")[2]
+            logger.warning("could not send metrics over OTLP to %s; unsent metrics are dropped", host)
 
     def _connect(self, headers: Mapping[str, str]) -> Endpoint:
         return Endpoint(
@@ -231,44 +248,3 @@ class OtlpExport:
             timeout_seconds=self._settings.timeout_seconds,
             resource=self._resource,
         )
-
-    def _log(self, failed: bool) -> None:
-        if failed and not self._stopping.is_set() and self._log_limit.allows("failed"):
-            # The address without user name and password.
-            host = urlsplit(self._settings.endpoint).netloc.rpartition("@")[2]
-            logger.warning("could not send metrics over OTLP to %s; unsent metrics are dropped", host)
-
-
-class BatchOutcome(StrEnum):
-    """What happened to a batch."""
-
-    SENT = "sent"
-    DROPPED = "dropped"
-
-
-class _BatchCounters:
-    """The export's metrics about itself. Safe for several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # Every outcome starts at 0: rate() needs a sample before the first failure.
-        self._batches = dict.fromkeys(BatchOutcome, 0)
-        self._last_success: float | None = None
-
-    def count(self, outcome: BatchOutcome, at: float) -> None:
-        """Count a batch. `at` is in Unix seconds."""
-        with self._lock:
-            self._batches[outcome] += 1
-            if outcome is BatchOutcome.SENT:
-                self._last_success = at
-
-    def collection(self) -> Collection:
-        """Return the counters as series."""
-        with self._lock:
-            series = [
-                sample("rankwatch_otlp_batches_total", (outcome.value,), count)
-                for outcome, count in self._batches.items()
-            ]
-            if self._last_success is not None:
-                series.append(sample("rankwatch_otlp_last_success_timestamp_seconds", (), self._last_success))
-        return Collection(tuple(series))

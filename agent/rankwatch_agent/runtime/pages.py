@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from email.message import Message
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -43,17 +44,9 @@ def build_routes(
     def index(headers: Message) -> Page:
         return Page(HTTPStatus.OK, _INDEX, {"Content-Type": "text/html; charset=utf-8"})
 
-    def metrics(headers: Message) -> Page:
-        reply = exposition.serve(
-            snapshot,
-            accept=headers.get("Accept", ""),
-            accept_encoding=headers.get("Accept-Encoding", ""),
-        )
-        return Page(HTTPStatus.OK, reply.body, reply.headers)
-
     return {
         "/": with_token(Route(index), token),
-        "/metrics": with_token(Route(metrics), token),
+        "/metrics": with_token(Route(partial(exposition.serve, snapshot)), token),
         **build_probes(snapshot),
     }
 

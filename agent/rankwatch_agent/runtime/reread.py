@@ -110,8 +110,6 @@ class Reread(Generic[Value]):
 
 
 class _Look:
-    """One look at the files."""
-
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.ended = threading.Event()

@@ -188,7 +188,8 @@ class MetricsServer(ThreadingHTTPServer):
             return
         except OSError:
             sent = b""
-        whole = isinstance(request, ssl.SSLSocket) or len(sent) == _LONGEST_HEADER or _ends_header(sent)
+        whole = isinstance(request, ssl.SSLSocket) or len(sent) == _LONGEST_HEADER
+        whole = whole or b"\r\n\r\n" in sent or b"\n\n" in sent
         ended = not sent or events & select.EPOLLHUP or (events & select.EPOLLRDHUP and not whole)
         if not ended and not whole:
             return
@@ -218,8 +219,6 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """One connection, one request."""
-
     server: MetricsServer
 
     def parse_request(self) -> bool:
@@ -268,10 +267,6 @@ class _Connection(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(page.body)
-
-
-def _ends_header(sent: bytes) -> bool:
-    return b"\r\n\r\n" in sent or b"\n\n" in sent
 
 
 def plain_page(status: HTTPStatus, text: str) -> Page:

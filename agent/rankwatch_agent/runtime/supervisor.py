@@ -51,7 +51,6 @@ class Supervisor:
         self._watch = threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True)
 
     def start(self) -> None:
-        """Start every collector."""
         for runner in self._runners:
             runner.start()
         self._watch.start()
@@ -170,12 +169,8 @@ class CollectorHealth:
 
     def overdue(self) -> CollectorHealth:
         """Return the health once the present run has passed its deadline."""
-        return replace(
-            self,
-            state=CollectorState.FAILED,
-            collection=None,
-            runs=self._counted(RunOutcome.DEADLINE),
-        )
+        runs = self._counted(RunOutcome.DEADLINE)
+        return replace(self, state=CollectorState.FAILED, collection=None, runs=runs)
 
     def ended(
         self,
@@ -225,8 +220,6 @@ class Clocks:
 
 
 class _Run(NamedTuple):
-    """The run in progress."""
-
     started: float
     overdue: bool
 

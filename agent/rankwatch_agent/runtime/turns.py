@@ -47,7 +47,6 @@ class Turns(Iterable[_Item]):
 
     @property
     def left(self) -> list[_Item]:
-        """The items that were left out."""
         return [item for queue in self._queues.values() for item in queue]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
@@ -50,7 +51,8 @@ class AffinityCollector:
         gpus = {gpu.uuid: device for gpu in self._inventory.gpus() if (device := self._device(gpu))}
         if not gpus:
             raise NotApplicable("no known GPU is on the PCI bus")
-        nics = find_nics(self._sysfs)
+        # On a machine without an RDMA device, the network interfaces on the PCI bus.
+        nics = _devices(self._sysfs / "class" / "infiniband") or _devices(self._sysfs / "class" / "net")
         if not nics:
             raise NotApplicable("there is no NIC on the PCI bus")
         return Collection(
@@ -67,15 +69,8 @@ class AffinityCollector:
         return locate(str(self._sysfs / "bus" / "pci" / "devices" / gpu.pci_bus_id))
 
 
-def find_nics(sysfs: Path) -> dict[str, PciDevice]:
-    """Return the RDMA devices; on a machine without any, the network interfaces on the PCI bus.
-
-    Virtual functions are left out. Raises CollectError where the devices cannot be listed.
-    """
-    return _devices(sysfs / "class" / "infiniband") or _devices(sysfs / "class" / "net")
-
-
 def _devices(directory: Path) -> dict[str, PciDevice]:
+    """Return the devices without virtual functions. Raises CollectError where they cannot be listed."""
     try:
         names = list_names(str(directory))
     except NotApplicable:
@@ -97,7 +92,10 @@ def nearest(gpu: PciDevice, nics: Mapping[str, PciDevice]) -> dict[str, Distance
 
 def distance(one: PciDevice, other: PciDevice) -> Distance | None:
     """Return what lies between the two devices; None where that takes NUMA nodes which are unknown."""
-    shared = _shared_bridges(one.bridges, other.bridges)
+    # Of both paths, the bridges with which they begin: the first is the host bridge.
+    shared = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.bridges, other.bridges, strict=False))
+    )
     if shared == 0:
         if one.numa_node is None or other.numa_node is None:
             return None
@@ -107,13 +105,3 @@ def distance(one: PciDevice, other: PciDevice) -> Distance | None:
     # Below one switch each device has one bridge of its own, the downstream port.
     own = max(len(one.bridges), len(other.bridges)) - shared
     return Distance.PIX if own <= 1 else Distance.PXB
-
-
-def _shared_bridges(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Count the bridges that both paths begin with; the first is the host bridge."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

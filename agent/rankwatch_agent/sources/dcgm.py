@@ -9,15 +9,15 @@ parser. The labels that identify the GPU come first in every line and hold no qu
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 from collections.abc import Collection as Members
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from http.client import OK, HTTPException, IncompleteRead
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from rankwatch.conventions.metrics import Metric, metric
 from rankwatch.settings import FieldError
 from rankwatch.untrusted.http_client import ask
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
@@ -25,12 +25,11 @@ from rankwatch_agent.runtime.config import AgentConfig, source
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.dcgm_fields import KNOWN_FIELDS, all_names, is_blank, old_name
-from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuInventory, normalise_bus_id
+from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuFinder, GpuInventory, normalise_bus_id
 from rankwatch_agent.sources.shared import Shared
 
 logger = logging.getLogger(__name__)
 
-_MIG_INFO = metric("rankwatch_gpu_mig_info")
 _WHOLE_GPU = ""
 
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,90}")
@@ -108,9 +107,8 @@ class Relayed(NamedTuple):
 
 def relay(samples: Iterable[DcgmSample], inventory: GpuInventory) -> Relayed:
     """Each value once, although dcgm-exporter repeats it for each pod; none that NVML gives already."""
-    exported = inventory.exported()
-    instances = _instances(exported)
-    nvml_is_empty = not inventory.gpus()
+    exported, gpus = inventory.exported(), inventory.gpus()
+    finder = GpuFinder(gpus, exported)
     taken: dict[ExportedKey, Series] = {}
     unmatched: set[str] = set()
     adopted: set[str] = set()
@@ -119,13 +117,13 @@ def relay(samples: Iterable[DcgmSample], inventory: GpuInventory) -> Relayed:
         gpu = _known_gpu(each, inventory)
         if gpu is None and not (_UUID.fullmatch(device) or _BUS_ID.fullmatch(device)):
             continue  # a switch, a CPU, or a line without identity
-        if gpu is None and not nvml_is_empty:
+        if gpu is None and gpus:
             unmatched.add(device)
             continue
         if gpu is None:
             gpu = device
             adopted.add(device)
-        found = _series(each, gpu, instances)
+        found = _series(each, gpu, finder)
         if found is not None and (key := (found.metric.name, found.labels)) not in exported:
             taken.setdefault(key, found)
     return Relayed(tuple(taken.values()), frozenset(unmatched), frozenset(adopted))
@@ -139,29 +137,10 @@ def _known_gpu(sample: DcgmSample, inventory: GpuInventory) -> str | None:
     return known.uuid if known is not None else None
 
 
-def _instances(exported: Iterable[ExportedKey]) -> dict[tuple[str, str], str]:
-    """(GPU, number of the GPU instance) -> UUID of the MIG instance, or its number where it has several."""
-    found: dict[tuple[str, str], str] = {}
-    names = [label.value for label in _MIG_INFO.labels]
-    for name, labels in exported:
-        if name == _MIG_INFO.name:
-            each = dict(zip(names, labels, strict=True))
-            key = (each["gpu"], each["gpu_instance"])
-            found[key] = each["mig"] if key not in found else _instance_name(each["gpu_instance"])
-    return found
-
-
-def _instance_name(gpu_instance: str) -> str:
-    """Stands for the UUID of a MIG instance where that is unknown."""
-    return f"gpu_instance {gpu_instance}"
-
-
-def _series(found: DcgmSample, gpu: str, instances: Mapping[tuple[str, str], str]) -> Series | None:
+def _series(found: DcgmSample, gpu: str, finder: GpuFinder) -> Series | None:
     if is_blank(found.value):
         return None
-    mig = _WHOLE_GPU
-    if found.gpu_instance:
-        mig = instances.get((gpu, found.gpu_instance), _instance_name(found.gpu_instance))
+    mig = finder.instance(gpu, found.gpu_instance).mig if found.gpu_instance else _WHOLE_GPU
     known = KNOWN_FIELDS.get(old_name(found.field))
     if known is None or found.link:
         name = old_name(found.field) + (f" link {found.link}" if found.link else "")
@@ -169,13 +148,9 @@ def _series(found: DcgmSample, gpu: str, instances: Mapping[tuple[str, str], str
     value = known.value(found.value)
     if value is None:
         return None
-    which, labels = _labels(known.metric, known.mig, gpu, mig)
-    return Series(which, (*labels, *known.extra), value)
-
-
-def _labels(whole: Metric, of_instance: Metric | None, gpu: str, mig: str) -> tuple[Metric, tuple[str, ...]]:
-    """Metric and first labels. Without a metric for instances the value belongs to the whole GPU."""
-    return (of_instance, (gpu, mig)) if mig and of_instance is not None else (whole, (gpu,))
+    if mig and known.mig is not None:
+        return Series(known.mig, (gpu, mig, *known.extra), value)
+    return Series(known.metric, (gpu, *known.extra), value)
 
 
 MAX_ANSWER_BYTES = 16 << 20
@@ -183,22 +158,8 @@ MAX_ANSWER_BYTES = 16 << 20
 _USER = re.compile(r"//[^/@]*@")
 
 
-class Endpoint(NamedTuple):
-    """The parts of the URL."""
-
-    host: str
-    port: int
-    target: str
-    """Path and query."""
-    encrypted: bool
-
-    def __str__(self) -> str:
-        scheme = "https" if self.encrypted else "http"
-        return f"{scheme}://{self.host}:{self.port}{self.target}"
-
-
-def parse_endpoint(url: str) -> Endpoint:
-    """Return the parts of an http or https URL; raises FieldError."""
+def parse_endpoint(url: str) -> str:
+    """Return an http or https URL with its port and path; raises FieldError."""
     expected = "a URL such as http://localhost:9400/metrics, without a user and without spaces"
     try:
         parts = urlsplit(url)
@@ -210,18 +171,18 @@ def parse_endpoint(url: str) -> Endpoint:
     if not sound or not url.isascii() or not url.isprintable() or " " in url:
         raise FieldError("dcgm_endpoint", _without_password(url), expected)
     target = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
-    return Endpoint(parts.hostname or "", port, target, parts.scheme == "https")
+    return f"{parts.scheme}://{parts.hostname}:{port}{target}"
 
 
 def _without_password(url: str) -> str:
     return _USER.sub("//...@", url)
 
 
-def fetch(endpoint: Endpoint, timeout_seconds: float) -> bytes:
+def fetch(endpoint: str, timeout_seconds: float) -> bytes:
     """Return the body of the answer, if all of it comes in time; raises CollectError."""
     accept = {"Accept": "text/plain"}
     try:
-        answer = ask(str(endpoint), seconds=timeout_seconds, most_bytes=MAX_ANSWER_BYTES, headers=accept)
+        answer = ask(endpoint, seconds=timeout_seconds, most_bytes=MAX_ANSWER_BYTES, headers=accept)
     except OSError as error:
         raise CollectError(f"could not query {endpoint}: {error}") from None
     except IncompleteRead as error:
@@ -282,7 +243,7 @@ def parse_answer(text: bytes, wanted: Members[str]) -> DcgmAnswer:
     """Return the samples of the wanted fields; lines that cannot be parsed are skipped."""
     samples: list[DcgmSample] = []
     fields = 0
-    for number, line in enumerate(_lines(text)):
+    for number, line in enumerate(io.BytesIO(text)):  # without a list of all of them
         if number >= MAX_LINES or len(samples) >= MAX_SAMPLES:
             return DcgmAnswer(tuple(samples), fields, True)
         name = _NAME.match(line)
@@ -296,16 +257,6 @@ def parse_answer(text: bytes, wanted: Members[str]) -> DcgmAnswer:
         if sample is not None:
             samples.append(sample)
     return DcgmAnswer(tuple(samples), fields, False)
-
-
-def _lines(text: bytes) -> Iterator[bytes]:
-    """One line after another, without a list of all of them."""
-    start = 0
-    while start < len(text):
-        end = text.find(b"\n", start)
-        end = len(text) if end < 0 else end
-        yield text[start:end]
-        start = end + 1
 
 
 def _sample(field: str, line: bytes) -> DcgmSample | None:

@@ -161,7 +161,11 @@ class EthtoolCollector:
         names = [name for name in list_names(str(self._interfaces)) if (self._interfaces / name).is_dir()]
         selected = self._filter.select(names, with_hardware(self._interfaces, names))
         self._selections = {name: known for name, known in self._selections.items() if name in selected}
-        with _open_socket() as connection:
+        try:  # of any kind: it is for ioctls
+            connection = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        except OSError as error:
+            raise CollectError(f"could not open a socket: {error.strerror or error}") from None
+        with connection:
             parts = [lambda name=name: self._series(connection, name) for name in selected]
             return collect_parts(self.name, parts, self._log_limit)
 
@@ -192,14 +196,6 @@ class EthtoolCollector:
         if not known.exported:
             raise NotApplicable(f"{interface} has no statistics of pauses or discards")
         return known
-
-
-def _open_socket() -> socket.socket:
-    """Open a socket for ioctls. Its kind does not matter. Raises CollectError."""
-    try:
-        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    except OSError as error:
-        raise CollectError(f"could not open a socket: {error.strerror or error}") from None
 
 
 Parsed = TypeVar("Parsed")
@@ -353,7 +349,8 @@ def parse_names(answer: Answer) -> tuple[str, ...]:
     if len(answer) < names_size(count):
         raise ValueError(f"{count} names do not fit into {len(answer)} bytes")
     starts = range(_STRINGS.size, names_size(count), _NAME_BYTES)
-    return tuple(_unpadded(answer[start : start + _NAME_BYTES]) for start in starts)
+    padded = (answer[start : start + _NAME_BYTES].partition(b"\0")[0] for start in starts)
+    return tuple(name.decode("ascii", "replace").strip() for name in padded)
 
 
 def values_request(count: int) -> bytes:
@@ -372,7 +369,3 @@ def parse_values(answer: Answer) -> tuple[int, ...]:
     if len(answer) < values_size(count):
         raise ValueError(f"{count} values do not fit into {len(answer)} bytes")
     return struct.unpack_from(f"={count}Q", answer, _STATISTICS.size)
-
-
-def _unpadded(name: bytes) -> str:
-    return name.partition(b"\0")[0].decode("ascii", "replace").strip()

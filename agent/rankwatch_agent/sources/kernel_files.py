@@ -141,10 +141,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def names_or_empty(directory: str) -> list[str]:
-    """Return the names in the directory, or none where it cannot be listed.
-
-    Raises OutOfDescriptorsError.
-    """
+    """Return the names in the directory, or none where it cannot be listed. Raises OutOfDescriptorsError."""
     try:
         return list_names(directory)
     except OutOfDescriptorsError:

@@ -16,6 +16,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,6 @@ from rankwatch_agent.sources.kernel_log_lines import (
     FALLEN_OFF_THE_BUS,
     KernelLogReader,
     KernelRecord,
-    SxidLine,
     XidLine,
     events_in,
     parse_identity,
@@ -112,7 +112,8 @@ class KernelLogCollector:
         self._events: Counter[str] = Counter()
         self._losses = GpuLosses()
         self._nvlink5 = Nvlink5Counts(load_rules())
-        self._sxids = SxidCounts()
+        self._sxids: Counter[tuple[str, str, str]] = Counter()
+        """Errors of NVSwitches by switch, code and severity."""
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -122,7 +123,10 @@ class KernelLogCollector:
         events. Raises NotApplicable where there is no kernel log, CollectError where it cannot be read.
         """
         records = self._reader.read(self._max_lines)
-        boot_time = self._boot_time() if records else None
+        boot_time = None
+        if records:
+            with suppress(NotApplicable, CollectError):
+                boot_time = parse_kernel_file(self._stat, parse_boot_time)
         for record in records:
             self._events.update(events_in(record.text))
             self._count_xid(record, boot_time)
@@ -135,14 +139,10 @@ class KernelLogCollector:
         )
         nvlink5 = self._nvlink5.series(self._gpu_at)
         missed = sample("rankwatch_kernel_log_records_missed_total", (), self._reader.missed)
-        return Collection((*events, *nvlink5, *self._sxids.series(), missed))
-
-    def _boot_time(self) -> float | None:
-        """Return the Unix time of boot, or None where /proc/stat cannot be read."""
-        try:
-            return parse_kernel_file(self._stat, parse_boot_time)
-        except (NotApplicable, CollectError):
-            return None
+        sxids = (
+            sample("rankwatch_nvswitch_sxid_errors_total", key, count) for key, count in self._sxids.items()
+        )
+        return Collection((*events, *nvlink5, *sxids, missed))
 
     def _count_xid(self, record: KernelRecord, boot_time: float | None) -> None:
         identity = parse_identity(record.text)
@@ -166,7 +166,9 @@ class KernelLogCollector:
         line = parse_sxid(record.text)
         if line is None:
             return
-        self._sxids.add(line)
+        key = (line.bus_id, str(line.sxid), "fatal" if line.fatal else "nonfatal")
+        known = key in self._sxids or len(self._sxids) < MAX_SXID_COUNTS
+        self._sxids[key if known else ("other", "other", key[2])] += 1
         if self._log_limit.allows(f"{line}"):
             logger.log(
                 logging.ERROR if line.fatal else logging.WARNING,
@@ -278,24 +280,6 @@ class Nvlink5Counts:
             )
 
 
-class SxidCounts:
-    """Counts the errors of NVSwitches by switch, code and severity. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str, str]] = Counter()
-
-    def add(self, line: SxidLine) -> None:
-        """Count one error."""
-        key = (line.bus_id, str(line.sxid), "fatal" if line.fatal else "nonfatal")
-        known = key in self._counts or len(self._counts) < MAX_SXID_COUNTS
-        self._counts[key if known else ("other", "other", key[2])] += 1
-
-    def series(self) -> Iterator[Series]:
-        """Yield every count."""
-        for key, count in self._counts.items():
-            yield sample("rankwatch_nvswitch_sxid_errors_total", key, count)
-
-
 MOST_CHARACTERS = 240
 """Of a line that is kept."""
 _MOST_CGROUP_CHARACTERS = 4096
@@ -312,7 +296,6 @@ class OomKillReader:
         """The process whose kill was announced last, and its cgroup."""
 
     def take(self, record: KernelRecord) -> None:
-        """Take one record, whatever it is about."""
         text = record.text
         if "oom-kill:" in text and (victim := _VICTIM.match(text)):
             self._victim = int(victim[2]), victim[1][:_MOST_CGROUP_CHARACTERS]

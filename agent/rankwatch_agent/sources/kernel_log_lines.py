@@ -154,10 +154,7 @@ def parse_identity(text: str) -> tuple[str, str] | None:
 
 
 def _severity(xid: int, rest: str) -> str | None:
-    """Return the severity of a code that can be fatal or not.
-
-    Texts of other codes use these words freely.
-    """
+    """Return the severity of a code that can be fatal or not. Texts of other codes use these words freely."""
     found = _SEVERITY.search(rest) if xid in SEVERITY_IN_LOG else None
     if found is None:
         return None

@@ -39,34 +39,12 @@ _MOST_CHARACTERS = 512 << 10
 """Of a mount table, some 4,000 mounts. In a namespace of their own, users can make as many as they like."""
 
 _KERNEL_TYPES = frozenset(
-    [
-        "autofs",
-        "bpf",
-        "binfmt_misc",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "debugfs",
-        "devpts",
-        "devtmpfs",
-        "efivarfs",
-        "fusectl",
-        "hugetlbfs",
-        "mqueue",
-        "nfsd",
-        "nsfs",
-        "proc",
-        "pstore",
-        "ramfs",
-        "rpc_pipefs",
-        "securityfs",
-        "selinuxfs",
-        "squashfs",
-        "sysfs",
-        "tracefs",
-        "fuse.lxcfs",
-        "fuse.portal",
-    ]
+    (
+        *("autofs", "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs"),
+        *("efivarfs", "fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "ramfs"),
+        *("rpc_pipefs", "securityfs", "selinuxfs", "squashfs", "sysfs", "tracefs"),
+        *("fuse.lxcfs", "fuse.portal"),
+    )
 )
 """Types of file systems that hold no data of a run."""
 _MEMORY_TYPE = "tmpfs"
@@ -144,7 +122,11 @@ class MountsCollector:
         for run, _, pid, owner in ranks:  # in the order of turns, so that all users have some asked
             process = self._procfs / str(pid)
             mounts = parse_mountinfo(text_or_empty(process / "mountinfo")[:_MOST_CHARACTERS])
-            for mount in data_mounts(mounts, working_directory(process)):
+            try:  # in the process's own mount namespace; perhaps nobody may read it
+                directory = str((process / "cwd").readlink())
+            except OSError:
+                directory = ""
+            for mount in data_mounts(mounts, directory):
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
                 places.setdefault(mount.device, Place((inside, outside), owner))
@@ -204,14 +186,6 @@ def _rank_of_place(mount: Mount, directory: str) -> tuple[bool, int, bool, int, 
 
 def _inside(path: str, *directories: str) -> bool:
     return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in directories)
-
-
-def working_directory(process: Path) -> str:
-    """Return the process's working directory in its own mount namespace; empty where that may not be read."""
-    try:
-        return str((process / "cwd").readlink())
-    except OSError:
-        return ""
 
 
 def _unescape(text: str) -> str:

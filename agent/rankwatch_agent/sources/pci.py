@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.kernel_files import parse_kernel_file, read_kernel_file
+from rankwatch_agent.sources.kernel_files import parse_kernel_file, text_or_empty
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
@@ -83,8 +83,6 @@ def _numa_node(device: str) -> int | None:
 _NVIDIA = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
 """VGA-compatible and 3D controller: the classes of graphics cards and of data-centre GPUs."""
-_PASSED_THROUGH = "vfio-pci"
-"""Driver of a device that a virtual machine uses; the node does not expect that GPU."""
 
 
 class PciGpus:
@@ -109,7 +107,9 @@ class PciGpus:
             if is_gpu is not None:
                 (self._seen if is_gpu else self._others).add(address)
         # Iterates over a copy: the collectors gpu and gpu_driver call this in threads of their own.
-        return frozenset(address for address in tuple(self._seen) if not self._passed_through(address))
+        # What a virtual machine uses is no GPU of the node.
+        drivers = {address: driver_of(str(self._devices / address)) for address in tuple(self._seen)}
+        return frozenset(address for address, driver in drivers.items() if driver != "vfio-pci")
 
     @property
     def shows_gpus(self) -> bool:
@@ -119,21 +119,8 @@ class PciGpus:
     def _is_gpu(self, address: str) -> bool | None:
         """None where the files of the device cannot be read; they are read again next time."""
         device = self._devices / address
-        vendor, kind = _text(device / "vendor"), _text(device / "class")
-        if vendor is None or kind is None:
+        vendor, kind = (text_or_empty(device / name).strip().lower() for name in ("vendor", "class"))
+        if not vendor or not kind:
             return None
         # A virtual function belongs to a card that is counted itself.
         return vendor == _NVIDIA and kind.startswith(_DISPLAY) and not os.path.lexists(device / "physfn")
-
-    def _passed_through(self, address: str) -> bool:
-        try:
-            return (self._devices / address / "driver").readlink().name == _PASSED_THROUGH
-        except OSError:
-            return False
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return read_kernel_file(path).strip().lower()
-    except (NotApplicable, CollectError):
-        return None

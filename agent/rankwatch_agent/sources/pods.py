@@ -52,20 +52,18 @@ class PodsCollector:
         series.
         """
         try:
-            devices = self._devices()
+            self._check_socket()
+            from rankwatch_agent.sources.pod_resources import ask_kubelet, parse_answer
+
+            timeout_seconds = min(MAX_CALL_SECONDS, _DEADLINE_SHARE * self.deadline_seconds)
+            devices = parse_answer(ask_kubelet(self._socket, timeout_seconds))
+        except ImportError as error:
+            self._failures += 1
+            raise CollectError(f"could not ask the kubelet at {self._socket}: {error}") from None
         except CollectError:
             self._failures += 1
             raise
         return Collection(tuple(self._series(devices)))
-
-    def _devices(self) -> Sequence[PodDevice]:
-        self._check_socket()
-        try:
-            from rankwatch_agent.sources.pod_resources import ask_kubelet, parse_answer
-        except ImportError as error:
-            raise CollectError(f"could not ask the kubelet at {self._socket}: {error}") from None
-        timeout_seconds = min(MAX_CALL_SECONDS, _DEADLINE_SHARE * self.deadline_seconds)
-        return parse_answer(ask_kubelet(self._socket, timeout_seconds))
 
     def _check_socket(self) -> None:
         try:

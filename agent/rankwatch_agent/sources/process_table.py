@@ -101,7 +101,8 @@ class ProcessesCollector:
         chosen, _ = share(self._ranks(), owner=lambda each: each.owner, most=MAX_RANKS)
         for run, rank, pid, _ in chosen:
             threads = self._procfs / str(pid) / "task"
-            states = [process.state for process in _read_all(threads, MAX_THREADS)]
+            names = filter(str.isdecimal, names_or_empty(str(threads))[:MAX_THREADS])
+            states = [process.state for process in _read(str(threads), names)]
             if states:
                 yield sample(
                     "rankwatch_rank_uninterruptible_threads", (run, str(rank)), states.count(_WAITING)
@@ -115,10 +116,6 @@ def read_processes(procfs: Path) -> Iterator[Process]:
     except OSError as error:
         raise CollectError(f"could not list {procfs}: {error.strerror or error}") from None
     yield from _read(str(procfs), filter(str.isdecimal, names))
-
-
-def _read_all(directory: Path, most: int) -> Iterator[Process]:
-    yield from _read(str(directory), filter(str.isdecimal, names_or_empty(str(directory))[:most]))
 
 
 def _read(directory: str, names: Iterable[str]) -> Iterator[Process]:

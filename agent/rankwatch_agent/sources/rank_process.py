@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.kernel_files import names_or_empty, read_kernel_file
+from rankwatch_agent.sources.kernel_files import names_or_empty, text_or_empty
 
 STOPPED = frozenset("Tt")
 """A signal such as SIGSTOP stopped the process, or a debugger holds it."""
@@ -83,7 +82,7 @@ def since(before: ProcessFacts, now: ProcessFacts | None) -> ProcessFacts:
 
 def _stat(directory: Path) -> list[str] | None:
     """Return the fields behind the name."""
-    fields = (_text(directory / "stat") or "").rpartition(")")[2].split()
+    fields = text_or_empty(directory / "stat").rpartition(")")[2].split()
     return fields if len(fields) > _START_FIELD else None
 
 
@@ -97,30 +96,23 @@ def _blocked(process: Path) -> dict[int, int]:
 
 
 def _switches(thread: Path) -> int:
-    lines = (_text(thread / "status") or "").splitlines()
+    lines = text_or_empty(thread / "status").splitlines()
     counts = [line.split()[-1] for line in lines if line.startswith(_SWITCHES)]
     return sum(int(each) for each in counts if each.isdecimal() and len(each) <= _MOST_DIGITS)
 
 
 def _wait_channel(thread: Path) -> str:
     """Return the name; the kernel shows 0 to readers without permission, and for a thread that runs."""
-    name = (_text(thread / "wchan") or "").strip()
+    name = text_or_empty(thread / "wchan").strip()
     return name if name not in ("", "0") and name.isascii() and name.isprintable() else ""
 
 
 def _cpu_wait_share(procfs: Path, process: Path, stat: list[str]) -> float | None:
     """By /proc/PID/schedstat: its second number is the time on a run queue, in nanoseconds."""
     try:
-        waited = int((_text(process / "schedstat") or "").split()[1]) / 1e9
-        up = float((_text(procfs / "uptime") or "").split()[0])
+        waited = int(text_or_empty(process / "schedstat").split()[1]) / 1e9
+        up = float(text_or_empty(procfs / "uptime").split()[0])
         age = up - int(stat[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
     except (ValueError, IndexError, OverflowError):
         return None
     return min(1.0, waited / age) if age > 0.0 else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return read_kernel_file(path)
-    except (NotApplicable, CollectError):
-        return None

@@ -244,8 +244,6 @@ _MAX_MEANING = 200
 
 
 class XidMeaning(NamedTuple):
-    """The entry of one code."""
-
     meaning: str
     severity: str
     """One of SEVERITIES."""
@@ -338,7 +336,6 @@ class Nvlink5Rule(NamedTuple):
     investigate: str = ""
 
     def fits(self, error: Nvlink5Error) -> bool:
-        """Whether the rule covers this error."""
         return (
             error.xid == self.xid
             and error.subcode in self.subcodes

@@ -33,7 +33,7 @@ from rankwatch_agent.training.series.selection import ComparedFigures, RankSelec
 from rankwatch_agent.training.steps.recent import (
     RankPlace,
     RecentMeans,
-    half_series,
+    half_means,
     node_series,
     step_series,
 )
@@ -58,7 +58,6 @@ class _Run:
     outstanding: RankSelection = field(default_factory=RankSelection)
 
     def observe_checkpoint(self, operation: str, seconds: float) -> None:
-        """Take a checkpoint operation that has ended."""
         self.checkpoints.setdefault(operation, Durations()).observe(seconds)
 
 
@@ -138,12 +137,11 @@ class RanksCollector:
         self._paths.advance()
         discovery.poll(moment)
         self._paths.advance()
-        runs = self._read_runs(moment)
-        conditions = self.conditions.update(
-            {run: map(_condition, ranks) for run, ranks in runs.items()},
-            moment,
-            {rank.path: frozenset(rank.totals.collectives.totals) for each in runs.values() for rank in each},
-        )
+        runs, read = self._read_runs(moment)
+        counted = {
+            rank.path: frozenset(rank.totals.collectives.totals) for each in runs.values() for rank in each
+        }
+        conditions = self.conditions.update(read, moment, counted)
         faults = discovery.faults
         self.attempts.update(runs, moment, faults)
         self._life.update(self.attempts.all(), wall, self._offset, faults)
@@ -166,16 +164,21 @@ class RanksCollector:
         """Unix time of a monotonic moment."""
         return moment + self._offset
 
-    def _read_runs(self, moment: float) -> dict[str, list[RankFollower]]:
-        """Return the ranks of each run whose boxes have been read, with what follows from all boxes."""
+    def _read_runs(
+        self, moment: float
+    ) -> tuple[dict[str, list[RankFollower]], dict[str, list[RankCondition]]]:
+        """Return the ranks of each run whose boxes have been read, with what follows from all boxes, and how
+        they are."""
         users = self.gpu_users()
         runs: dict[str, list[RankFollower]] = {}
+        conditions: dict[str, list[RankCondition]] = {}
         for rank in self._discovery.read_ranks():
             with self._discovery.faults.contain(rank.path):
                 rank.totals.recent.take(rank.totals.steps, moment)
                 rank.judge_gpu(users)
+                conditions.setdefault(rank.run, []).append(_condition(rank))
                 runs.setdefault(rank.run, []).append(rank)
-        return runs
+        return runs, conditions
 
     def _compare_ranks(self, runs: Mapping[str, list[RankFollower]]) -> None:
         """Compare the collectives that the ranks have completed since the last time."""
@@ -223,7 +226,7 @@ class RanksCollector:
                 sum_series(run, ranks, wall),
             ]
             if run in shown:
-                of_run += [half_series(run, recent), half_losses(run, ranks), half_writes(run, ranks)]
+                of_run += [half_means(run, recent), half_losses(run, ranks), half_writes(run, ranks)]
             of_run.append(self.ledgers.series(run))
             yield from (_Part(ranks[0], each) for each in of_run)
             yield from (_Part(rank, make.of(rank)) for rank in ranks)

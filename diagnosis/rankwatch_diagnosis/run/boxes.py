@@ -340,7 +340,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         last_progress=max(totals.last_progress, now.step_ended, rank.header.started_monotonic),
         last_sign=max(totals.last_record, now.step_ended, now.step_began, *now.phases_began.values()),
         seen_wall=seen_wall,
-        changed_wall=rank.changed_wall,
+        changed_wall=rank.reader.changed_wall,
         records=records,
         names={number: rank.name(number) for number in set(_name_numbers(records))},
         missed=rank.missed,

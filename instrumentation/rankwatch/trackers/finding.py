@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -93,9 +93,10 @@ def _directory(writer: Any) -> str:
 
 def _mlflow(modules: Mapping[str, Any], env: Mapping[str, str]) -> Found | None:
     run, experiment, uri = env.get("MLFLOW_RUN_ID", ""), env.get("MLFLOW_EXPERIMENT_ID", ""), ""
-    module, active = modules.get("mlflow"), None
+    module = modules.get("mlflow")
     if module is not None:
-        for active in _active_runs(modules):
+        active = _active_run(modules)
+        if active is not None:
             run, experiment = str(active.info.run_id), str(active.info.experiment_id)
         if run:
             uri = str(module.get_tracking_uri())
@@ -106,12 +107,10 @@ def _mlflow(modules: Mapping[str, Any], env: Mapping[str, str]) -> Found | None:
     return Found(Tracker(TrackerKind.MLFLOW, run, page, endpoint), module)
 
 
-def _active_runs(modules: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the run started last, in whatever thread: `mlflow.active_run` knows those of its thread."""
+def _active_run(modules: Mapping[str, Any]) -> Any:
+    """Return the run started last, in whatever thread: `mlflow.active_run` knows those of its thread."""
     latest = getattr(modules.get("mlflow.tracking.fluent"), "_get_latest_active_run", None)
-    active = modules["mlflow"].active_run() if latest is None else latest()
-    if active is not None:
-        yield active
+    return modules["mlflow"].active_run() if latest is None else latest()
 
 
 def _wandb(modules: Mapping[str, Any]) -> Found | None:
@@ -175,6 +174,6 @@ def _is_web_address(url: str) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and "@" not in parts.netloc
     except ValueError:  # such as a bracket that is not closed
         return False

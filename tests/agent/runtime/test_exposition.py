@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from email.message import Message
 
 import pytest
 from hypothesis import given
@@ -172,9 +173,11 @@ def test_shared_reply() -> None:
         return Snapshot((load(len(rendered)),), ())
 
     exposition = Exposition({"node": "n1"}, monotonic=clock)
-    first = exposition.serve(snapshot, accept="", accept_encoding="")
-    assert exposition.serve(snapshot, accept="text/plain", accept_encoding="") is first
-    assert exposition.serve(snapshot, accept="", accept_encoding="gzip") is not first
+    plain, text, compressed = Message(), Message(), Message()
+    text["Accept"], compressed["Accept-Encoding"] = "text/plain", "gzip"
+    first = exposition.serve(snapshot, plain)
+    assert exposition.serve(snapshot, text) is first
+    assert exposition.serve(snapshot, compressed) is not first
     clock.now += 9.0
-    assert exposition.serve(snapshot, accept="", accept_encoding="").body != first.body
+    assert exposition.serve(snapshot, plain).body != first.body
     assert len(rendered) == 3

@@ -433,6 +433,7 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
     [
         (RankFollower, "poll", lambda rank, *_: rank.run == "bad"),
         (RankFollower, "judge_gpu", lambda rank, *_: rank.run == "bad"),
+        (ranks_collector, "_condition", lambda rank: rank.run == "bad"),
         (RunAttempts, "_take", lambda _, rank, *__: rank.run == "bad"),
         (RunAttempts, "_conclude", lambda _, run, *__: run == "bad"),
         (LifeCounters, "_class", lambda _, __, user, *___: user == ALICE),
@@ -453,7 +454,7 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
 def test_box_that_breaks_something(
     node_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    owner: type,
+    owner: object,
     broken: str,
     is_bad: Callable[..., bool],
     error: Exception,

@@ -97,24 +97,22 @@ class GpuCollector:
         the driver hangs, fails or shows no GPU.
         """
         try:
-            return self._collect()
+            if self._expected() == 0 and not (self._library and self._library.exists()):
+                raise NotApplicable("there is no NVIDIA GPU on the PCI bus")
+            answer = self._driver.collect(_DRIVER_SHARE * self.deadline_seconds)
+            result = answer.reading or answer.failure
+            if result is None:
+                raise CollectError("the NVML worker sent an empty answer")
+            for event in result.xids:
+                self._xids.add("nvml", event.uuid, event.xid, event.timestamp_seconds)
+                self._log_xid(event)
+            if isinstance(result, Failure) and not result.gpus:
+                absent = result.absent and not self._expected()
+                raise (NotApplicable if absent else CollectError)(result.message)
+            return self._publish(result)
         except (CollectError, NotApplicable):
             self._inventory.forget_exported()
             raise
-
-    def _collect(self) -> Collection:
-        if self._expected() == 0 and not (self._library and self._library.exists()):
-            raise NotApplicable("there is no NVIDIA GPU on the PCI bus")
-        answer = self._driver.collect(_DRIVER_SHARE * self.deadline_seconds)
-        result = answer.reading or answer.failure
-        if result is None:
-            raise CollectError("the NVML worker sent an empty answer")
-        for event in result.xids:
-            self._xids.add("nvml", event.uuid, event.xid, event.timestamp_seconds)
-            self._log_xid(event)
-        if isinstance(result, Failure) and not result.gpus:
-            raise self._error(result)
-        return self._publish(result)
 
     def _publish(self, result: Reading | Failure) -> Collection:
         gpus = self._with_lost(result.gpus)
@@ -123,7 +121,8 @@ class GpuCollector:
         if isinstance(result, Reading):
             samples += result.samples
         for warning in result.warnings if isinstance(result, Reading) else (result.message,):
-            self._warn(warning)
+            if self._log_limit.allows(warning):
+                logger.warning("collector gpu: part of the reading failed: %s", warning)
         series = tuple(Series(metric(each.metric), each.labels, each.value) for each in samples)
         self._inventory.publish(map(_identity, gpus), ((each.metric.name, each.labels) for each in series))
         return Collection(series)
@@ -143,11 +142,6 @@ class GpuCollector:
             return len(self._pci.expected())
         except (CollectError, NotApplicable):
             return None
-
-    def _error(self, failure: Failure) -> CollectError | NotApplicable:
-        if failure.absent and not self._expected():
-            return NotApplicable(failure.message)
-        return CollectError(failure.message)
 
     def _log_losses(self, gpus: Iterable[Gpu]) -> None:
         """Log each GPU that was lost since the last reading, and each one that is back."""
@@ -175,10 +169,6 @@ class GpuCollector:
                 meaning.action,
                 extra={"event": "xid"},
             )
-
-    def _warn(self, message: str) -> None:
-        if self._log_limit.allows(message):
-            logger.warning("collector gpu: part of the reading failed: %s", message)
 
 
 class GpuDriverCollector:

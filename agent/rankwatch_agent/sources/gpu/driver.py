@@ -130,7 +130,6 @@ class Driver:
         logger.info("the GPU driver is used again")
 
     def close(self) -> None:
-        """End the worker for good."""
         self._closed = True
         self._wanted = False
         with self._request_lock:
@@ -283,7 +282,6 @@ class _Worker:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def request(self, message: bytes, deadline_seconds: float, wanted: Callable[[], bool]) -> bytes:
@@ -329,11 +327,9 @@ class _Worker:
         return self._wait(grace_seconds)
 
     def gone(self) -> bool:
-        """Whether it has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Close the pipes."""
         self._stdin.close()
         self._stdout.close()
 

@@ -153,7 +153,7 @@ class GpuFinder:
             return known
         if old := _OLD_MIG.fullmatch(folded):
             parent = self._by_uuid.get(old[1])
-            return self._instance(parent.gpu, int(old[2]), name=name, compute=int(old[3])) if parent else None
+            return self.instance(parent.gpu, int(old[2]), name=name, compute=int(old[3])) if parent else None
         numbered = _DEVICE_NODE.fullmatch(folded) or _DRA_DEVICE.fullmatch(folded)
         gpu = self._by_node.get(int(numbered[1])) if numbered else None
         if numbered is None or gpu is None:
@@ -161,7 +161,7 @@ class GpuFinder:
         if numbered[2] is None:
             return FoundGpu(gpu, "")
         if numbered[2].isdecimal():
-            return self._instance(gpu, int(numbered[2]))
+            return self.instance(gpu, int(numbered[2]))
         return FoundGpu(gpu, folded)
 
     def by_index(self, index: int, instance: int | None = None) -> FoundGpu | None:
@@ -171,9 +171,11 @@ class GpuFinder:
             return None
         if instance is None:
             return FoundGpu(gpu, "")
-        return self._instance(gpu, instance)
+        return self.instance(gpu, instance)
 
-    def _instance(self, gpu: str, instance: int, *, name: str = "", compute: int | None = None) -> FoundGpu:
+    def instance(
+        self, gpu: str, instance: int | str, *, name: str = "", compute: int | None = None
+    ) -> FoundGpu:
         """Return a MIG instance by its numbers.
 
         If not exactly one instance matches, `name` or `gpu_instance N` stands for its UUID.

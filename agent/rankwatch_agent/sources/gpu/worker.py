@@ -96,8 +96,6 @@ def serve(requests: Requests, answers: BinaryIO, reader: NodeReader) -> None:
 
 
 class Options(NamedTuple):
-    """What the command line says."""
-
     library: Path | None = None
     nvlink_per_link: bool = False
 

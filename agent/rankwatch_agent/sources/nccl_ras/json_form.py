@@ -186,13 +186,10 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
 def _largest(communicators: Sequence[_Communicator]) -> dict[Process, int]:
     """Return the ranks of the largest communicator by process, or none where the largest ones differ."""
     size = max((each.size for each in communicators), default=0)
-    views = (_places(each) for each in communicators if each.size == size)
+    largest = (each for each in communicators if each.size == size)
+    views = ({_process(rank): rank.rank for rank in _all(each)} for each in largest)
     first = next(views, {})
     return first if all(view == first for view in views) else {}
-
-
-def _places(communicator: _Communicator) -> dict[Process, int]:
-    return {_process(each): each.rank for each in _all(communicator)}
 
 
 def _all(communicator: _Communicator) -> Iterator[_Rank | _Missing]:
@@ -231,7 +228,6 @@ class LaunchReader:
 
 
 def total(counts: Counts) -> int:
-    """Sum the launches of all kinds."""
     return sum(count for _, count in counts)
 
 

@@ -119,7 +119,7 @@ class Discovery:
         wanted = {path: owner for run in runs for path, owner in run.boxes.items() if path not in run.refused}
         for path, rank in self.ranks.items():
             # Deleted while its process lives: the descriptor still reads it.
-            gone = path.parent not in self._directories.runs or rank.gone()
+            gone = path.parent not in self._directories.runs or rank.reader.gone()
             if gone and rank.ended_at is None:
                 wanted[path] = rank.owner
         chosen, others = share(wanted.items(), owner=lambda box: box[1], most=self._max_boxes)
@@ -190,7 +190,8 @@ class Discovery:
         for path, rank in list(self.ranks.items()):
             if rank.ended_at is None or rank.ended_at > limit:
                 continue
-            in_its_path, ended = rank.in_its_path(), _Ended(rank.inode, rank.owner, rank.ended_at)
+            ended = _Ended(rank.reader.inode, rank.owner, rank.ended_at)
+            in_its_path = not (rank.reader.gone() or rank.reader.replaced())
             self._drop(path)
             if in_its_path:  # else it is the box of a new process, or a link was put in its way
                 self._remove(path, ended)
@@ -206,14 +207,14 @@ class Discovery:
     def _drop_deleted(self) -> None:
         """Forget ended ranks whose files somebody has removed: they free their places at once."""
         for path, rank in list(self.ranks.items()):
-            if rank.ended_at is not None and rank.gone():
+            if rank.ended_at is not None and rank.reader.gone():
                 self._drop(path)
 
     def _displace(self, path: Path) -> None:
         """Give up a box that others displace; one of an ended rank is still removed in time."""
         rank = self.ranks[path]
         if rank.ended_at is not None:
-            self._ended[path] = _Ended(rank.inode, rank.owner, rank.ended_at)
+            self._ended[path] = _Ended(rank.reader.inode, rank.owner, rank.ended_at)
         self._drop(path)
 
     def _drop(self, path: Path) -> None:

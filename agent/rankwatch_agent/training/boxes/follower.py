@@ -89,10 +89,11 @@ class RankFollower:
         """Of the present process, in order."""
         self.open_phase: tuple[str, float] | None = None
         """Innermost open phase and when it began, monotonic."""
-        self._reader = self._open()
-        self.owner = self._reader.owner
+        self.reader = self._open()
+        """Of the present process's box."""
+        self.owner = self.reader.owner
         """User id of the box's owner."""
-        self.run, self.foreign = self._reader.header.identity.run, False
+        self.run, self.foreign = self.reader.header.identity.run, False
         """The run as labels name it, and whether the box is in a directory of another user."""
         if in_its_place:
             self.run, self.foreign = run_label(path, self.owner, directory)
@@ -100,17 +101,17 @@ class RankFollower:
         self._missed_seen = 0
         """Of the present process, and known to the account of its time."""
         self._note_process()
-        totals.collectives.resolve_by(self._reader.name, self._groups_now)
+        totals.collectives.resolve_by(self.reader.name, self._groups_now)
 
     @property
     def pid(self) -> int | None:
         """The process that writes the box, in the agent's PID namespace; None where it is unknown or gone."""
-        return self._reader.writer_pid
+        return self.reader.writer_pid
 
     @property
     def header(self) -> Header:
         """The header of the present process's box."""
-        return self._reader.header
+        return self.reader.header
 
     @property
     def stage(self) -> str:
@@ -131,7 +132,7 @@ class RankFollower:
     @property
     def missed(self) -> int:
         """Records missed, over all processes of the rank."""
-        return self._missed_before + self._reader.missed
+        return self._missed_before + self.reader.missed
 
     def poll(self, moment: float, *, to_end: bool = False) -> None:
         """Read what is new; `moment` is the monotonic time of now.
@@ -143,30 +144,20 @@ class RankFollower:
         operation before it takes it out of the now block: what the block does not call open any more has its
         record in the ring, and what it calls open although the ring holds its record has ended in between.
         """
-        if self._asked is None and self._reader.replaced():
+        if self._asked is None and self.reader.replaced():
             self._take_new_processes()
-        self.alive = self._reader.writer_alive()
-        self.host_pid = self._reader.writer_pid or self.host_pid
-        self.now = self._reader.now()
+        self.alive = self.reader.writer_alive()
+        self.host_pid = self.reader.writer_pid or self.host_pid
+        self.now = self.reader.now()
         idle_until = self.now.step_began or moment
         self.totals.collectives.observe(self.now.groups)
-        for columns in self._reader.read_to_end() if to_end else (self._reader.poll(_RECORDS_PER_POLL),):
+        for columns in self.reader.read_to_end() if to_end else (self.reader.poll(_RECORDS_PER_POLL),):
             self._take(columns)
         self.totals.steps.settle(moment, idle_until, living=self.alive)
         self.totals.checkpoints.look_for_errors(self.path, self.owner)
         self.open_phase = self._innermost_open()
         self._judge(moment)
         self._keep_account(moment)
-
-    @property
-    def inode(self) -> int:
-        """Inode of the file that is followed."""
-        return self._reader.inode
-
-    @property
-    def changed_wall(self) -> float:
-        """Unix time at which the file was changed last, other than through memory."""
-        return self._reader.changed_wall
 
     def judge_gpu(self, users: Mapping[str, Container[int]]) -> None:
         """Take the GPU that the box names, unless other users have processes on it and its own has none.
@@ -178,19 +169,11 @@ class RankFollower:
 
     def name(self, number: int) -> str:
         """Return the name that records of the present process give by this number; empty without one."""
-        return self._reader.name(number)
-
-    def gone(self) -> bool:
-        """Whether nothing is at the path now, or nothing that can be seen."""
-        return self._reader.gone()
-
-    def in_its_path(self) -> bool:
-        """Whether the path still names the file that is followed."""
-        return not (self._reader.gone() or self._reader.replaced())
+        return self.reader.name(number)
 
     def close(self) -> None:
         """Give the file back."""
-        self._reader.close()
+        self.reader.close()
 
     def _open(self) -> Reader:
         path = self.path
@@ -205,11 +188,11 @@ class RankFollower:
         return reader
 
     def _take(self, columns: Columns) -> None:
-        if self._reader.missed > self._missed_seen:
-            self._missed_seen = self._reader.missed
+        if self.reader.missed > self._missed_seen:
+            self._missed_seen = self.reader.missed
             if self.totals.ledger is not None:
                 self.totals.ledger.missed()
-        self.totals.add(columns, self._reader.name)
+        self.totals.add(columns, self.reader.name)
         if self.newest.maxlen:
             self.newest.extend(columns.records())
 
@@ -243,16 +226,16 @@ class RankFollower:
                 f"{self.path} now belongs to user {reader.owner}", reason=BoxFault.FOREIGN_OWNER
             )
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
-            self._take(self._reader.poll())
-            self.now = self._reader.now()
-        self._reader.close()
-        self._missed_before += self._reader.missed
+            self._take(self.reader.poll())
+            self.now = self.reader.now()
+        self.reader.close()
+        self._missed_before += self.reader.missed
         self._note_end(self.last_sign)
         self.totals.steps.settle(math.inf, math.inf)
         self._end_account()
         if self._before_new_process is not None:
             self._before_new_process(self)
-        self._reader = reader
+        self.reader = reader
         self._missed_seen = 0
         self.newest.clear()
         self.totals.begin_process()
@@ -263,7 +246,7 @@ class RankFollower:
 
     def _groups_now(self) -> Sequence[GroupNow]:
         """Return the table of groups as it stands: one may have been made since this poll began."""
-        return self._reader.now().groups
+        return self.reader.now().groups
 
     def _innermost_open(self) -> tuple[str, float] | None:
         """Return the open phase that began last.
@@ -284,7 +267,7 @@ class RankFollower:
         if not still_open:
             return None
         began, number = max(still_open)
-        name = self.totals.names.bound("phase", self._reader.name(number))
+        name = self.totals.names.bound("phase", self.reader.name(number))
         return (name, began)
 
     def _judge(self, moment: float) -> None:
@@ -335,16 +318,11 @@ class RankFollower:
         message = f"aborted in a thread of a library, after {since:.0f} s without progress"
         return failure._replace(kind=FailureKind.WATCHDOG_ABORT, message=message)
 
-    @property
-    def missed_of_process(self) -> int:
-        """Records missed of the present process."""
-        return self._reader.missed
-
     def _note_process(self) -> None:
         """Note the present process for traces and for the account of its time, if somebody wants them."""
-        self.totals.account(self._reader.header)
+        self.totals.account(self.reader.header)
         if self.totals.notes is not None:
-            self.totals.notes.begin(Process(self.run, self._reader.header, self.owner))
+            self.totals.notes.begin(Process(self.run, self.reader.header, self.owner))
 
     def _keep_account(self, moment: float) -> None:
         """Attribute what no step holds: the end of the process, or a stall."""

@@ -88,8 +88,6 @@ _SHORT_SECONDS = 0.02
 
 @dataclass(eq=False, slots=True)
 class RunDirectory:
-    """The directory of one run."""
-
     path: Path
     owner: int
     """User id."""
@@ -128,7 +126,6 @@ class RunDirectories:
         self._next = float("-inf")
 
     def update(self) -> None:
-        """Look for new directories and boxes."""
         began = self._monotonic()
         if began >= self._next:
             self.runs = {run.path: run for run in self._scan()}

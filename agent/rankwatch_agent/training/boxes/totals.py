@@ -37,8 +37,6 @@ MOST_WORK = 1e30
 
 @dataclass
 class LifecycleTotals:
-    """Lifecycle events of the rank."""
-
     ended_by: Lifecycle | None = None
     """The event that ended the present process; None while it runs, or where it left none."""
     resumes: int = 0

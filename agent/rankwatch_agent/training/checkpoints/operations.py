@@ -127,7 +127,6 @@ class RankCheckpoints:
         return [began for operation, began in self._under_way if operation == _SAVE]
 
     def begins(self, operation: str, began: float, raw: bytes, at: int) -> None:
-        """Take the record of a beginning."""
         _, overlaps = layout.CHECKPOINT_BEGAN.unpack_from(raw, at)
         if operation not in self.operations or len(self._under_way) >= _MOST_UNDER_WAY:
             return

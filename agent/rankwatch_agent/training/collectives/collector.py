@@ -155,7 +155,10 @@ class CollectivesCollector:
             except OSError:
                 continue  # gone meanwhile
             rank = self._ranks.get(path)
-            ranks[path] = rank if rank is not None and rank.owner == owner else self._new(path, run, owner)
+            if rank is None or rank.owner != owner:
+                client = FlightRecorderClient(path, owner, timeout_seconds=self._timeout_seconds)
+                rank = RecordedRank(client, max_groups=self._max_names, run=run, owner=owner)
+            ranks[path] = rank
         return ranks
 
     def _condition(self, path: Path, known: _Known) -> tuple[RunCondition, RankCondition | None]:
@@ -230,10 +233,6 @@ class CollectivesCollector:
             if run in self._comparisons:
                 of_owner[owner].append(of_run(run))
         return in_turns(map(chain.from_iterable, of_owner.values()), most=_MAX_SERIES)
-
-    def _new(self, path: Path, run: str, owner: int) -> RecordedRank:
-        client = FlightRecorderClient(path, owner, timeout_seconds=self._timeout_seconds)
-        return RecordedRank(client, max_groups=self._max_names, run=run, owner=owner)
 
 
 class RecordedRank:

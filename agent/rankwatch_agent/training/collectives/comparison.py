@@ -11,10 +11,9 @@ scatter, which that page leaves out, src/gather.cu and src/scatter.cu.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from math import isnan
 from operator import itemgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.collector import FigureTable, Series
@@ -44,31 +43,18 @@ _TRANSFERS = FigureTable(
 _SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-def _all_but_one(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def _twice_all_but_one(ranks: int) -> float:
-    return 2.0 * (ranks - 1) / ranks
-
-
-def _one(ranks: int) -> float:
-    return 1.0
-
-
-BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
-    {
-        "all_reduce": _twice_all_but_one,
-        "all_gather": _all_but_one,
-        "reduce_scatter": _all_but_one,
-        "all_to_all": _all_but_one,
-        "gather": _all_but_one,
-        "scatter": _all_but_one,
-        "broadcast": _one,
-        "reduce": _one,
-    }
-)
-"""Operation -> factor for the total size, by the number of ranks. A barrier moves next to nothing."""
+BUS_FACTORS = {
+    "all_reduce": (2, 1),
+    "all_gather": (1, 1),
+    "reduce_scatter": (1, 1),
+    "all_to_all": (1, 1),
+    "gather": (1, 1),
+    "scatter": (1, 1),
+    "broadcast": (1, 0),
+    "reduce": (1, 0),
+}
+"""Operation -> how often the total size passes the bus, and how many shares of it never do. A barrier moves
+next to nothing."""
 
 _INPUT_IS_ONE_SHARE = frozenset({"all_gather", "gather"})
 """Operations of which each rank's input is its share of the total size. (The root alone has an input to a
@@ -187,7 +173,6 @@ class RunComparison:
 
 
 def _common(completed: Sequence[Mapping[int, object]]) -> Collection[int]:
-    """Numbers that all have."""
     first, *others = completed
     numbers: Set[int] = set(first) if not others else first.keys()
     for more in others:
@@ -226,12 +211,13 @@ def total_bytes(operation: str, input_bytes: int, ranks: int) -> int:
 
 def bus_factor(operation: str, ranks: int) -> float | None:
     """Return what to multiply the total size with; None where it is not known."""
-    formula = BUS_FACTORS.get(operation)
-    return None if formula is None or ranks < 1 else formula(ranks)
+    if operation not in BUS_FACTORS or ranks < 1:
+        return None
+    times, own = BUS_FACTORS[operation]
+    return times * (ranks - own) / ranks
 
 
 def size_class(total: int) -> str:
-    """Size class by total bytes."""
     if total < MEDIUM_BYTES:
         return SMALL
     return MEDIUM if total < LARGE_BYTES else LARGE

@@ -257,10 +257,9 @@ class CostCollector:
         )
         return Collection(
             (
-                *_price_series(prices),
-                *self._peak_series(models),
+                *self._model_series(prices),
                 *self._run_series(runs, allocated, prices, table),
-                self._failed(),
+                sample("rankwatch_price_table_failures_total", (), self._failures),
             )
         )
 
@@ -298,13 +297,14 @@ class CostCollector:
             if budget is not None:
                 yield sample("rankwatch_run_budget", (run, budget.currency, budget.basis), budget.amount)
 
-    def _peak_series(self, models: Sequence[str]) -> Iterator[Series]:
-        for model in models:
+    def _model_series(self, prices: Mapping[str, Sequence[Price]]) -> Iterator[Series]:
+        for model, valid in prices.items():
+            for each in valid:
+                labels = (model, each.currency, each.basis)
+                yield sample("rankwatch_gpu_price_per_hour", labels, each.price_per_hour)
+        for model in prices:
             for dtype, peak in self._peaks.get(model, {}).items():
                 yield sample("rankwatch_gpu_peak_flops", (model, dtype), peak)
-
-    def _failed(self) -> Series:
-        return sample("rankwatch_price_table_failures_total", (), self._failures)
 
 
 def build_cost(
@@ -334,11 +334,3 @@ def _rates(charged: Mapping[str, float], prices: Mapping[str, Sequence[Price]]) 
             money = Money(price.currency, price.basis)
             found[money] = found.get(money, 0.0) + amount * price.price_per_hour
     return found
-
-
-def _price_series(prices: Mapping[str, Sequence[Price]]) -> Iterator[Series]:
-    for model, valid in prices.items():
-        for each in valid:
-            yield sample(
-                "rankwatch_gpu_price_per_hour", (model, each.currency, each.basis), each.price_per_hour
-            )

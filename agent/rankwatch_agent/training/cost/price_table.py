@@ -96,7 +96,9 @@ def load_price_table(path: Path) -> PriceTable:
             raise UserError(f"could not use {key!r:.60} in {path}: expected entries [[price]] and [[budget]]")
     prices = tuple(_entries(found, "price", path, _PRICE_FIELDS, _price))
     _refuse_overlaps(prices, path)
-    return PriceTable(prices, tuple(_entries(found, "budget", path, _BUDGET_FIELDS, _budget)))
+    return PriceTable(
+        prices, tuple(_entries(found, "budget", path, _BUDGET_FIELDS, lambda fields, _: Budget(**fields)))
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -172,20 +174,16 @@ def _entries(
                     raise UserError(f"could not use {where}: it has no {name}, expected {expected}")
             elif not holds(entry[name]):
                 raise UserError(f"could not use {name} = {entry[name]!r:.60} in {where}: expected {expected}")
-        yield make(entry, where)
+        yield make({**entry, "basis": PriceBasis(entry["basis"])}, where)
 
 
 def _price(entry: dict[str, Any], where: str) -> Price:
-    fields: dict[str, Any] = {**entry, "basis": PriceBasis(entry["basis"])}
+    fields = {**entry}
     fields |= {name: _unix(entry[name]) for name in ("valid_from", "valid_until") if name in entry}
     price = Price(**fields)
     if not price.valid_from < price.valid_until:
         raise UserError(f"could not use {where}: valid_until is not after valid_from")
     return price
-
-
-def _budget(entry: dict[str, Any], where: str) -> Budget:
-    return Budget(**{**entry, "basis": PriceBasis(entry["basis"])})
 
 
 def _unix(value: date) -> float:

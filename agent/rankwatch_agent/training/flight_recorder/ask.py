@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -65,6 +65,7 @@ _MOST_FOUND_AT_ONCE = 64
 Replies = Mapping[str, bytearray]
 """Recorder -> the body of its answer, JSON where the rank is honest."""
 _Key = TypeVar("_Key")
+_Found = TypeVar("_Found")
 
 
 class FlightRecorderError(AgentError):
@@ -211,8 +212,9 @@ def find_silent(clients: Mapping[_Key, FlightRecorderClient]) -> dict[_Key, Flig
     if not clients:
         return {}
     with ThreadPoolExecutor(min(len(clients), _MOST_FOUND_AT_ONCE)) as pool:
-        answers = pool.map(_find, clients.values())
-        return {key: error for key, error in zip(clients, answers, strict=True) if error is not None}
+        answers = pool.map(_outcome, [each.find for each in clients.values()])
+        found = zip(clients, answers, strict=True)
+        return {key: each for key, each in found if isinstance(each, FlightRecorderError)}
 
 
 def ask_all(
@@ -227,21 +229,13 @@ def ask_all(
     waiting = iter([key for key in clients if key not in silent])
     with ThreadPoolExecutor(at_once) as pool:
         while asked := list(islice(waiting, at_once)):
-            answers = pool.map(_answer, [clients[key] for key in asked])
+            answers = pool.map(_outcome, [clients[key].ask for key in asked])
             yield from zip(asked, answers, strict=True)
 
 
-def _find(client: FlightRecorderClient) -> FlightRecorderError | None:
+def _outcome(ask: Callable[[], _Found]) -> _Found | FlightRecorderError:
     try:
-        client.find()
-    except FlightRecorderError as error:
-        return error
-    return None
-
-
-def _answer(client: FlightRecorderClient) -> Replies | FlightRecorderError:
-    try:
-        return client.ask()
+        return ask()
     except FlightRecorderError as error:
         return error
 

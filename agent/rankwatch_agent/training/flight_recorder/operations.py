@@ -93,36 +93,24 @@ def _leave_open(parts: Sequence[Entry] | None) -> None:
             part.closed_by = UNCLOSED
 
 
-_OPERATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "ALLGATHER_coalesced": "all_gather",
-        "REDUCE_SCATTER_coalesced": "reduce_scatter",
-        "_all_gather_base": "all_gather",
-        "_allgather_base": "all_gather",
-        "_broadcast_oop": "broadcast",
-        "_reduce_oop": "reduce",
-        "_reduce_scatter_base": "reduce_scatter",
-        "all_gather_into_tensor": "all_gather",
-        "all_gather_into_tensor_coalesced": "all_gather",
-        "all_gather_single": "all_gather",
-        "all_gather_v": "all_gather",
-        "all_reduce_barrier": "barrier",
-        "all_to_all_single": "all_to_all",
-        "all_to_all_v_single": "all_to_all",
-        "all_to_allv": "all_to_all",
-        "allgather": "all_gather",
-        "allgather_coalesced": "all_gather",
-        "allgather_into_tensor_coalesced": "all_gather",
-        "allreduce": "all_reduce",
-        "allreduce_coalesced": "all_reduce",
-        "alltoall": "all_to_all",
-        "reduce_scatter_single": "reduce_scatter",
-        "reduce_scatter_tensor": "reduce_scatter",
-        "reduce_scatter_tensor_coalesced": "reduce_scatter",
-        "reduce_scatter_v": "reduce_scatter",
-    }
-)
-"""Names of the recorders of PyTorch and torchcomms that differ from ours."""
+_NAMES = {
+    "all_gather": (
+        *("ALLGATHER_coalesced", "_all_gather_base", "_allgather_base", "all_gather_into_tensor"),
+        *("all_gather_into_tensor_coalesced", "all_gather_single", "all_gather_v", "allgather"),
+        *("allgather_coalesced", "allgather_into_tensor_coalesced"),
+    ),
+    "reduce_scatter": (
+        *("REDUCE_SCATTER_coalesced", "_reduce_scatter_base", "reduce_scatter_single"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "reduce_scatter_v"),
+    ),
+    "broadcast": ("_broadcast_oop",),
+    "reduce": ("_reduce_oop",),
+    "barrier": ("all_reduce_barrier",),
+    "all_to_all": (*("all_to_all_single", "all_to_all_v_single", "all_to_allv", "alltoall"),),
+    "all_reduce": (*("allreduce", "allreduce_coalesced"),),
+}
+"""Our name -> other ones of the recorders of PyTorch and torchcomms."""
+_OPERATIONS = {other: ours for ours, others in _NAMES.items() for other in others}
 BATCH = "send_recv"
 """A batch of sends and receives."""
 EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})

@@ -228,7 +228,12 @@ class RankLedger:
             self.stepped = True  # nobody knows whether this is the first one
         elif not self.stepped:
             rest = GoodputState.STARTUP
-        elif self._is_stall(until - self.cursor - self._section_seconds(until), timeout):
+        elif self._is_stall(
+            until
+            - self.cursor
+            - sum(max(0.0, min(each.ended, until) - max(each.began, self.cursor)) for each in self._sections),
+            timeout,
+        ):
             rest = GoodputState.STALL
         else:
             rest = GoodputState.REPLAYED if replayed else GoodputState.PRODUCTIVE
@@ -241,9 +246,6 @@ class RankLedger:
         step."""
         return pause >= _SHORTEST_STALL_SECONDS and is_too_long(pause, timeout())
 
-    def _section_seconds(self, until: float) -> float:
-        return sum(max(0.0, min(each.ended, until) - max(each.began, self.cursor)) for each in self._sections)
-
     def _pass_sections(self, until: float, rest: GoodputState) -> None:
         """Move the cursor: what lies in no section is `rest`. Of two sections at one time the one that began
         first counts, and a restore before all: its phase is that of any checkpoint."""
@@ -251,7 +253,9 @@ class RankLedger:
             return
         known = 0.0
         if self._sections:
-            order = sorted(self._sections, key=_restores_first)
+            order = sorted(
+                self._sections, key=lambda each: (each.state is not GoodputState.RESTORE, each.began)
+            )
             taken: list[tuple[float, float]] = []
             for each in order:
                 seconds = _uncovered(max(each.began, self.cursor), min(each.ended, until), taken)
@@ -333,10 +337,6 @@ def process_start(header: Header) -> float:
     if header.process_started_wall is None:
         return header.started_monotonic
     return header.started_monotonic - max(0.0, header.started_wall - header.process_started_wall)
-
-
-def _restores_first(each: Interval) -> tuple[bool, float]:
-    return each.state is not GoodputState.RESTORE, each.began
 
 
 def _is_time(began: float, ended: float) -> bool:

@@ -144,7 +144,8 @@ class RunLedgers:
     """
 
     def __init__(self, directory: Path | None, started: float) -> None:
-        self._runs: dict[str, RunLedger] = {}
+        self.runs: dict[str, RunLedger] = {}
+        """Those of which the collector `ranks` knows; read them from its thread, or take single numbers."""
         self._seen: dict[str, _Seen] = {}
         """Those whose boxes have been read."""
         self._started = started
@@ -160,15 +161,10 @@ class RunLedgers:
 
     def of(self, run: str) -> RunLedger:
         """Return the ledger of a run, made where there is none."""
-        found = self._runs.get(run)
+        found = self.runs.get(run)
         if found is None:
-            found = self._runs[run] = RunLedger()
+            found = self.runs[run] = RunLedger()
         return found
-
-    @property
-    def runs(self) -> Mapping[str, RunLedger]:
-        """Those of which the collector `ranks` knows; read them from its thread, or take single numbers."""
-        return self._runs
 
     def update(
         self,
@@ -204,12 +200,11 @@ class RunLedgers:
 
     def series(self, run: str) -> Iterator[Series]:
         """Yield what the time of a run was spent on; every state, from the beginning."""
-        for state, seconds in self._runs[run].seconds.items():
+        for state, seconds in self.runs[run].seconds.items():
             yield sample("rankwatch_goodput_seconds_total", (run, state), seconds)
 
     def save(self) -> None:
-        """Write all of them."""
-        runs = {run: [*seen, save_run(self._runs[run])] for run, seen in self._seen.items()}
+        runs = {run: [*seen, save_run(self.runs[run])] for run, seen in self._seen.items()}
         self._file.save({"format": _FORMAT, "runs": runs})
 
     def _forget(
@@ -217,29 +212,29 @@ class RunLedgers:
     ) -> None:
         """Forget runs that are not here any more: too old ones, too many of a user, and those of which no box
         could be read."""
-        gone = [run for run in self._runs if run not in read and run not in followed]
+        gone = [run for run in self.runs if run not in read and run not in followed]
         ended = sorted((run for run in gone if run in self._seen), key=lambda run: self._seen[run].wall)
         recent = [run for run in ended if self._seen[run].wall >= wall - FORGET_SECONDS]
         crowded = excess(
             [*recent, *read],
             owner=lambda run: self._seen[run].owner,
             most=_MOST_KEPT,
-            size=lambda run: self._runs[run].size,
+            size=lambda run: self.runs[run].size,
         )
         kept = set(recent) - set(crowded)
         for run in gone:
             if run not in kept:
-                del self._runs[run]
+                del self.runs[run]
                 self._seen.pop(run, None)
         for run in crowded:
             if run in read:
-                self._runs[run].shrink({each.header.identity.rank for each in read[run]})
+                self.runs[run].shrink({each.header.identity.rank for each in read[run]})
 
     def _load(self, document: Any) -> None:
         found = _runs_in(document)
         runs = {run: load_run(each[-1], self._started) for run, each in found.items()}
         self._seen = {run: _seen(*each[:-1]) for run, each in found.items()}
-        self._runs = runs
+        self.runs = runs
 
 
 def saved_ledger(path: Path, run: str) -> RunLedger | None:

@@ -43,7 +43,6 @@ class AttemptHistory:
         return max(self.by_number, default=0)
 
     def begin(self, number: int, started: float, world_size: int) -> None:
-        """Begin a process of an attempt."""
         span = self.by_number.get(number)
         if span is None:
             self.by_number[number] = AttemptRecord(started, started, world_size)

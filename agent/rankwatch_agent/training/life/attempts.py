@@ -199,7 +199,9 @@ class RunAttempts:
         number = rank.header.identity.rank
         attempt.make_room(number)
         attempt.updated = max(attempt.updated, moment)
-        self._note_first_step(attempt, rank)
+        first = rank.totals.first_step
+        if first is not None and number not in attempt.first_steps and not rank.reader.missed:
+            attempt.first_steps[number] = max(0.0, first[1] - process_start(rank.header))
         attempt.highest_step = max(attempt.highest_step, _last_step(rank))
         if rank.state not in ENDED_STATES and not over:
             attempt.living.add(number)
@@ -238,12 +240,6 @@ class RunAttempts:
         if own is not None:
             attempt.restarts = max(attempt.restarts, own.number)
             attempt.requeues = max(attempt.requeues, own.attempt)
-
-    def _note_first_step(self, attempt: Attempt, rank: RankFollower) -> None:
-        first = rank.totals.first_step
-        number = rank.header.identity.rank
-        if first is not None and number not in attempt.first_steps and not rank.missed_of_process:
-            attempt.first_steps[number] = max(0.0, first[1] - process_start(rank.header))
 
     def _note_end(self, attempt: Attempt, rank: RankFollower, moment: float) -> None:
         number, life = rank.header.identity.rank, rank.totals.lifecycle

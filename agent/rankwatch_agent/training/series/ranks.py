@@ -96,7 +96,11 @@ class RankSeries:
         found.extend(self._memory(rank, key))
         if living:  # an ended rank must not make up for a running one that lacks them
             self._count(rank, found)
-        yield from (each for each in found if not _is_idle(each)) if rank.run in self._shown else found
+        if (
+            rank.run in self._shown
+        ):  # counters of what has not happened: a third of the series of 16,384 ranks
+            found = [each for each in found if each.value or each.metric.kind is not Kind.COUNTER]
+        yield from found
 
     def reporting(self, run: str) -> Iterator[Series]:
         """How many living ranks of a run, of those made so far, have what alerts depend on."""
@@ -177,11 +181,6 @@ class RankSeries:
             yield sample("rankwatch_rank_resident_memory_bytes", key, resident)
         if rank.now.allocator is not None:
             yield from _GPU_MEMORY.series(key, rank.now.allocator)
-
-
-def _is_idle(series: Series) -> bool:
-    """Return True for a counter of what has not happened: a third of the series of 16,384 ranks."""
-    return series.metric.kind is Kind.COUNTER and series.value == 0
 
 
 def _steps_and_scalars(rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:

@@ -17,7 +17,7 @@ from rankwatch_agent.runtime.collector import Series, Wall, sample
 from rankwatch_agent.training.boxes.follower import RankFollower
 from rankwatch_agent.training.boxes.totals import RankTotals
 from rankwatch_agent.training.checkpoints.operations import Checkpoint
-from rankwatch_agent.training.series.selection import halves
+from rankwatch_agent.training.series.selection import half_series
 
 _SAVE = "save"
 _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
@@ -111,21 +111,16 @@ def half_writes(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
     """Of a large run: what speaks for the last writes of all its living ranks on this node."""
     writes = [each.totals.checkpoints.write_seconds for each in ranks if each.state not in ENDED_STATES]
     known = (each for each in writes if each is not None)
-    for half, value in halves(known).items():
-        yield sample("rankwatch_half_checkpoint_last_write_seconds", (run, half), value)
+    yield from half_series("rankwatch_half_checkpoint_last_write_seconds", (run,), known)
 
 
 def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
     """Of a large run: what speaks for the losses of all its living ranks on this node."""
     living = (each.totals.learning.loss for each in ranks if each.state not in ENDED_STATES)
     losses = [each for each in living if each.count]
-    values = {
-        "rankwatch_half_loss_trend": [each.trend for each in losses if each.trend > 0.0],
-        "rankwatch_half_loss_deviation": [each.deviation for each in losses],
-    }
-    for name, known in values.items():
-        for half, value in halves(known).items():
-            yield sample(name, (run, half), value)
+    trends = [each.trend for each in losses if each.trend > 0.0]
+    yield from half_series("rankwatch_half_loss_trend", (run,), trends)
+    yield from half_series("rankwatch_half_loss_deviation", (run,), [each.deviation for each in losses])
 
 
 def _checkpoint_series(run: str, living: Sequence[RankFollower], wall: Wall) -> Iterator[Series]:

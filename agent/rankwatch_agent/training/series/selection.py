@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from rankwatch_agent.runtime.collector import Series, sample
+
 _ABOVE, _STILL_ABOVE = 1.03, 1.02
 """Local time over the node's median from which a rank is shown, and until which it stays: below half of the
 smallest residual of a straggler (`straggler_least_residual`, 0.06)."""
@@ -117,6 +119,12 @@ def _slower(peers: Sequence[ComparedFigures], before: set[str]) -> Iterator[str]
     for rank, value in values.items():
         if value > middle * (_STILL_ABOVE if rank in before else _ABOVE):
             yield rank
+
+
+def half_series(name: str, labels: tuple[str, ...], values: Iterable[float]) -> Iterator[Series]:
+    """Yield what speaks for all ranks of a large run on this node; the half is the last label."""
+    for half, value in halves(values).items():
+        yield sample(name, (*labels, half), value)
 
 
 def halves(values: Iterable[float]) -> dict[str, float]:

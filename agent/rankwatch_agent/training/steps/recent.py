@@ -17,7 +17,7 @@ from rankwatch.conventions.metrics import TOGETHER
 from rankwatch.conventions.states import STEP_PHASES, SlowPhase
 from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch_agent.runtime.collector import Series, sample
-from rankwatch_agent.training.series.selection import halves
+from rankwatch_agent.training.series.selection import half_series
 from rankwatch_agent.training.steps.assembly import StepAssembler
 
 _LOOKS = 30
@@ -225,11 +225,10 @@ def token_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[
 
 
 def late_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[Series]:
-    """Yield what its late steps take."""
     yield sample("rankwatch_recent_late_step_seconds", (*placed, shown), means.late_seconds)
 
 
-def half_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
+def half_means(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
     """Of a large run: what speaks for all ranks of a stage on this node, where only some are exported."""
     for stage, of_stage in _by_stage(ranks).items():
         values = {
@@ -239,8 +238,7 @@ def half_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Se
             "token_local_seconds": [each.local_seconds / each.tokens for each in of_stage if each.tokens > 0],
         }
         for name, known in values.items():
-            for half, value in halves(known).items():
-                yield sample(f"rankwatch_recent_half_{name}", (run, stage, half), value)
+            yield from half_series(f"rankwatch_recent_half_{name}", (run, stage), known)
 
 
 def step_series(run: str, steps: Iterable[float | None]) -> Iterator[Series]:

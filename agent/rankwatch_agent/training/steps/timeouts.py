@@ -47,7 +47,6 @@ class Longest:
         self._second_longest: float | None = None
 
     def add(self, seconds: float) -> None:
-        """One more was observed."""
         if not 0.0 <= seconds < math.inf:
             return
         if self._longest is None or seconds > self._longest:
@@ -90,7 +89,6 @@ class UsualSteps(Longest):
         """Number and seconds of the last steps beyond the timeout."""
 
     def add(self, seconds: float) -> None:
-        """One more was observed."""
         self._count += 1
         if seconds <= self._limit:
             super().add(seconds)

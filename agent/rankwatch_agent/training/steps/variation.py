@@ -30,8 +30,6 @@ _FORWARD, _BACKWARD = "forward", "backward"
 
 @dataclass(slots=True)
 class StepParts:
-    """One step of a rank."""
-
     local_seconds: float = 0.0
     """Own time without checkpoints and evaluation."""
     work: float = 0.0
@@ -76,7 +74,6 @@ class OpenSteps:
         self._max_microbatches = min(_MAX_MICROBATCHES, max(_MIN_MICROBATCHES, records // 8))
 
     def work(self, number: int, tokens: float) -> None:
-        """Work was done in a step."""
         self.of(number).work += tokens
 
     def ended(self, number: int) -> None:

@@ -90,7 +90,6 @@ class Features:
         return self._retry_at.get(feature, 0) <= self._reading
 
     def set_supported(self, feature: str) -> None:
-        """Note that the GPU has the feature."""
         self._supported.add(feature)
         self._retry_at.pop(feature, None)
 
@@ -248,7 +247,6 @@ class Device:
         return value
 
     def sample(self, name: str, value: float, *labels: str) -> Sample:
-        """Return a sample of this GPU."""
         return Sample(name, (self.identity.uuid, *labels), value)
 
     def value(self, name: str, feature: str, raw: float | None, unit: Unit, *labels: str) -> Iterable[Sample]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pynvml
 
-from rankwatch.conventions.metrics import metric
 from rankwatch_agent.sources.gpu.protocol import Sample
 from rankwatch_agent.sources.gpu.reading.device import (
     COUNTER_BYTES,
@@ -26,42 +25,19 @@ from rankwatch_agent.sources.gpu.reading.device import (
 )
 
 _PCIE = (
-    (
-        metric("rankwatch_gpu_pcie_generation").name,
-        "pcie_generation",
-        pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
-        PCIE_GENERATION,
-    ),
-    (
-        metric("rankwatch_gpu_pcie_generation_max").name,
-        "pcie_generation_max",
-        pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
-        PCIE_GENERATION,
-    ),
-    (
-        metric("rankwatch_gpu_pcie_width").name,
-        "pcie_width",
-        pynvml.nvmlDeviceGetCurrPcieLinkWidth,
-        PCIE_LANES,
-    ),
-    (
-        metric("rankwatch_gpu_pcie_width_max").name,
-        "pcie_width_max",
-        pynvml.nvmlDeviceGetMaxPcieLinkWidth,
-        PCIE_LANES,
-    ),
+    ("pcie_generation", pynvml.nvmlDeviceGetCurrPcieLinkGeneration, PCIE_GENERATION),
+    ("pcie_generation_max", pynvml.nvmlDeviceGetMaxPcieLinkGeneration, PCIE_GENERATION),
+    ("pcie_width", pynvml.nvmlDeviceGetCurrPcieLinkWidth, PCIE_LANES),
+    ("pcie_width_max", pynvml.nvmlDeviceGetMaxPcieLinkWidth, PCIE_LANES),
 )
 _REPLAY_FIELD = (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0)
 
 _C2C = "c2c"
 _C2C_COUNT = (pynvml.NVML_FI_DEV_C2C_LINK_COUNT, 0)
 _C2C_GAUGES = {
-    pynvml.NVML_FI_DEV_C2C_LINK_GET_STATUS: (metric("rankwatch_gpu_c2c_links_active").name, FLAG),
-    pynvml.NVML_FI_DEV_C2C_LINK_POWER_STATE: (metric("rankwatch_gpu_c2c_links_low_power").name, FLAG),
-    pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW: (
-        metric("rankwatch_gpu_c2c_bandwidth_bytes").name,
-        MEGABYTES_PER_SECOND,
-    ),
+    pynvml.NVML_FI_DEV_C2C_LINK_GET_STATUS: ("rankwatch_gpu_c2c_links_active", FLAG),
+    pynvml.NVML_FI_DEV_C2C_LINK_POWER_STATE: ("rankwatch_gpu_c2c_links_low_power", FLAG),
+    pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW: ("rankwatch_gpu_c2c_bandwidth_bytes", MEGABYTES_PER_SECOND),
 }
 """Field of a link -> metric, which is the sum over the links."""
 _C2C_KINDS = {
@@ -76,8 +52,8 @@ FIELDS: dict[FieldKey, str] = {_REPLAY_FIELD: "pcie_replays", _C2C_COUNT: _C2C}
 _BYTES = "rankwatch_gpu_nvlink_bytes_total"
 _ERRORS = "rankwatch_gpu_nvlink_errors_total"
 _BY_LINK = {
-    _BYTES: metric("rankwatch_gpu_nvlink_link_bytes_total").name,
-    _ERRORS: metric("rankwatch_gpu_nvlink_link_errors_total").name,
+    _BYTES: "rankwatch_gpu_nvlink_link_bytes_total",
+    _ERRORS: "rankwatch_gpu_nvlink_link_errors_total",
 }
 """Metric over all links -> the same of each link."""
 _NVLINK_BYTES = "nvlink_bytes"
@@ -120,8 +96,8 @@ _FABRIC_STATES = {
 
 def read_pcie(gpu: Device) -> Iterable[Sample]:
     """Yield generation, lanes and replays."""
-    for name, feature, function, unit in _PCIE:
-        yield from gpu.value(name, feature, gpu.query(feature, function), unit)
+    for feature, function, unit in _PCIE:
+        yield from gpu.value(f"rankwatch_gpu_{feature}", feature, gpu.query(feature, function), unit)
     yield from gpu.field("rankwatch_gpu_pcie_replays_total", "pcie_replays", _REPLAY_FIELD, EVENTS)
 
 
@@ -197,7 +173,6 @@ class LinkTotal:
         self._before_resets = 0.0
 
     def update(self, link: int, value: float) -> None:
-        """Set the link's counter."""
         last = self.last.get(link)
         if last is not None and value < last:
             self._before_resets += last
@@ -282,25 +257,17 @@ def _states(gpu: Device, ports: Iterable[int]) -> dict[int, bool]:
     return states
 
 
-class _HealthBits(NamedTuple):
-    """Some bits of the fabric's health mask (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_...)."""
-
-    reason: str
-    shift: int
-    width: int
-    healthy: int
-    """Value that denies the fault; 0 means unknown, every other value means the fault."""
-
-
 _HEALTH_MASK = (
-    _HealthBits("degraded_bandwidth", 0, 0x3, 2),
-    _HealthBits("route_recovery", 2, 0x3, 2),
-    _HealthBits("route_unhealthy", 4, 0x3, 2),
-    _HealthBits("access_timeout_recovery", 6, 0x3, 2),
-    _HealthBits("incorrect_configuration", 8, 0xF, 1),
-    _HealthBits("no_partition", 12, 0x3, 1),
-    _HealthBits("fabric_manager_disconnected", 14, 0x3, 1),
+    ("degraded_bandwidth", 0, 0x3, 2),
+    ("route_recovery", 2, 0x3, 2),
+    ("route_unhealthy", 4, 0x3, 2),
+    ("access_timeout_recovery", 6, 0x3, 2),
+    ("incorrect_configuration", 8, 0xF, 1),
+    ("no_partition", 12, 0x3, 1),
+    ("fabric_manager_disconnected", 14, 0x3, 1),
 )
+"""Reason, place and width of its bits in the fabric's health mask (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_...),
+and the value that denies the fault: 0 means unknown, every other value means the fault."""
 _NO_HEALTH_MASK = 0xFFFFFFFF
 
 
@@ -329,10 +296,10 @@ def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:
     """(reason, whether there is a fault) for each reason that a health mask knows about."""
     if mask == _NO_HEALTH_MASK:
         return
-    for bits in _HEALTH_MASK:
-        value = mask >> bits.shift & bits.width
+    for reason, shift, width, healthy in _HEALTH_MASK:
+        value = mask >> shift & width
         if value:
-            yield bits.reason, value != bits.healthy
+            yield reason, value != healthy
 
 
 def _fabric_info_without_health(handle: object) -> Any:
