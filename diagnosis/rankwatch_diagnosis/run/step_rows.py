@@ -3,8 +3,8 @@
 A step becomes a row for each operation, one after another: a phase is its own time followed by the
 communication that blocked the training thread in it, as `rankwatch_agent.training.steps.split` tells the
 two apart. On a GPU the times of the compute stream replace those of the host; a step whose own time and waits
-could not be told apart there has no rows. A short step has rows if its phases were timed, or if it is a single event:
-then its own time is `other`. A collective whose end was not seen has no row.
+could not be told apart there has no rows. A short step has rows if its phases were timed, or if it is a
+single event: then its own time is `other`. A collective whose end was not seen has no row.
 
 In the table of phases, checkpoints and evaluations stand apart, wherever they lie. Steps that are single
 events are left out, so that one of them does not hide what the others do.

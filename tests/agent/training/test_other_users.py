@@ -260,7 +260,7 @@ def test_too_many_series(node_directory: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_many_directories(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who makes directories without end slows the search down, and hides no run."""
-    monkeypatch.setattr("rankwatch_agent.training.run_directories.MAX_RUNS_OF_OWNER", 10)
+    monkeypatch.setattr("rankwatch_agent.training.boxes.run_directories.MAX_RUNS_OF_OWNER", 10)
     with rank(node_directory, "steps(2)\nready()", before=become(BOB)):
         run_as(ALICE, node_directory, "for n in range(500): (directory / f'd{n}').mkdir()")
         collection = RanksCollector(directory=node_directory).collect()
@@ -428,28 +428,29 @@ def test_work_beyond_all_numbers(node_directory: Path) -> None:
         settled(collector, lambda each: values(each, "rankwatch_node_tokens_total") == wanted)
 
 
+ARITHMETIC, CLOSED = OverflowError("math range error"), PermissionError(13, "Permission denied")
+
+
 @pytest.mark.parametrize(
-    ("owner", "broken", "is_bad"),
+    ("owner", "broken", "is_bad", "error", "fault"),
     [
-        (RankFollower, "poll", lambda rank, *_: rank.run == "bad"),
-        (RankFollower, "judge_gpu", lambda rank, *_: rank.run == "bad"),
-        (ranks_collector, "_condition", lambda rank: rank.run == "bad"),
-        (RunAttempts, "_take", lambda _, rank, *__: rank.run == "bad"),
-        (RunAttempts, "_conclude", lambda _, run, *__: run == "bad"),
-        (LifeCounters, "_class", lambda _, __, user, *___: user == ALICE),
-        (TrackedRuns, "_read", lambda _, box, *__: box.parent.name == "bad"),
-        (RunLedger, "charge_ended", lambda _, __, living: not living),
-        (RankSeries, "_compared", lambda _, rank, *__: rank.run == "bad"),
+        (RankFollower, "poll", lambda rank, *_: rank.run == "bad", CLOSED, BoxFault.UNREADABLE),
+        *(
+            (*each, ARITHMETIC, BoxFault.GARBAGE)
+            for each in (
+                (RankFollower, "poll", lambda rank, *_: rank.run == "bad"),
+                (RankFollower, "judge_gpu", lambda rank, *_: rank.run == "bad"),
+                (ranks_collector, "_condition", lambda rank: rank.run == "bad"),
+                (RunAttempts, "_take", lambda _, rank, *__: rank.run == "bad"),
+                (RunAttempts, "_conclude", lambda _, run, *__: run == "bad"),
+                (LifeCounters, "_class", lambda _, __, user, *___: user == ALICE),
+                (TrackedRuns, "_read", lambda _, box, *__: box.parent.name == "bad"),
+                (RunLedger, "charge_ended", lambda _, __, living: not living),
+                (RankSeries, "_compared", lambda _, rank, *__: rank.run == "bad"),
+            )
+        ),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
-)
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (OverflowError("math range error"), BoxFault.GARBAGE),
-        (PermissionError(13, "its folder was closed"), BoxFault.UNREADABLE),
-    ],
-    ids=["arithmetic", "folder"],
 )
 def test_box_that_breaks_something(
     node_directory: Path,
