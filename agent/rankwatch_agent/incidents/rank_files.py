@@ -226,7 +226,7 @@ def stopped_ranks(condition: RunCondition, procfs: Path = Path("/proc")) -> tupl
     return tuple(found[:MAX_ROOT_CAUSES])
 
 
-def look_again(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
+def reread_processes(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
     """Keep of a process that was blocked only what is still so."""
     for rank, before in bundle.facts.items():
         bundle.facts[rank] = since(before, read_facts(procfs, before.pid))

@@ -42,7 +42,7 @@ from rankwatch_agent.incidents.rank_files import (
     add_process_states,
     add_stacks,
     add_terminated_stacks,
-    look_again,
+    reread_processes,
 )
 
 WRITE_SECONDS = 120.0
@@ -89,7 +89,7 @@ class BundleWriter:
         add_profiles(bundle)
         add_final_states(bundle)
         _add_metrics(bundle, self.history)
-        look_again(bundle)
+        reread_processes(bundle)
         folder.use_reserve()
         with bundle.part(RANKS_NAME):
             folder.write(RANKS_NAME, [ranks_file(bundle)])

@@ -200,7 +200,7 @@ class EthtoolCollector:
 
 Parsed = TypeVar("Parsed")
 
-Answer = bytes | mmap.mmap
+Buffer = bytes | mmap.mmap
 """What the kernel wrote, with unused room behind it."""
 
 MAX_STATISTICS = 65_536
@@ -259,7 +259,7 @@ class DriverStatistics:
         """
         return self._request(values_request(count), values_size(MAX_STATISTICS), parse_values)
 
-    def _request(self, request: bytes, room: int, parse: Callable[[Answer], Parsed]) -> Parsed:
+    def _request(self, request: bytes, room: int, parse: Callable[[Buffer], Parsed]) -> Parsed:
         with mmap.mmap(-1, room) as answer:
             answer[: len(request)] = request
             self._call(answer)
@@ -327,7 +327,7 @@ def count_request() -> bytes:
     return _SET_INFO.pack(_GSSET_INFO, 0, 1 << _STATISTICS_SET, 0)
 
 
-def parse_statistics_count(answer: Answer) -> int:
+def parse_statistics_count(answer: Buffer) -> int:
     """Return the number of statistics; 0 where the driver has cleared the bit of the request."""
     _, _, mask, count = _SET_INFO.unpack_from(answer)
     return int(count) if mask & 1 << _STATISTICS_SET else 0
@@ -343,7 +343,7 @@ def names_size(count: int) -> int:
     return _STRINGS.size + count * _NAME_BYTES
 
 
-def parse_names(answer: Answer) -> tuple[str, ...]:
+def parse_names(answer: Buffer) -> tuple[str, ...]:
     """Return the names in the order of the values. Raises ValueError where the answer is cut off."""
     count = _STRINGS.unpack_from(answer)[2]
     if len(answer) < names_size(count):
@@ -363,7 +363,7 @@ def values_size(count: int) -> int:
     return _STATISTICS.size + count * 8
 
 
-def parse_values(answer: Answer) -> tuple[int, ...]:
+def parse_values(answer: Buffer) -> tuple[int, ...]:
     """Return the values. Raises ValueError where the answer is cut off."""
     count = _STATISTICS.unpack_from(answer)[1]
     if len(answer) < values_size(count):

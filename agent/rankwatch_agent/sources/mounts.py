@@ -30,9 +30,9 @@ ANSWER_SECONDS = 2.0
 MAX_RUNS = 64
 MAX_MOUNTS = 16
 """File systems of one run that get series."""
-MAX_ASKED = 64
+MAX_PROBES = 64
 """File systems asked, and so threads that a node full of dead file servers can cost."""
-MAX_ASKED_OF_USER = 16
+MAX_PROBES_OF_USER = 16
 """Of these, for the runs of one user: those that never answer keep their places."""
 MAX_NFS = 32
 _MOST_CHARACTERS = 512 << 10
@@ -104,7 +104,7 @@ class MountsCollector:
         self._procfs = procfs
         self._rootfs = rootfs
         self._ranks = ranks
-        self._asker = Asker(statvfs, answer_seconds)
+        self._prober = FileSystemProber(statvfs, answer_seconds)
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -130,7 +130,7 @@ class MountsCollector:
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
                 places.setdefault(mount.device, Place((inside, outside), owner))
-        answers = self._asker.ask(places)
+        answers = self._prober.probe(places)
         for run, mount in found:
             yield from _mount_series(run, mount, answers.get(mount.device))
 
@@ -193,7 +193,7 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), text)
 
 
-class Answer(NamedTuple):
+class FileSystemState(NamedTuple):
     """What a file system answered."""
 
     responding: bool | None
@@ -201,43 +201,43 @@ class Answer(NamedTuple):
     space: os.statvfs_result | None
 
 
-class Asker:
+class FileSystemProber:
     """Asks file systems side by side, each in a thread. Used by one thread."""
 
     def __init__(self, statvfs: Callable[[str], os.statvfs_result], answer_seconds: float) -> None:
         self._statvfs = statvfs
         self._answer_seconds = answer_seconds
-        self._asked: dict[str, _Question] = {}
+        self._probes: dict[str, _Probe] = {}
 
-    def ask(self, places: Mapping[str, Place]) -> dict[str, Answer]:
-        """Device -> its answer. places: by device.
+    def probe(self, places: Mapping[str, Place]) -> dict[str, FileSystemState]:
+        """Return the state of each device. places: by device.
 
         One that still owes an older answer is not asked again. It counts as dead.
         """
-        waiting = {device: each for device, each in self._asked.items() if each.is_alive()}
-        self._asked = waiting
+        waiting = {device: each for device, each in self._probes.items() if each.is_alive()}
+        self._probes = waiting
         asked = Counter(each.place.owner for each in waiting.values())
         for device, place in places.items():
-            room = len(self._asked) < MAX_ASKED and asked[place.owner] < MAX_ASKED_OF_USER
+            room = len(self._probes) < MAX_PROBES and asked[place.owner] < MAX_PROBES_OF_USER
             if device not in waiting and room:
                 asked[place.owner] += 1
-                self._asked[device] = _Question(device, place, self._statvfs)
-                self._asked[device].start()
+                self._probes[device] = _Probe(device, place, self._statvfs)
+                self._probes[device].start()
         end = time.monotonic() + self._answer_seconds
-        for question in self._asked.values():
-            question.join(max(0.0, end - time.monotonic()))
+        for probe in self._probes.values():
+            probe.join(max(0.0, end - time.monotonic()))
         return {
-            device: Answer(False, None) if each.is_alive() else each.answer
-            for device, each in self._asked.items()
+            device: FileSystemState(False, None) if each.is_alive() else each.answer
+            for device, each in self._probes.items()
         }
 
 
-class _Question(threading.Thread):
+class _Probe(threading.Thread):
     """Asks one file system, and may never end."""
 
     def __init__(self, device: str, place: Place, statvfs: Callable[[str], os.statvfs_result]) -> None:
         super().__init__(name=f"statvfs-{device}", daemon=True)
-        self.answer = Answer(None, None)
+        self.answer = FileSystemState(None, None)
         self._device = device
         self.place = place
         self._statvfs = statvfs
@@ -248,15 +248,15 @@ class _Question(threading.Thread):
             try:
                 number = os.stat(path).st_dev  # noqa: PTH116 - the path may hold a name that is no text
                 if f"{os.major(number)}:{os.minor(number)}" == self._device:
-                    self.answer = Answer(True, self._statvfs(path))
+                    self.answer = FileSystemState(True, self._statvfs(path))
                     return
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno in _DEAD:
-                    self.answer = Answer(False, None)
+                    self.answer = FileSystemState(False, None)
                     return
 
 
-def _mount_series(run: str, mount: Mount, answer: Answer | None) -> Iterator[Series]:
+def _mount_series(run: str, mount: Mount, answer: FileSystemState | None) -> Iterator[Series]:
     labels = (run, mount.path)
     yield sample("rankwatch_run_mount_info", (*labels, mount.source, mount.type), 1)
     if answer is None or answer.responding is None:

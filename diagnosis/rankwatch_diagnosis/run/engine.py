@@ -29,8 +29,8 @@ from rankwatch_diagnosis.run.processes import (
     contention,
     cpu_pressure,
     lacks_cpus,
-    look_again,
-    look_at,
+    read_processes,
+    reread_processes,
     with_processes,
 )
 from rankwatch_diagnosis.run.replicas import difference, judge_replicas
@@ -158,10 +158,10 @@ def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[R
         recorders = gather_recorders(folder, boxes)
         answered = len(recorders.snapshots)
         return recorders, Processes(facts=copied.processes, silent=copied.silent, answered=answered)
-    before = look_at(living_paths(folder, boxes))
+    before = read_processes(living_paths(folder, boxes))
     stopped = Processes(facts=before).stopped
     recorders = gather_recorders(folder, boxes, stopped=stopped)
-    facts, pressure = look_again(before), cpu_pressure() if before else None
+    facts, pressure = reread_processes(before), cpu_pressure() if before else None
     return recorders, Processes(
         facts=facts, silent=recorders.silent, answered=recorders.live, pressure=pressure
     )

@@ -44,7 +44,7 @@ class Processes:
         return frozenset(rank for rank, each in self.facts.items() if each.stopped)
 
 
-def look_at(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int, ProcessFacts]:
+def read_processes(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int, ProcessFacts]:
     """Return the processes that write these boxes; those that are not seen from here are left out.
 
     procfs: this process's own, whose process ids are those of the kernel's lock holders.
@@ -59,7 +59,9 @@ def look_at(boxes: Mapping[int, Path], procfs: Path = Path("/proc")) -> dict[int
     return found
 
 
-def look_again(before: Mapping[int, ProcessFacts], procfs: Path = Path("/proc")) -> dict[int, ProcessFacts]:
+def reread_processes(
+    before: Mapping[int, ProcessFacts], procfs: Path = Path("/proc")
+) -> dict[int, ProcessFacts]:
     """Return the same processes now; a blocked one counts only where it has been so all the time."""
     return {rank: since(each, read_facts(procfs, each.pid)) for rank, each in before.items()}
 

@@ -262,18 +262,18 @@ def test_file_systems_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None
     """Those of one user leave places in which that of another one is asked."""
     release = threading.Event()
 
-    def run(question: mounts._Question) -> None:
+    def run(question: mounts._Probe) -> None:
         if question.place.owner == 1:
             release.wait()
-        question.answer = mounts.Answer(True, None)
+        question.answer = mounts.FileSystemState(True, None)
 
-    monkeypatch.setattr(mounts._Question, "run", run)
-    asker = mounts.Asker(os.statvfs, 0.1)
+    monkeypatch.setattr(mounts._Probe, "run", run)
+    prober = mounts.FileSystemProber(os.statvfs, 0.1)
     dead = {f"9:{each}": mounts.Place((), 1) for each in range(100)}
     try:
-        assert len(asker.ask(dead)) == mounts.MAX_ASKED_OF_USER
-        answers = asker.ask(dead | {"8:1": mounts.Place((), 2)})
+        assert len(prober.probe(dead)) == mounts.MAX_PROBES_OF_USER
+        answers = prober.probe(dead | {"8:1": mounts.Place((), 2)})
         assert answers["8:1"].responding
-        assert len(answers) == mounts.MAX_ASKED_OF_USER + 1
+        assert len(answers) == mounts.MAX_PROBES_OF_USER + 1
     finally:
         release.set()

@@ -17,7 +17,13 @@ from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.run.processes import Processes, contention, cpu_pressure, look_at, with_processes
+from rankwatch_diagnosis.run.processes import (
+    Processes,
+    contention,
+    cpu_pressure,
+    read_processes,
+    with_processes,
+)
 from rankwatch_diagnosis.run.report import lines
 from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
@@ -112,13 +118,13 @@ def test_stopped_process_is_seen(tmp_path: Path) -> None:
     """The holder of the box's lock is looked at, which is right in containers and after a pid was reused."""
     with rank(tmp_path, "steps(3)\nready()") as process:
         box = tmp_path / "job" / "0.blackbox"
-        assert look_at({0: box})[0].state != "T"
+        assert read_processes({0: box})[0].state != "T"
         os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: look_at({0: box})[0].state == "T", "the process is stopped")
+        until(lambda: read_processes({0: box})[0].state == "T", "the process is stopped")
         verdict = diagnose_run(tmp_path)
         assert [each["process"]["state"] for each in verdict.ranks_seen] == ["T"]  # type: ignore[index]
         assert any(", process in state T" in line for line in lines(verdict))
-    assert look_at({0: box}) == {}
+    assert read_processes({0: box}) == {}
 
 
 def test_processes_of_a_bundle(tmp_path: Path) -> None:

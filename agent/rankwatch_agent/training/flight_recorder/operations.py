@@ -106,8 +106,8 @@ _NAMES = {
     "broadcast": ("_broadcast_oop",),
     "reduce": ("_reduce_oop",),
     "barrier": ("all_reduce_barrier",),
-    "all_to_all": (*("all_to_all_single", "all_to_all_v_single", "all_to_allv", "alltoall"),),
-    "all_reduce": (*("allreduce", "allreduce_coalesced"),),
+    "all_to_all": ("all_to_all_single", "all_to_all_v_single", "all_to_allv", "alltoall"),
+    "all_reduce": ("allreduce", "allreduce_coalesced"),
 }
 """Our name -> other ones of the recorders of PyTorch and torchcomms."""
 _OPERATIONS = {other: ours for ours, others in _NAMES.items() for other in others}

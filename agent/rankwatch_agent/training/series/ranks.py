@@ -98,7 +98,7 @@ class RankSeries:
             self._count(rank, found)
         if (
             rank.run in self._shown
-        ):  # counters of what has not happened: a third of the series of 16,384 ranks
+        ):  # counters of what never happened are a third of the series of a large run
             found = [each for each in found if each.value or each.metric.kind is not Kind.COUNTER]
         yield from found
 
