@@ -31,10 +31,10 @@ class Shared(SharedBySources):
     incidents: IncidentRegistry
     history: MetricsHistory
     notes: Notes | None
-    """What `ranks` notes for traces; None where they go nowhere."""
+    """Notes that `ranks` takes for traces; None where they go nowhere."""
     exemplars: Exemplars
     services: list[AbstractContextManager[object]] = field(default_factory=list)
-    """What runs beside the collectors that use it, for as long as the agent, and ends after them."""
+    """Services that run beside the collectors that use them, for as long as the agent, and end after them."""
 
 
 def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:

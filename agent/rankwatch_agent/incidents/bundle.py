@@ -122,7 +122,7 @@ class BundleFolder:
         return self._left + self._reserved
 
     def use_reserve(self) -> None:
-        """Releases the reserved bytes for the files that follow."""
+        """Release the reserved bytes for the files that follow."""
         self._left, self._reserved = self._left + self._reserved, 0
 
     def _append(self, file: int, name: str, chunk: bytes) -> int:

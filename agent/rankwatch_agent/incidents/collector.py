@@ -179,7 +179,7 @@ def _slowest(ranks: Sequence[RankCondition], before: Mapping[Path, _Done]) -> Ra
 def _own_seconds(
     ranks: Sequence[RankCondition], before: Mapping[Path, _Done]
 ) -> Iterator[tuple[Path, float]]:
-    """Each living rank's own time for a step since the beginning of the window."""
+    """Yield each living rank's own time for a step since the beginning of the window."""
     for rank in ranks:
         done = before.get(rank.path)
         if done is None or rank.ended or done.started != rank.started:

@@ -43,7 +43,7 @@ class BundleDiagnosis(NamedTuple):
 
 
 def diagnose(bundle: Path, *, command: Sequence[str] = DIAGNOSE, limits: Limits = LIMITS) -> BundleDiagnosis:
-    """Diagnoses a bundle. Raises EvidenceError with the sentence that the diagnosis failed with."""
+    """Diagnose a bundle. Raises EvidenceError with the sentence that the diagnosis failed with."""
     # Without the settings of rankwatch: the diagnosis must not see the agent's secrets.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
     environ = {**kept, **_ONE_THREAD}

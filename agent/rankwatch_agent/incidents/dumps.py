@@ -107,7 +107,10 @@ class DumpWatcher:
         return faults
 
     def _add(self, name: str, bundle: _OpenBundle, owner: int) -> list[EvidenceFault]:
-        """owner: user id of the run. In /tmp anybody can write dumps for the ranks of others."""
+        """Copy a dump into its bundle, unless it was tried or MAX_DUMPS were; return the faults.
+
+        owner: user id of the run. In /tmp anybody can write dumps for the ranks of others.
+        """
         if name in bundle.tried or len(bundle.tried) >= MAX_DUMPS:
             return []
         bundle.tried.add(name)

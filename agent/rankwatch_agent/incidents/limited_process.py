@@ -65,7 +65,7 @@ def run_limited(
 
 
 def _restrict(pid: int, memory_bytes: int) -> None:
-    """Limits the running program: code between fork and exec is not safe in a process with threads."""
+    """Limit the running program: code between fork and exec is not safe in a process with threads."""
     with contextlib.suppress(OSError):  # it has ended already
         resource.prlimit(pid, resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)

@@ -91,7 +91,7 @@ def add_flight_recorders(
     all_seconds: float = ALL_SECONDS,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Asks the flight recorders of living ranks for their dumps, one at a time: only one is in memory.
+    """Ask the flight recorders of living ranks for their dumps, one at a time: only one is in memory.
 
     First all are asked for something short, side by side, so that silent ranks cost their time once.
 

@@ -92,7 +92,7 @@ class TrackersCollector:
         return float("-inf") if sent is None else sent[0].moment
 
     def _mlflow_run(self, tracked: TrackedRun) -> str:
-        """Its id in the server of the settings; empty where it has none there."""
+        """Return the run's id in the server of the settings; empty where it has none there."""
         wanted = _address(self._endpoint)
         for each in tracked.trackers:
             if each.kind is TrackerKind.MLFLOW and _address(each.endpoint) == wanted:

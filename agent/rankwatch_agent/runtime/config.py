@@ -71,7 +71,7 @@ DCGM_FIELDS = (
     "DCGM_FI_PROF_NVLINK_TX_BYTES",
     "DCGM_FI_PROF_NVLINK_RX_BYTES",
 )
-"""What NVML does not measure on GPUs older than Hopper."""
+"""Fields for what NVML does not measure on GPUs older than Hopper."""
 
 
 def _node_name() -> str:
@@ -175,7 +175,7 @@ class AgentConfig:
     price_table: Path | None = None
     """TOML file with prices of GPUs and budgets of runs; read again when it changes."""
     cost_charge: Literal["rank", "node"] = "rank"
-    """What a run is charged for: rank, the GPUs of its ranks; node, all GPUs of the node."""
+    """GPUs that a run is charged for: rank, those of its ranks; node, all of the node."""
     mlflow_endpoint: str = ""
     """URL of the MLflow server that is told about the runs which it tracks; empty tells nobody."""
     mlflow_headers_file: Path | None = None
@@ -191,11 +191,11 @@ class AgentConfig:
     bearer_token_file: Path | None = None
     """File with the bearer token that /metrics requires; read again when it changes."""
     procfs: Path = Path("/proc")
-    """Where the host's /proc is mounted."""
+    """Path where the host's /proc is mounted."""
     sysfs: Path = Path("/sys")
-    """Where the host's /sys is mounted."""
+    """Path where the host's /sys is mounted."""
     rootfs: Path = Path("/")
-    """Where the host's root is mounted; checkpoints and checkpoint_paths are below it."""
+    """Path where the host's root is mounted; checkpoints and checkpoint_paths are below it."""
     retention_seconds: float = 3600.0
     """Seconds after the end of a run until it is forgotten and its black boxes are removed."""
     max_runs: int = 100
@@ -241,19 +241,19 @@ class AgentConfig:
         expect(self, "tls_client_ca", self.tls_client_ca is None or bool(self.tls_key), "tls_certificate too")
 
     def address(self) -> tuple[str, int]:
-        """Host and port to listen on."""
+        """Return host and port to listen on."""
         return _split_address(self.listen)
 
     def probe_address(self) -> tuple[str, int] | None:
-        """Host and port of the listener for probes; None where there is none."""
+        """Return host and port of the listener for probes; None where there is none."""
         return _split_address(self.probe_listen) if self.probe_listen else None
 
     def state_path(self) -> Path | None:
-        """state_directory; None where nothing is kept."""
+        """Return state_directory; None where nothing is kept."""
         return Path(self.state_directory) if self.state_directory else None
 
     def schedule(self, collector: str) -> Schedule:
-        """Interval and deadline of a collector."""
+        """Return interval and deadline of a collector."""
         default = source_of(collector).schedule
         return Schedule(
             self.intervals_seconds.get(collector, default.interval_seconds),
@@ -261,7 +261,7 @@ class AgentConfig:
         )
 
     def enabled_collectors(self) -> tuple[str, ...]:
-        """Names of the collectors to run, in the order of COLLECTORS."""
+        """Return the names of the collectors to run, in the order of COLLECTORS."""
         chosen = set(self.collectors) - set(self.disabled_collectors)
         return tuple(name for name in COLLECTORS if name in chosen)
 

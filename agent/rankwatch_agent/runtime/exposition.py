@@ -72,7 +72,7 @@ class Exposition:
         self._encoders: dict[str, LineEncoder] = {}
 
     def serve(self, snapshot: Callable[[], Snapshot], headers: Message) -> Page:
-        """As `render`, for the headers of a request. Clients that ask at about the same time share a reply.
+        """Render for the headers of a request. Clients that ask at about the same time share a reply.
 
         So that they cannot keep the agent busy, a reply is given again for some multiple of the time it took.
         """
@@ -206,7 +206,7 @@ class Point(NamedTuple):
     labels: tuple[str, ...]
     value: float
     exemplar: str = ""
-    """What follows the value in OpenMetrics; the text format has no place for it."""
+    """Text that follows the value in OpenMetrics; the text format has no place for it."""
 
 
 class Family(NamedTuple):
@@ -222,7 +222,7 @@ class Family(NamedTuple):
 
 
 def families(collections: Iterable[Collection]) -> Iterable[Family]:
-    """Each family once, in order of first appearance, with the points of all collectors."""
+    """Return each family once, in order of first appearance, with the points of all collectors."""
     found: dict[str, Family] = {}
     for collection in collections:
         for metric, labels, value in collection.series:
@@ -243,7 +243,7 @@ def _family(metric: Metric) -> Family:
 
 
 def _histogram_points(histogram: Histogram) -> Iterable[Point]:
-    """Cumulative buckets with their bound as the last label value, then count and sum."""
+    """Yield cumulative buckets with their bound as the last label value, then count and sum."""
     labels = histogram.labels
     for number, (bound, count) in enumerate(histogram.buckets):
         exemplar = histogram.exemplars.get(number)
@@ -254,7 +254,7 @@ def _histogram_points(histogram: Histogram) -> Iterable[Point]:
 
 
 def _exemplar_text(exemplar: Exemplar) -> str:
-    """Its labels have 62 characters; OpenMetrics allows 128."""
+    """Format an exemplar. Its labels have 62 characters; OpenMetrics allows 128."""
     trace, span = trace_text(exemplar.trace), span_text(exemplar.span)
     value = format_number(exemplar.value)
     return f' # {{span_id="{span}",trace_id="{trace}"}} {value} {exemplar.moment:.3f}'
@@ -285,6 +285,6 @@ def fit_label_value(value: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """As Go prints a float: 1.0, 2.5e-05, +Inf, NaN."""
+    """Format a number as Go prints a float: 1.0, 2.5e-05, +Inf, NaN."""
     text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
     return text

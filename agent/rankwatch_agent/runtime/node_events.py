@@ -37,7 +37,7 @@ class PreemptionNotice(NamedTuple):
     wall: float
     """Unix time at which it was seen first."""
     text: str
-    """What it says: printable and bounded."""
+    """Text of the notice: printable and bounded."""
 
 
 class NodeEvents:

@@ -59,7 +59,7 @@ class _Group(NamedTuple):
 def metric_batches(
     collections: Iterable[Collection], time_range: TimeRange, max_points: int = MAX_POINTS
 ) -> Iterator[list[Metric]]:
-    """Every point once, at most `max_points` in a batch. A batch is built when it is asked for.
+    """Yield every point once, at most `max_points` in a batch. A batch is built when it is asked for.
 
     Of two samples of a metric with the same labels, once these are fit to be shown, the first is kept, as in
     the exposition: a receiver that finds the second in another batch refuses all of that one.
@@ -137,7 +137,7 @@ def _histogram_point(terms: OtelMetric, histogram: Histogram, time_range: TimeRa
 
 
 def _attributes(terms: OtelMetric, sample: _Sample) -> dict[str, str]:
-    """Attributes of a point. As in Prometheus, a label with an empty value counts as absent."""
+    """Return the attributes of a point. As in Prometheus, a label with an empty value counts as absent."""
     values = dict(zip(sample.metric.labels, sample.labels, strict=True))
     found = dict(terms.constants)
     for attribute, labels in terms.attributes.items():
@@ -148,7 +148,7 @@ def _attributes(terms: OtelMetric, sample: _Sample) -> dict[str, str]:
 
 
 def _float(value: float) -> float:
-    """As a float, because whole numbers of OTLP have 64 bits and those of Python have no limit."""
+    """Convert to a float, because whole numbers of OTLP have 64 bits and those of Python have no limit."""
     try:
         return float(value)
     except OverflowError:

@@ -36,7 +36,7 @@ BearerToken = Reread[bytes]
 def build_routes(
     snapshot: Callable[[], Snapshot], exposition: Exposition, token: BearerToken | None = None
 ) -> dict[str, Route]:
-    """Path -> route, for the index, the metrics and the probes.
+    """Return path -> route, for the index, the metrics and the probes.
 
     Index and metrics require the token, if there is one. The probes never do: the kubelet has no token.
     """
@@ -52,7 +52,7 @@ def build_routes(
 
 
 def build_probes(snapshot: Callable[[], Snapshot]) -> dict[str, Route]:
-    """Path -> route, for the probes alone."""
+    """Return path -> route, for the probes alone."""
 
     def healthz(headers: Message) -> Page:
         return plain_page(HTTPStatus.OK, "ok")
@@ -75,7 +75,7 @@ def build_probes(snapshot: Callable[[], Snapshot]) -> dict[str, Route]:
 
 
 def gpu_readiness(snapshot: Snapshot) -> Page:
-    """Status 200 if NVML reports every GPU on the PCI bus, else 503.
+    """Answer with status 200 if NVML reports every GPU on the PCI bus, else 503.
 
     Not part of /readyz, which must not depend on the driver: a broken GPU would take down the pod that
     reports it.

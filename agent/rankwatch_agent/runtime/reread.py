@@ -156,7 +156,7 @@ def load_headers(path: Path) -> dict[str, str]:
 
 
 def parse_headers(text: str) -> dict[str, str]:
-    """Headers from lines NAME=VALUE. Empty lines and lines that begin with # are comments.
+    """Parse headers from lines NAME=VALUE. Empty lines and lines that begin with # are comments.
 
     Raises ValueError with the number of a wrong line, never with its content, which is secret.
     """

@@ -275,7 +275,7 @@ def plain_page(status: HTTPStatus, text: str) -> Page:
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with an IPv6 host in brackets."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

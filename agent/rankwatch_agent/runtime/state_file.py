@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _MAX_BYTES = 4 << 20
 """By default."""
 _UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading and using the file can raise; OverflowError: a number in it is infinite."""
+"""Errors that reading and using the file can raise; OverflowError: a number in it is infinite."""
 
 
 class StateFile:

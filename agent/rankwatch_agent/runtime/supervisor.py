@@ -329,7 +329,7 @@ def next_start(first: float, interval: float, now: float) -> float:
 
 
 def stale_after(interval: float, deadline: float) -> float:
-    """Age in seconds past which a result is no longer shown: after three missed runs, or one late run."""
+    """Return the age in seconds past which a result is no longer shown: three missed runs, or a late one."""
     return max(3 * interval, deadline + interval)
 
 

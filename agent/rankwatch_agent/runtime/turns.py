@@ -62,7 +62,7 @@ def share(
 
 
 def in_turns(streams: Iterable[Iterator[_Item]], *, most: int, at_once: int = 64) -> list[_Item]:
-    """At most about `most` items: a few at a time of each stream, which is all that one owner has."""
+    """Take at most about `most` items: a few at a time of each stream, which is all that one owner has."""
     found: list[_Item] = []
     waiting = deque(streams)
     while waiting and len(found) < most:
@@ -128,5 +128,5 @@ class Places:
         return True
 
     def free(self) -> None:
-        """All places are free again."""
+        """Free all places."""
         self._taken.clear()

@@ -24,7 +24,7 @@ class ClockState(NamedTuple):
     """The kernel's clock as its time daemon keeps it."""
 
     offset_seconds: float
-    """What is still to be corrected; chronyd corrects otherwise and leaves it at about 0."""
+    """Offset that is still to be corrected; chronyd corrects otherwise and leaves it at about 0."""
     max_error_seconds: float
     """Grows by 500 microseconds a second since the daemon set it last, to 16 s at most."""
     synchronised: bool
@@ -56,7 +56,7 @@ class ClockCollector:
 
 
 def read_timex() -> bytes:
-    """`struct timex` of adjtimex(2), called without a mode. Raises CollectError where that is refused."""
+    """Return `struct timex` of adjtimex(2) without a mode. Raises CollectError where that is refused."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     if ctypes.CDLL(None, use_errno=True).adjtimex(buffer) < 0:
         raise CollectError(f"could not ask the kernel for its clock: {os.strerror(ctypes.get_errno())}")

@@ -106,7 +106,7 @@ class Relayed(NamedTuple):
 
 
 def relay(samples: Iterable[DcgmSample], inventory: GpuInventory) -> Relayed:
-    """Each value once, although dcgm-exporter repeats it for each pod; none that NVML gives already."""
+    """Take each value once, although dcgm-exporter repeats it for each pod; none that NVML gives already."""
     exported, gpus = inventory.exported(), inventory.gpus()
     finder = GpuFinder(gpus, exported)
     taken: dict[ExportedKey, Series] = {}

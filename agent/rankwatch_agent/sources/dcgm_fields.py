@@ -147,7 +147,7 @@ def all_names(fields: tuple[str, ...]) -> frozenset[str]:
 
 
 def is_blank(value: float) -> bool:
-    """Whether a value stands for 'no value'."""
+    """Return True if a value stands for 'no value'."""
     if not math.isfinite(value) or value == _UNKNOWN:
         return True
     return any(low <= value <= high for low, high in _BLANKS)

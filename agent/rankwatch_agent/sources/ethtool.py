@@ -201,7 +201,7 @@ class EthtoolCollector:
 Parsed = TypeVar("Parsed")
 
 Buffer = bytes | mmap.mmap
-"""What the kernel wrote, with unused room behind it."""
+"""Bytes that the kernel wrote, with unused room behind them."""
 
 MAX_STATISTICS = 65_536
 """Room for an answer. The largest drivers have about 10,000 statistics with 128 queues."""

@@ -249,7 +249,7 @@ class Advice(NamedTuple):
 
     action: str
     investigate: str
-    """What to look at; empty where there is nothing."""
+    """Things to look at; empty where there is nothing."""
 
 
 class Nvlink5Counts:

@@ -178,7 +178,7 @@ def _holds_data(mount: Mount) -> bool:
 
 
 def _rank_of_place(mount: Mount, directory: str) -> tuple[bool, int, bool, int, str]:
-    """Sorts the mount that holds the working directory first, then network file systems, then short paths."""
+    """Sort the mount that holds the working directory first, then network file systems, then short paths."""
     holds = _inside(directory, mount.path)
     depth = -len(mount.path) if holds else 0
     return not holds, depth, not _NETWORK_TYPES.match(mount.type), len(mount.path), mount.path

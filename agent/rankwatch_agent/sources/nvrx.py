@@ -123,7 +123,7 @@ class NvrxCollector:
         )
 
     def _names(self, wanted: Container[str]) -> dict[str, list[str]]:
-        """Job -> the names of its cycles, the newest first."""
+        """Return job -> the names of its cycles, the newest first."""
         found: dict[str, list[tuple[int, int, str]]] = {}
         with os.scandir(self._directory) as entries:
             for _, entry in zip(range(MOST_ENTRIES), entries, strict=False):
@@ -201,7 +201,7 @@ def parse_cycle(raw: bytes, name: str, job: str, owner: int) -> RestartCycle:
 
 
 def _count(value: Any) -> int:
-    """Numbers of 64 bits are texts in the JSON of protocol buffers."""
+    """Parse a number: those of 64 bits are texts in the JSON of protocol buffers."""
     if isinstance(value, bool) or not 0 <= int(value) < 10**9:
         raise ValueError(f"{value!r} is no number of a cycle")
     return int(value)
@@ -215,7 +215,7 @@ def _time(text: str) -> float:
 
 
 def _nodes(text: str) -> int:
-    """How many nodes a list in SLURM's form names: `node[1-3,7],login` has five."""
+    """Count the nodes that a list in SLURM's form names: `node[1-3,7],login` has five."""
     count = 0
     for item in _ITEM.findall(text):
         nodes = 1

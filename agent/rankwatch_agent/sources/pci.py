@@ -94,7 +94,7 @@ class PciGpus:
         self._others: set[str] = set()
 
     def expected(self) -> frozenset[str]:
-        """PCI addresses (0000:3b:00.0); raises NotApplicable without a PCI bus, CollectError."""
+        """Return PCI addresses (0000:3b:00.0); raises NotApplicable without a PCI bus, CollectError."""
         try:
             present = {path.name for path in self._devices.iterdir()}
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class PciGpus:
         return bool(self._seen)
 
     def _is_gpu(self, address: str) -> bool | None:
-        """None where the files of the device cannot be read; they are read again next time."""
+        """Return True for a GPU; None where its files cannot be read: they are read again next time."""
         device = self._devices / address
         vendor, kind = (text_or_empty(device / name).strip().lower() for name in ("vendor", "class"))
         if not vendor or not kind:

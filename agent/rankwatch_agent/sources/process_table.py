@@ -146,7 +146,7 @@ def parse_stat(raw: bytes) -> Process | None:
 
 
 def has_nvswitch(devices: Path) -> bool:
-    """Whether an NVSwitch is on the PCI bus: a bridge of NVIDIA. Those of NVLink 5 are on no bus."""
+    """Return True if an NVSwitch is on the PCI bus: a bridge of NVIDIA. Those of NVLink 5 are on no bus."""
     try:
         names = list_names(str(devices))
     except (NotApplicable, CollectError):

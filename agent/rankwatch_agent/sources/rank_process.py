@@ -108,7 +108,7 @@ def _wait_channel(thread: Path) -> str:
 
 
 def _cpu_wait_share(procfs: Path, process: Path, stat: list[str]) -> float | None:
-    """By /proc/PID/schedstat: its second number is the time on a run queue, in nanoseconds."""
+    """Derive it from /proc/PID/schedstat: its second number is the time on a run queue, in nanoseconds."""
     try:
         waited = int(text_or_empty(process / "schedstat").split()[1]) / 1e9
         up = float(text_or_empty(procfs / "uptime").split()[0])

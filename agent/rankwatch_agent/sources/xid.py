@@ -58,7 +58,7 @@ class XidCollector:
         return Collection((*_errors(counts), *self._events(gpus, counts), *self._meanings(counts)))
 
     def _events(self, gpus: Iterable[GpuIdentity], counts: Iterable[XidCount]) -> Iterator[Series]:
-        """Every severity of every GPU, 0 before its first error: increase() needs a sample before it."""
+        """Yield each severity of every GPU, 0 before its first error: increase() needs a sample before it."""
         severities = self._xids.severities()
         names = dict.fromkeys((*(gpu.uuid for gpu in gpus), *(each.gpu for each in counts)))
         for gpu in names:
@@ -150,7 +150,7 @@ class XidCounter:
                 self._code(uuid, xid).merge(code)
 
     def counts(self) -> list[XidCount]:
-        """One entry for each GPU and code that occurred, sorted."""
+        """Return one entry for each GPU and code that occurred, sorted."""
         with self._lock:
             found = [
                 XidCount(gpu, xid, code.total(), code.last_timestamp_seconds)
@@ -160,7 +160,7 @@ class XidCounter:
         return sorted(found, key=lambda each: (each.gpu, each.xid is None, each.xid or 0))
 
     def severities(self) -> dict[tuple[str, str], int]:
-        """(GPU, severity) -> errors, without those that still wait for their severity."""
+        """Return (GPU, severity) -> errors, without those that still wait for their severity."""
         found: dict[tuple[str, str], int] = {}
         waiting_until = self._monotonic() - SEVERITY_WAIT_SECONDS
         with self._lock:
@@ -218,7 +218,7 @@ class _Code:
             self.by_severity[severity] += min(count, self._waiting())
 
     def _waiting(self) -> int:
-        """Errors without a severity."""
+        """Count the errors without a severity."""
         return self.total() - self.by_severity.total()
 
     def _set_timestamp(self, seconds: float | None) -> None:
@@ -248,7 +248,7 @@ class XidMeaning(NamedTuple):
     severity: str
     """One of SEVERITIES."""
     action: str
-    """What to do, as one word: reset_gpu, restart_app, none, ..."""
+    """Action to take, as one word: reset_gpu, restart_app, none, ..."""
 
 
 UNKNOWN = XidMeaning("unknown", WARNING, "look_up")

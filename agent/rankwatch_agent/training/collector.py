@@ -86,11 +86,11 @@ class RanksCollector:
     exemplars: Exemplars = field(default_factory=Exemplars)
     """The traces that belong to measurements."""
     events: NodeEvents = field(default_factory=NodeEvents)
-    """What the node knows of the end of processes."""
+    """Events of the node that tell of the end of processes."""
     cycles: RestartCycles = field(default_factory=RestartCycles)
     """The restart cycles of their jobs, as a launcher reports them."""
     state_directory: Path | None = None
-    """Where the counts of attempts and the account of time are kept; None keeps none."""
+    """Directory where the counts of attempts and the account of time are kept; None keeps none."""
     plateau_steps: int = 0
     """Over which the loss must improve; 0 looks for no plateau."""
     step_window_seconds: float = 300.0
@@ -101,7 +101,7 @@ class RanksCollector:
     """UUID of a GPU -> the users whose processes are on it. One that it does not name may be that of any
     rank."""
     procfs: Path = Path("/proc")
-    """Where the resident memory of ranks is read; its process ids are those of the agent."""
+    """Path where the resident memory of ranks is read; its process ids are those of the agent."""
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     """The clocks, in seconds."""
@@ -119,7 +119,7 @@ class RanksCollector:
         """How each attempt of a run began and ended."""
         self._life = LifeCounters(self.state_directory, self.wall())
         self.ledgers = RunLedgers(self.state_directory, self.wall())
-        """What the time of each run was spent on."""
+        """Account of what the time of each run was spent on."""
         self._discovery = Discovery(
             self.directory,
             self._follow,
@@ -161,7 +161,7 @@ class RanksCollector:
         self._paths.close()
 
     def _wall_of(self, moment: float) -> float:
-        """Unix time of a monotonic moment."""
+        """Return the Unix time of a monotonic moment."""
         return moment + self._offset
 
     def _read_runs(
@@ -234,7 +234,7 @@ class RanksCollector:
             yield _Part(ranks[0], self._runs[run].comparison.series(run))
 
     def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, SelectedRanks]:
-        """Of large runs, the ranks to export one by one."""
+        """Choose, of large runs, the ranks to export one by one."""
         return {
             run: self._runs[run].outstanding.choose(map(_standing, ranks))
             for run, ranks in runs.items()
@@ -305,8 +305,8 @@ def _standing(rank: RankFollower) -> ComparedFigures:
 
 
 def _room(ranks: Sequence[RankFollower]) -> dict[int, int]:
-    """How many records of each kind may wait for others, for each rank of an owner, so that hundreds of boxes
-    do not fill the agent's memory."""
+    """Return how many records of each kind may wait for others, for each rank of an owner, so that hundreds
+    of boxes do not fill the agent's memory."""
     by_owner = Counter(rank.owner for rank in ranks)
     return {
         owner: max(_MIN_WAITING, _MAX_WAITING // len(by_owner) // count) for owner, count in by_owner.items()

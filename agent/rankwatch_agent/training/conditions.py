@@ -39,7 +39,7 @@ class Lifetime(NamedTuple):
 
 
 def in_present_attempt(lifetimes: Sequence[Lifetime]) -> list[bool]:
-    """For each process whether it belongs to the attempt of those that live; all do while none lives.
+    """Return whether each process belongs to the attempt of those that live; all do while none lives.
 
     A process that ended before any living one started belongs to an earlier attempt if it took part in one.
     Another one may have died while its peers were still on their way, as long as they can have waited for it.
@@ -100,11 +100,11 @@ class RankCondition(NamedTuple):
         return 0.0 if self.ended else max(0.0, moment - self.last_progress)
 
     def idle_beyond(self, share: float, moment: float) -> bool:
-        """Whether it went without progress for longer than this share of its learnt timeout."""
+        """Return True if it went without progress for longer than this share of its learnt timeout."""
         return is_too_long(self.idle_seconds(moment), self.timeout, share)
 
     def lifetime(self) -> Lifetime:
-        """Its process, to be compared with those of other ranks."""
+        """Return its process, to be compared with those of other ranks."""
         started = self.last_progress if self.started is None else self.started
         took_part = self.last_progress > started or any(each.enqueued for each in self.groups)
         return Lifetime(started, self.last_progress, self.ended, took_part)
@@ -128,15 +128,15 @@ class RunCondition:
         return tuple(each for each in self.ranks if each.state is RankState.LOST)
 
     def suspects(self) -> tuple[RankCondition, ...]:
-        """Living ranks to ask at once: those that are late, or all where one was lost."""
+        """Return living ranks to ask at once: those that are late, or all where one was lost."""
         living = tuple(each for each in self.ranks if not each.ended)
         if self.lost:
             return living
         return tuple(each for each in living if each.idle_beyond(SHARE_OF_TIMEOUT, self.moment))
 
     def doubtful(self) -> frozenset[Path]:
-        """Boxes of ranks of which it matters where they stand: late ones, all where one was lost, and those
-        of which nobody knows yet what is late."""
+        """Return boxes of ranks of which it matters where they stand: late ones, all where one was lost, and
+        those of which nobody knows yet what is late."""
         if self.lost:
             return frozenset(each.path for each in self.ranks)
         return frozenset(
@@ -165,7 +165,7 @@ class RunConditions:
         self.runs: Mapping[str, RunCondition] = MappingProxyType({})
         """Run -> condition of its local ranks; runs that were forgotten are gone."""
         self.counted: CountedCollectives = MappingProxyType({})
-        """What the boxes count: the collector `collectives` leaves it out."""
+        """Collectives that the boxes count: the collector `collectives` leaves them out."""
 
     def update(
         self,

@@ -39,7 +39,7 @@ class Durations:
         self.sum += seconds
 
     def buckets(self) -> tuple[tuple[float, int], ...]:
-        """Cumulative counts by upper bound; the last bound is infinite."""
+        """Return cumulative counts by upper bound; the last bound is infinite."""
         total = 0
         found = []
         for bound, count in zip((*BOUNDS_SECONDS, math.inf), self._counts, strict=True):
@@ -72,7 +72,7 @@ class Exemplars:
         self._owners = {run: self._owners[run] for run, _ in self._found}
 
     def of(self, run: str, operation: str) -> Mapping[int, Exemplar]:
-        """By number of the bucket."""
+        """Return the exemplars by number of the bucket."""
         with self._lock:
             return dict(self._found.get((run, operation), {}))
 
@@ -105,7 +105,7 @@ class Process(NamedTuple):
         return self.header.identity.attempt
 
     def wall(self, monotonic: float) -> int:
-        """Nanoseconds of Unix time, which OTLP can carry. The same for every agent that reads the box."""
+        """Return Unix nanoseconds that OTLP can carry, the same for every agent that reads the box."""
         return int(min(max(0.0, self.header.wall(monotonic)), _END_OF_TIME) * 1e9)
 
 
@@ -222,7 +222,7 @@ class RankNotes:
         self._ended = False
 
     def begin(self, process: Process) -> None:
-        """Another process has taken the rank."""
+        """Note that another process has taken the rank."""
         self._process = process
         self._ended = False
         self._notes.add(Began(process))

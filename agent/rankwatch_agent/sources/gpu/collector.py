@@ -78,8 +78,8 @@ class GpuCollector:
         schedule: Schedule,
         library: Path | None = None,
     ) -> None:
-        """library: of NVML, where the operator names it. Then the driver is asked even without a GPU on the
-        PCI bus, because WSL, some virtual machines and drivers under test show none."""
+        """Ask the driver even without a GPU on the PCI bus where the operator names the `library` of NVML,
+        because WSL, some virtual machines and drivers under test show none."""
         self.interval_seconds, self.deadline_seconds = schedule
         self._library = library
         self._driver = driver
@@ -137,7 +137,7 @@ class GpuCollector:
         return (*present.values(), *missing)
 
     def _expected(self) -> int | None:
-        """GPUs on the bus; None where the bus cannot be read, so that only the driver knows."""
+        """Count the GPUs on the bus; None where the bus cannot be read, so that only the driver knows."""
         try:
             return len(self._pci.expected())
         except (CollectError, NotApplicable):
@@ -212,7 +212,7 @@ class GpuDriverCollector:
         )
 
     def _loaded(self, names: Iterable[str]) -> float:
-        """1 where one of the modules is loaded and ready; initstate is missing where it is built in."""
+        """Return 1 if one of the modules is loaded and ready; initstate is missing where it is built in."""
         for directory in (self._modules / name for name in names):
             try:
                 return float(read_kernel_file(directory / "initstate").strip() == "live")

@@ -224,7 +224,7 @@ def worker_command(library: Path | None, *, nvlink_per_link: bool = False) -> li
 
 
 def read_twice(*, apart_seconds: float, deadline_seconds: float) -> tuple[Reading, Reading, float]:
-    """Two readings by a worker of their own, and the seconds between them, for callers without a `Driver`.
+    """Return two readings by their own worker and the seconds between them, for callers without a `Driver`.
 
     Raises NotApplicable where there is no driver, CollectError where it fails or misses the deadline.
     """

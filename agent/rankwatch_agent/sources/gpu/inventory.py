@@ -64,7 +64,7 @@ class GpuInventory:
         self._published.set()
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
-        """Every GPU seen since the agent started."""
+        """Return every GPU seen since the agent started."""
         self._wait_for_first()
         with self._lock:
             return self._gpus
@@ -204,7 +204,7 @@ _MOST_STATUS_BYTES = 1 << 14
 
 
 def gpu_users(gpus: Iterable[GpuIdentity], procfs: Path) -> Mapping[str, frozenset[int]]:
-    """UUID -> the ids of the users whose processes are on a GPU, or on one with this MIG instance.
+    """Return UUID -> ids of the users whose processes are on a GPU, or on one with this MIG instance.
 
     A GPU is left out where that cannot be told: no process was seen on it, or one that serves others.
     """
@@ -218,7 +218,7 @@ def gpu_users(gpus: Iterable[GpuIdentity], procfs: Path) -> Mapping[str, frozens
 
 
 def _name_and_user(procfs: Path, pid: int) -> tuple[str, int] | None:
-    """None where the process has ended, or is hidden."""
+    """Return name and user id of a process; None where it has ended, or is hidden."""
     try:
         with (procfs / str(pid) / "status").open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_MOST_STATUS_BYTES).splitlines()

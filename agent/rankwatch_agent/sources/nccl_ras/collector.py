@@ -101,7 +101,7 @@ class NcclRasCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Asks each service once. Raises NotApplicable where none is to be asked or none listens."""
+        """Ask each service once. Raises NotApplicable where none is to be asked or none listens."""
         if not self._trackers:
             raise NotApplicable("no nccl_ras_address is set")
         runs = local_runs(self._directory)
@@ -121,7 +121,7 @@ class NcclRasCollector:
         return Collection(tuple(series))
 
     def _ask(self, address: Address, runs: Sequence[LocalRun]) -> _Outcome:
-        """Asks one service.
+        """Ask one service.
 
         A service without a usable answer is a finding, not a failure of the collector. Any user may listen on
         this node, so an answer from here concerns the runs of who gave it, and a missing one nobody's.

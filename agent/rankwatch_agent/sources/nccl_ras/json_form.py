@@ -136,7 +136,7 @@ def parse_json(body: bytearray) -> Report:
 
 
 def _named(communicators: Sequence[_Communicator]) -> list[tuple[_Communicator, str]]:
-    """Names each communicator by its hash, followed by NCCL's second hash where the first is not unique."""
+    """Name each communicator by its hash, followed by NCCL's second hash where the first is not unique."""
     often = Counter(each.hash for each in communicators)
     taken: set[str] = set()
     found = []

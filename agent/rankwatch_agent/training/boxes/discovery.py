@@ -105,7 +105,7 @@ class Discovery:
         self._forget(moment)
 
     def _choose_runs(self) -> list[RunDirectory]:
-        """At most `max_runs`: of each owner the living ones first, and the newest of these first."""
+        """Choose at most `max_runs`: of each owner the living ones first, and the newest of these first."""
         runs = [run for run in self._directories.runs.values() if run.boxes.keys() - run.refused]
         runs.sort(key=lambda run: run.ended)  # stable: within both, the newest first
         chosen, others = share(runs, owner=lambda run: run.owner, most=self._max_runs)
@@ -115,7 +115,7 @@ class Discovery:
         return chosen
 
     def _choose_boxes(self, runs: Iterable[RunDirectory]) -> dict[Path, int]:
-        """At most `max_boxes` of these runs, with their owners."""
+        """Choose at most `max_boxes` of these runs, with their owners."""
         wanted = {path: owner for run in runs for path, owner in run.boxes.items() if path not in run.refused}
         for path, rank in self.ranks.items():
             # Deleted while its process lives: the descriptor still reads it.
@@ -241,6 +241,6 @@ def _bound(boxes: dict[Path, _Ended]) -> None:
 
 
 def most_boxes() -> int:
-    """Half of the file descriptors of this process, at most MAX_BOXES: the rest is kept for serving."""
+    """Return half of this process's file descriptors, at most MAX_BOXES: the rest is kept for serving."""
     soft, _ = getrlimit(RLIMIT_NOFILE)
     return MAX_BOXES if soft == RLIM_INFINITY else max(1, min(MAX_BOXES, soft // 2))

@@ -361,7 +361,7 @@ class RankFollower:
         return max(*signs, *now.phases_began.values())
 
     def _end_of_life(self, moment: float) -> float:
-        """When the rank ended: its last sign of life, so that a box found long after is old at once."""
+        """Return when the rank ended: its last sign of life, so that a box found late is old at once."""
         last = self.last_sign
         return last if 0.0 < moment - last < _MOST_AGE_SECONDS else moment
 

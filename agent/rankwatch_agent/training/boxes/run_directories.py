@@ -64,7 +64,7 @@ class BoxFaults:
             self.note(path, BoxFault.GARBAGE, f"could not use the figures of {path}: {error}")
 
     def series(self) -> Iterator[Series]:
-        """How often each occurred, and when last."""
+        """Yield how often each occurred, and when last."""
         for reason, count in self.by_reason.items():
             yield sample("rankwatch_blackbox_faults_total", (reason,), count)
         for reason, wall in self.last.items():
@@ -153,7 +153,7 @@ class RunDirectories:
         return [self._known(Path(path), owner, changed) for changed, path, owner in found]
 
     def _entries(self) -> Iterator[tuple[int, str, int]]:
-        """mtime, path and owner of each directory of a run."""
+        """Yield mtime, path and owner of each directory of a run."""
         self._check()
         tenants = []
         try:

@@ -43,7 +43,7 @@ class LifecycleTotals:
     failures: dict[tuple[str, FailureKind], int] = field(default_factory=dict)
     """Type of the exception and kind -> how often it has ended the rank."""
     last_failure: Failure | None = None
-    """What ended the present process, with the beginning of its message."""
+    """Failure that ended the present process, with the beginning of its message."""
 
 
 class RankTotals:
@@ -121,7 +121,7 @@ class RankTotals:
         return self.steps.ledger
 
     def begin_process(self) -> None:
-        """Another process takes the rank: totals go on, all else begins anew."""
+        """Note that another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
         self.lifecycle.last_failure = None
         self.first_step = None

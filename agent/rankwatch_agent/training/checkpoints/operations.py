@@ -64,7 +64,7 @@ class OperationTotals:
     failed_step: int = -1
     """Its step."""
     error: NotedCheckpoint | None = None
-    """What the note says of it."""
+    """Contents of its note."""
     looks_left: int = 0
     """How often the note may still be read for it."""
     seconds: float = 0.0
@@ -123,7 +123,7 @@ class RankCheckpoints:
         return self.verified or self.saved
 
     def saves_under_way(self) -> list[float]:
-        """When each save began that has not ended, monotonic."""
+        """Return when each save began that has not ended, monotonic."""
         return [began for operation, began in self._under_way if operation == _SAVE]
 
     def begins(self, operation: str, began: float, raw: bytes, at: int) -> None:
@@ -216,7 +216,7 @@ class RankCheckpoints:
                     break
 
     def begin_process(self) -> None:
-        """Another process takes the rank."""
+        """Note that another process takes the rank."""
         self.end_process()
         self.restored_step = None
 

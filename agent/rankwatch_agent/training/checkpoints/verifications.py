@@ -81,7 +81,7 @@ class VerificationRecords:
         self._file.load(self._load)
 
     def of_run(self, run: str) -> list[VerificationRecord]:
-        """In the order in which they finished."""
+        """Return the records of a run in the order in which they finished."""
         return self._runs.get(run, [])
 
     def add(self, run: str, record: VerificationRecord) -> None:
@@ -100,7 +100,7 @@ class VerificationRecords:
         self._save()
 
     def unfinished(self) -> list[tuple[str, VerificationRecord]]:
-        """Those that run, or ran when the agent ended, with their runs."""
+        """Return those that run, or ran when the agent ended, with their runs."""
         return [(run, each) for run, found in self._runs.items() for each in found if not each.finished]
 
     def _forget(self, most: int, size: Callable[[str], int]) -> None:
@@ -116,7 +116,7 @@ class VerificationRecords:
 
 
 def newest_of_paths(records: Iterable[VerificationRecord]) -> list[VerificationRecord]:
-    """Of each path the newest save, in the order of the saves: a path that was written again holds that."""
+    """Return each path's newest save, in the order of the saves: a path that was written again holds that."""
     return list({each.path: each for each in sorted(records, key=lambda each: each.ended)}.values())
 
 

@@ -196,7 +196,7 @@ class CollectivesCollector:
             self._comparisons.setdefault(run, RunComparison()).compare(groups)
 
     def _counted(self) -> CountedCollectives:
-        """By socket: what the black box beside it counts, by the last pass of the collector `ranks`."""
+        """Return by socket what the black box beside it counts, by the last pass of the collector `ranks`."""
         counted = self._conditions.counted
         return {path: counted.get(path.with_suffix(layout.SUFFIX), frozenset()) for path in self._ranks}
 
@@ -295,8 +295,8 @@ class RecordedRank:
     def places(
         self, key: tuple[str, str], now: float, counted: Set[tuple[str, str, str]]
     ) -> Iterator[Series]:
-        """Where a living rank stands, by its last dump, and for how long it has not answered; `key` is (run,
-        rank), `now` monotonic.
+        """Yield where a living rank stands, by its last dump, and for how long it has not answered; `key` is
+        (run, rank), `now` monotonic.
 
         counted: as for `series`. In their groups the black box knows what is incomplete, and at once.
         """
@@ -312,7 +312,7 @@ class RecordedRank:
             yield sample("rankwatch_flight_recorder_silent_seconds", key, silent)
 
     def series(self, key: tuple[str, str], counted: Set[tuple[str, str, str]]) -> Iterator[Series]:
-        """Everything else about this rank; `key` is (run, rank).
+        """Yield everything else about this rank; `key` is (run, rank).
 
         counted: (group, members, operation) of what the black box counts: left out here.
         """
@@ -325,7 +325,7 @@ class RecordedRank:
         yield sample("rankwatch_flight_recorder_entries_missed_total", key, missed)
 
     def _positions(self) -> dict[GroupKey, Position]:
-        """Of a group that has two backends, the one that is used counts, NCCL first."""
+        """Return positions. Of a group that has two backends, the one that is used counts, NCCL first."""
         positions: dict[GroupKey, Position] = {}
         for recorder in self._recorders.values():
             for group, position in recorder.positions.items():

@@ -111,7 +111,7 @@ class RunComparison:
             self._compare_group(key, members)
 
     def series(self, run: str) -> Iterator[Series]:
-        """Transfers of the run on this node."""
+        """Yield the transfers of the run on this node."""
         for kind, each in self.transfers.items():
             yield from _TRANSFERS.series((run, *kind), each)
 
@@ -199,7 +199,7 @@ def _agreed(columns: Sequence[Sequence[Completed]], operation: str) -> Sequence[
 
 
 def _largest(columns: Sequence[Sequence[Completed]]) -> Iterable[int]:
-    """Bytes of the largest input to each: only the root has one to a scatter."""
+    """Return bytes of the largest input to each: only the root has one to a scatter."""
     sizes = [map(_SIZE, column) for column in columns]
     return map(max, *sizes) if len(sizes) > 1 else sizes[0]
 

@@ -160,7 +160,7 @@ class RankCollectives:
         return tuple(self._groups.values())
 
     def begin_process(self) -> None:
-        """Another process takes the rank: its names and its collectives are numbered anew."""
+        """Note that another process takes the rank: its names and its collectives are numbered anew."""
         self.present = True
         self.last_failed = False
         self._kinds.clear()
@@ -217,7 +217,7 @@ class RankCollectives:
     def positions(
         self, groups: Iterable[GroupNow], wall: Callable[[float], float]
     ) -> dict[GroupKey, Position]:
-        """How far the rank has come in each group. Of groups with the same labels the first counts."""
+        """Return how far the rank has come in each group. Of groups with the same labels the first counts."""
         positions: dict[GroupKey, Position] = {}
         for group in groups:
             pending = self._groups.get(group.number)
@@ -285,6 +285,6 @@ def totals_series(
 def position_series(
     key: tuple[str, str], source: str, positions: Mapping[GroupKey, Position]
 ) -> Iterator[Series]:
-    """How far a rank has come in each group; `key` is (run, rank)."""
+    """Yield how far a rank has come in each group; `key` is (run, rank)."""
     for group, position in positions.items():
         yield from _POSITION.series((*key, *group, source), position)

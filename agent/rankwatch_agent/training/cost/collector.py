@@ -65,7 +65,7 @@ class Spending:
         self._owners: dict[str, int | None] = {}
         """Run -> user id; None in a file of an agent that did not write it down."""
         self._rates: Mapping[str, Mapping[Money, float]] = {}
-        """What is charged to each run for an hour."""
+        """Money that is charged to each run for an hour."""
         self._save_seconds = save_seconds
         self._saved = -math.inf
         self._file = StateFile(
@@ -272,7 +272,7 @@ class CostCollector:
             raise
 
     def _since(self, run: RunCondition) -> float:
-        """Unix time at which the oldest living process of the run here started."""
+        """Return the Unix time at which the oldest living process of the run here started."""
         offset = self._wall() - self._monotonic()
         started = [each.started for each in run.ranks if not each.ended and each.started is not None]
         return min(started, default=self._monotonic()) + offset
@@ -322,7 +322,7 @@ def build_cost(
 
 
 def load_peaks() -> dict[str, dict[str, float]]:
-    """Model -> type of numbers -> FLOP/s, as shipped with the agent."""
+    """Return model -> type of numbers -> FLOP/s, as shipped with the agent."""
     text = resources.files("rankwatch_agent.training.cost").joinpath("peak_flops.toml").read_text()
     return {model: entry["peak"] for model, entry in tomllib.loads(text).items()}
 

@@ -41,10 +41,10 @@ class Price:
     valid_until: float = math.inf
     """The first moment at which it holds no more."""
     source: str = ""
-    """Where it comes from, for people."""
+    """Source of the price, for people."""
 
     def holds(self, model: str, moment: float) -> bool:
-        """Whether it is the price of the model then."""
+        """Return True if it is the price of the model then."""
         return self.valid_from <= moment < self.valid_until and fnmatchcase(model, self.gpu_model)
 
     @property
@@ -187,7 +187,7 @@ def _price(entry: dict[str, Any], where: str) -> Price:
 
 
 def _unix(value: date) -> float:
-    """Unix time of a date, which begins at midnight in UTC, or of a time, in UTC where it names no zone."""
+    """Return the Unix time of a date (its midnight in UTC), or of a time, in UTC where it names no zone."""
     at = value if isinstance(value, datetime) else datetime.combine(value, time_of_day())
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
 

@@ -55,7 +55,7 @@ _MAX_NAMES_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 13
 _CHUNK_BYTES = 1 << 18
 _TARGETS = {NCCL2: "fr_trace_json?backend=nccl2"}
-"""What is asked where a recorder is not called as its handler."""
+"""Targets that are asked for where a recorder is not called as its handler."""
 _RECORDER_PER_BACKEND = "fr_dump_file"
 """A handler of the releases whose `fr_trace_json` takes a backend: control_plane/Handlers.cpp of PyTorch."""
 _HAS_ENTRY = b'"record_id"'

@@ -79,7 +79,7 @@ class GroupNames:
             del self._known[label]
 
     def of(self, local_id: int) -> tuple[GroupKey, int] | None:
-        """Labels and number of ranks (0: not known) of a group; None where it is not known by name."""
+        """Return labels and number of ranks (0: not known) of a group; None where it is not known by name."""
         linked = self._linked.get(local_id)
         if linked is None:
             return None
@@ -219,7 +219,7 @@ class MergedRecorder:
 
 
 def _position(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) -> Position | None:
-    """How far the rank has come in a group; None where it is not known.
+    """Return how far the rank has come in a group; None where it is not known.
 
     Entries hold the numbers of collectives. The status of a group counts sends and receives too, in which its
     ranks differ, and gloo's does so without an entry for them. A rank that waits in a send or a receive has a

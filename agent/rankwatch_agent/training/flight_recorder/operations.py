@@ -64,7 +64,7 @@ def closes(entry: Entry) -> bool:
 
 
 def _same_call(one: Entry, other: Entry) -> bool:
-    """Whether both have the numbers of one call. Formats before 2.0 have one kind of number."""
+    """Return True if both have the numbers of one call. Formats before 2.0 have one kind of number."""
     known = one.seq_id >= 0 or (one.p2p_seq_id if one.is_p2p else one.collective_seq_id) >= 0
     return known and one.collective_seq_id == other.collective_seq_id and one.p2p_seq_id == other.p2p_seq_id
 
@@ -85,7 +85,7 @@ def _close(parts: Sequence[Entry], end: Entry) -> None:
 
 
 def _leave_open(parts: Sequence[Entry] | None) -> None:
-    """Several entries with one number are parts, and so is an operation that is never called alone."""
+    """Leave parts open: several entries with one number, or an operation that is never called alone."""
     if not parts or not _without_events(parts):
         return
     if len(parts) > 1 or parts[0].profiling_name.endswith(_NAMES_OF_PARTS):
@@ -130,7 +130,7 @@ _LONGEST_NAME = 40
 
 
 def backend_of(entry: Entry) -> str:
-    """nccl, nccl2, gloo, ...; empty where the entry does not say."""
+    """Return nccl, nccl2, gloo, ...; empty where the entry does not say."""
     return entry.profiling_name.partition(":")[0] if ":" in entry.profiling_name else ""
 
 
@@ -146,7 +146,7 @@ def standard_name(name: str) -> str:
 
 
 def input_bytes(entry: Entry, parts: Sequence[Entry] = ()) -> int | None:
-    """Bytes of the rank's input; None where sizes or types are not known.
+    """Return the bytes of the rank's input; None where sizes or types are not known.
 
     parts: of the coalesced call that the entry closes (ProcessGroupNCCL.cpp). The inputs of
     `reduce_scatter` are those of its parts, one for each rank. `allgather` broadcasts the input of each rank,
@@ -187,7 +187,7 @@ def signature(entry: Entry) -> int:
 def compared_elements(
     operation: str, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
 ) -> tuple[int | None, int | None]:
-    """Elements of input and output, by which ranks compare their calls; None for what may differ.
+    """Return elements of input and output, by which ranks compare their calls; None for what may differ.
 
     FlightRecorderHook.cpp, `onPre`, records the lists of a call as they are. Where those of an all_gather are
     uneven each rank gives another share, and all get the same; in a reduce_scatter it is the other way round.
@@ -201,7 +201,7 @@ def compared_elements(
 
 
 def elements(sizes: Sequence[Sequence[int]]) -> int | None:
-    """Elements of all these tensors together; None for sizes that no tensor has."""
+    """Count the elements of all these tensors together; None for sizes that no tensor has."""
     total = 0
     for shape in sizes:
         if len(shape) > 64 or any(not 0 <= size < _LARGEST for size in shape):

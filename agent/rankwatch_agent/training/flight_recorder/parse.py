@@ -159,7 +159,7 @@ class Document(msgspec.Struct):
 DOCUMENT = msgspec.json.Decoder(Document, strict=False)
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 NOT_UNDERSTOOD = (msgspec.MsgspecError, RecursionError, ValueError)
-"""What msgspec raises for hostile input."""
+"""Errors that msgspec raises for hostile input."""
 
 
 def parse(data: bytes | bytearray) -> Dump:
@@ -238,7 +238,7 @@ _UNPICKLING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What the standard library's unpickler raises on malformed input."""
+"""Errors that the standard library's unpickler raises on malformed input."""
 
 
 def parse_pickle(data: bytes) -> Dump:
@@ -305,8 +305,11 @@ def dump_of(document: Document) -> Dump:
 
 
 def _of_torchcomms(entries: list[Entry]) -> bool:
-    """hooks/fr/FlightRecorder.cpp, `onPreHook`: the description of a group is its backend, which also begins
-    the name of each operation. Groups have no status, which c10d has for each one with entries."""
+    """Return True if torchcomms made the entries.
+
+    hooks/fr/FlightRecorder.cpp, `onPreHook`: the description of a group is its backend, which also begins
+    the name of each operation. Groups have no status, which c10d has for each one with entries.
+    """
     return bool(entries) and all(
         each.profiling_name.startswith(f"{each.group[1]}:") and each.p2p_seq_id == 0 for each in entries
     )

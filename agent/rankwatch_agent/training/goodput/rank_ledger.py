@@ -51,7 +51,7 @@ class Process(NamedTuple):
     attempt: int
 
     def wall(self, moment: float) -> float:
-        """Unix time of a monotonic moment."""
+        """Return the Unix time of a monotonic moment."""
         return moment - self.started_monotonic + self.started_wall
 
 
@@ -194,7 +194,7 @@ class RankLedger:
         self.cursor = end
 
     def stall(self, moment: float) -> None:
-        """Nothing has happened for longer than is normal."""
+        """Note that nothing has happened for longer than is normal."""
         self._pass_sections(moment, GoodputState.UNKNOWN if self._missed else GoodputState.STALL)
 
     def end_process(self, last_sign: float, *, in_order: bool) -> None:
@@ -315,7 +315,7 @@ class RankLedger:
         self.resume()
 
     def _join_oldest(self, most: int) -> None:
-        """As the spans of attempts are joined."""
+        """Join the oldest attempts, as the spans of attempts are joined."""
         while len(self.by_attempt) > most:
             first, second, *_ = sorted(self.by_attempt)
             add_up(self.by_attempt[second], self.by_attempt.pop(first))
@@ -333,19 +333,19 @@ def add_up(total: Seconds, more: Seconds) -> None:
 
 
 def process_start(header: Header) -> float:
-    """When the process of a rank started, monotonic; when its box was made, where that is not known."""
+    """Return when a rank's process started, monotonic; when its box was made, where that is not known."""
     if header.process_started_wall is None:
         return header.started_monotonic
     return header.started_monotonic - max(0.0, header.started_wall - header.process_started_wall)
 
 
 def _is_time(began: float, ended: float) -> bool:
-    """Whether time can have passed between two moments of a box, which may hold anything."""
+    """Return True if time can have passed between two moments of a box, which may hold anything."""
     return 0.0 < ended - began < _LONGEST_SECONDS
 
 
 def _uncovered(began: float, ended: float, taken: list[tuple[float, float]]) -> float:
-    """Seconds of an interval that no other one in `taken` holds; adds it to them."""
+    """Return the seconds of an interval that no other one in `taken` holds; add it to them."""
     if ended <= began:
         return 0.0
     seconds, at = 0.0, began

@@ -262,7 +262,7 @@ def _runs_in(document: Any) -> dict[str, Any]:
 
 
 def save_run(ledger: RunLedger) -> dict[str, Any]:
-    """Everything that another agent needs to go on."""
+    """Return everything that another agent needs to go on."""
     return {
         "attempts": {number: asdict(span) for number, span in ledger.attempts.by_number.items()},
         "ranks": {number: [each.role, _save_rank(each)] for number, each in ledger.ranks.items()},

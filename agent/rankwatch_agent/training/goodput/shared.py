@@ -120,7 +120,7 @@ class Transfers:
         role.ranks.append(self)
 
     def waited(self, communication: float) -> float:
-        """Of a step's seconds in collectives those beyond the transfers themselves."""
+        """Return those of a step's seconds in collectives that go beyond the transfers themselves."""
         self._recent.append(communication)
         self._since += 1
         if self._since >= _EVERY or self.typical is None:
@@ -134,7 +134,7 @@ class Transfers:
         self._role.update()
 
     def forget(self) -> None:
-        """Nobody will ask for this rank again."""
+        """Forget this rank: nobody will ask for it again."""
         self._role.ranks.remove(self)
 
     def _learn(self) -> None:

@@ -46,7 +46,7 @@ class RankFingerprints:
         self.count = 0
 
     def begin_process(self) -> None:
-        """Another process takes the rank, maybe from an earlier step."""
+        """Note that another process takes the rank, maybe from an earlier step."""
         self.newest.clear()
         self.norms.clear()
         self._norm = (-1, 0.0)
@@ -98,6 +98,6 @@ def level_of(step: int, every: int) -> int:
 
 
 def value_of(weighted: int, hashed: int) -> int:
-    """Both sums as a number that a metric can hold."""
+    """Return both sums as a number that a metric can hold."""
     both = weighted.to_bytes(8, "little") + hashed.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(both, digest_size=_DIGEST_BYTES).digest(), "little")

@@ -79,7 +79,7 @@ _PER_EVIDENCE = DIVERGENCE_SIGMAS / EVIDENCE
 MOST_EVIDENCE = 1.5 * EVIDENCE
 """More is not added up, so that the sum falls soon after a recovery."""
 MOST_SIGMAS = 4.0
-"""What one value adds to the evidence at most, and ..."""
+"""The most that one value adds to the evidence, and ..."""
 LEAST_SIGMAS = -1.0
 """... takes from it: an oscillation that grows must not cancel itself."""
 
@@ -173,7 +173,7 @@ class LossStatistics:
         self._frozen_at = self._fast = self._peak = self._before_fall = 0.0
 
     def relearn(self, reason: RelearnReason) -> None:
-        """From the next value on the loss may stand elsewhere, for a reason that is known."""
+        """Let the loss stand elsewhere from the next value on, for a reason that is known."""
         if reason in ANY_LEVEL:
             self.begin_process()
             self._settles = reason is RelearnReason.DATASET
@@ -362,7 +362,7 @@ class LossStatistics:
             self._count_suspicious(at)
 
     def _count_above_history(self, at: float) -> None:
-        """After a restart the mean counts, and not the highest value: the loss does not rise, it stands."""
+        """Judge by the mean after a restart, not by the highest value: the loss does not rise, it stands."""
         self._held = self._held + 1 if self._evidence >= EVIDENCE and self._long > self._level else 0
         if self._held >= self._confirm_steps:
             self.diverging, self._frozen_at = True, at

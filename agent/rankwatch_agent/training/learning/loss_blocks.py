@@ -91,7 +91,7 @@ class NoiseBlocks:
         self._before = self._last = 0.0
 
     def begin_process(self) -> None:
-        """Values go on elsewhere; their noise is probably what it was, but new values soon count more."""
+        """Note that values go on elsewhere; their noise probably stays, but new values soon count more."""
         self._means = 0
         self._bends = min(self._bends, KEPT_BENDS)
 

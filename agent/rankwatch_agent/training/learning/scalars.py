@@ -128,7 +128,7 @@ class LossScaleStatistics:
         self.begin_process()
 
     def begin_process(self) -> None:
-        """Another scaler begins."""
+        """Note that another scaler begins."""
         self.last = self.before = math.nan
         """The scale now, and before the first of the present halvings."""
         self.falling = False
@@ -269,7 +269,7 @@ class RankLearning:
         self._reset_step = -STEPS_BETWEEN_RESETS
 
     def begin_process(self) -> None:
-        """Another process takes the rank, and may go on from an earlier step."""
+        """Note that another process takes the rank, and may go on from an earlier step."""
         self.resets[RelearnReason.RESTART] += 1
         self.loss.relearn(RelearnReason.RESTART)
         for each in self.norms.values():

@@ -154,7 +154,7 @@ class RunAttempts:
         self._killed = {path: started for path, started in self._killed.items() if path in living}
 
     def before_new_process(self, rank: RankFollower) -> None:
-        """Another process has the rank now: this is the last moment to see how the one before ended."""
+        """Note how the last process ended: another one has the rank now, so it cannot be seen later."""
         self._take(rank, rank.ended_at if rank.ended_at is not None else rank.last_sign, over=True)
 
     def of(self, run: str) -> Sequence[Attempt]:
@@ -162,7 +162,7 @@ class RunAttempts:
         return [each for _, each in sorted(self._attempts.get(run, {}).items())]
 
     def all(self) -> Mapping[tuple[str, int], Attempt]:
-        """By run and number."""
+        """Return the attempts by run and number."""
         return {
             (run, number): each
             for run, attempts in self._attempts.items()
@@ -317,7 +317,7 @@ def _last_step(rank: RankFollower) -> int:
 
 
 def _sigterm(rank: RankFollower) -> float | None:
-    """When the rank wrote its stacks because of SIGTERM."""
+    """Return when the rank wrote its stacks because of SIGTERM."""
     try:
         status = look(rank.path.with_suffix(TERMINATED_SUFFIX))
     except OSError:

@@ -31,7 +31,7 @@ class RankEnd(NamedTuple):
     rank: int
     state: RankState
     failure: Failure | None
-    """What it failed by, also if the kernel killed it; None where it did not fail, or nothing is known."""
+    """Its failure, also if the kernel killed it; None where it did not fail, or nothing is known."""
     in_collective: bool
     """Its newest collective ended with an error."""
     started: float
@@ -82,7 +82,7 @@ class AttemptEnd(NamedTuple):
 
 
 def judge(ranks: Sequence[RankEnd], requests: Sequence[StopRequest] = ()) -> AttemptEnd:
-    """How the attempt of these ranks, all of which have ended, came to its end.
+    """Judge how the attempt of these ranks, all of which have ended, came to its end.
 
     requests: that fell into the life of the attempt.
     """
@@ -138,7 +138,7 @@ def _failed_by_itself(end: RankEnd) -> bool:
 
 
 def _is_lost(end: RankEnd) -> bool:
-    """SIGKILL after SIGTERM is the end of the time that a launcher gives its ranks."""
+    """Return True if it was lost. SIGKILL after SIGTERM ends the time that a launcher gives its ranks."""
     return end.state is RankState.LOST and end.failure is None and not end.was_terminated
 
 
@@ -191,7 +191,7 @@ def _own_kill(end: RankEnd, kills: Sequence[OomKill]) -> OomKill | None:
 
 
 def _kill_of_worker(end: RankEnd, failure: Failure, kills: Sequence[OomKill]) -> OomKill | None:
-    """Of a process that loaded data for the rank: the rank then fails by an exception that names it."""
+    """Find the kill of a process that loaded data: the rank then fails by an exception that names it."""
     told = _WORKER.search(failure.message)
     if told is None:
         return None

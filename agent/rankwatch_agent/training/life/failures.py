@@ -23,7 +23,7 @@ from rankwatch.untrusted.text import is_hidden, message_of, printable
 _MOST_BYTES = 1 << 20
 _MOST_PATH_BYTES = 4096
 _MOST_OUTPUT_BYTES = 256 << 10
-"""Of what a rank has written to standard error, from its end."""
+"""Bytes of what a rank has written to standard error, from its end."""
 _OUTPUT = "stderr.log"
 """torchrun writes it beside the error file, if its `--redirects` or `--tee` say so."""
 _NATIVE = "Aborted, in a thread that is not Python's"
@@ -52,7 +52,7 @@ _WATCHDOG = re.compile(
     r"|ProcessGroupNCCL's watchdog got stuck for .{0,200}"
     r"|Received a dump signal due to a collective timeout.{0,200})"
 )
-"""What PyTorch's watchdog of NCCL and its heartbeat monitor write before they end the process."""
+"""Messages that PyTorch's watchdog of NCCL and its heartbeat monitor write before they end the process."""
 _THROWN = re.compile(r"^ *what\(\): +(.{1,400})", re.MULTILINE)
 """The C++ exception that nobody caught."""
 _FRAME = re.compile(r'^ *File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})', re.MULTILINE)

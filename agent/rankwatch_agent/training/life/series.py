@@ -57,9 +57,9 @@ class LifeCounters:
     def __init__(self, directory: Path | None, started: float) -> None:
         self._classes: dict[str, _Counts] = {}
         self._counted: dict[str, None] = {}
-        """What was counted, in order."""
+        """Keys of what was counted, in order."""
         self._since = started
-        """What ended earlier is not counted, unless the file knows of it."""
+        """Unix time: what began or ended earlier is not counted, unless the file knows of it."""
         self._file = StateFile(directory, "attempts.json", lost="attempts are counted from now on")
         self._file.load(self._load)
 
@@ -85,7 +85,7 @@ class LifeCounters:
             self._save()
 
     def series(self) -> Iterator[Series]:
-        """Every count of every class that was seen, 0 included."""
+        """Yield every count of every class that was seen, 0 included."""
         for name, counts in self._classes.items():
             for outcome in Outcome:
                 yield sample("rankwatch_run_attempts_total", (name, outcome), counts.ends.get(outcome, 0))
@@ -224,7 +224,7 @@ def _cycle_series(run: str, cycle: RestartCycle) -> Iterator[Series]:
 
 
 def without_progress(attempts: Sequence[Attempt]) -> int:
-    """How many attempts have ended one after the other without a step that no attempt had reached before."""
+    """Count attempts that ended one after the other without a step that no attempt had reached before."""
     count, highest = 0, -1
     for each in attempts:
         further = each.highest_step > highest

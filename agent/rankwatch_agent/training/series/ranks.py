@@ -51,13 +51,13 @@ _GPU_MEMORY = FigureTable(
         "rankwatch_rank_gpu_memory_failures_total": "out_of_memory",
     }
 )
-"""What torch's allocator holds."""
+"""Figures of torch's allocator."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESIDENT_FIELD = 1
 
 
 def resident_bytes(procfs: Path, pid: int) -> int | None:
-    """Resident memory of a process; None where it is gone or hidden."""
+    """Return the resident memory of a process; None where it is gone or hidden."""
     try:
         return int((procfs / str(pid) / "statm").read_bytes().split()[_RESIDENT_FIELD]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -83,7 +83,7 @@ class RankSeries:
         self._procfs = procfs
 
     def of(self, rank: RankFollower) -> Iterator[Series]:
-        """Everything exported about this rank."""
+        """Yield everything exported about this rank."""
         key, living = (rank.run, str(rank.header.identity.rank)), rank.state not in ENDED_STATES
         found = [*_RANK.series(key, rank, self._wall), *self._state(rank, key, living=living)]
         found.extend(_steps_and_scalars(rank, key))
@@ -103,7 +103,7 @@ class RankSeries:
         yield from found
 
     def reporting(self, run: str) -> Iterator[Series]:
-        """How many living ranks of a run, of those made so far, have what alerts depend on."""
+        """Yield how many living ranks of a run, of those made so far, have what alerts depend on."""
         found = self._reporting.get(run, Counter[str]())
         for name, count in {**dict.fromkeys(_REPORTED, 0), **found}.items():
             yield sample("rankwatch_node_ranks_reporting", (run, name), count)
@@ -121,7 +121,7 @@ class RankSeries:
         self._reporting.setdefault(rank.run, Counter()).update(names)
 
     def _state(self, rank: RankFollower, key: tuple[str, str], *, living: bool) -> Iterator[Series]:
-        """Who it is, how it is, and what it does now."""
+        """Yield who it is, how it is, and what it does now."""
         header, identity = rank.header, rank.header.identity
         place = (str(identity.local_rank), str(identity.world_size), rank.stage, rank.replica)
         yield sample("rankwatch_rank_info", (*key, *place, identity.host, str(header.pid)), 1)
@@ -184,7 +184,7 @@ class RankSeries:
 
 
 def _steps_and_scalars(rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
-    """Those that a rank may lack."""
+    """Yield those that a rank may lack."""
     steps = rank.totals.steps
     if steps.last_step >= 0:
         yield sample("rankwatch_step", key, steps.last_step)

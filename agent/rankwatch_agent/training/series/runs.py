@@ -62,7 +62,7 @@ def sum_series(run: str, ranks: Sequence[RankFollower], wall: Wall) -> Iterator[
 
 
 def _totals(run: str, ranks: Sequence[RankTotals], missed: Sequence[int]) -> Iterator[Series]:
-    """Counters: of steps and saves those of the rank that has most, because ranks take them together."""
+    """Yield counters: of steps and saves those of the rank with most, because ranks take them together."""
     saves = [each.checkpoints.operations[_SAVE] for each in ranks]
     values = {
         "rankwatch_node_steps_total": max(each.steps.steps for each in ranks),
@@ -80,7 +80,7 @@ def _totals(run: str, ranks: Sequence[RankTotals], missed: Sequence[int]) -> Ite
 
 
 def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """Ranks of a replica have the same tokens; where ranks state none, each has its own."""
+    """Yield tokens by replica: its ranks have the same; where ranks state none, each has its own."""
     replicas: dict[str, list[float]] = {}
     for each in ranks:
         tokens = each.totals.steps.work_done.by_unit.get(TOKENS)
@@ -108,14 +108,14 @@ def _living(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
 
 
 def half_writes(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """Of a large run: what speaks for the last writes of all its living ranks on this node."""
+    """Yield what speaks for the last writes of all living ranks of a large run on this node."""
     writes = [each.totals.checkpoints.write_seconds for each in ranks if each.state not in ENDED_STATES]
     known = (each for each in writes if each is not None)
     yield from half_series("rankwatch_half_checkpoint_last_write_seconds", (run,), known)
 
 
 def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
-    """Of a large run: what speaks for the losses of all its living ranks on this node."""
+    """Yield what speaks for the losses of all living ranks of a large run on this node."""
     living = (each.totals.learning.loss for each in ranks if each.state not in ENDED_STATES)
     losses = [each for each in living if each.count]
     trends = [each.trend for each in losses if each.trend > 0.0]
@@ -146,7 +146,7 @@ def _checkpoint_series(run: str, living: Sequence[RankFollower], wall: Wall) -> 
 def of_run(
     ranks: Iterable[Mapping[Capability, Unseen | None]],
 ) -> dict[Capability, Unseen | None]:
-    """Capability -> why ranks do not see it, by most of those that do not; None where every rank sees it.
+    """Return capability -> why ranks do not see it, by most of those that do not; None where all see it.
 
     Left out is what no rank knows yet.
     """
@@ -161,7 +161,7 @@ def of_run(
 
 
 def capability_series(run: str, ranks: Iterable[Mapping[Capability, Unseen | None]]) -> Iterator[Series]:
-    """One series for each capability that is known; none for a run of explicit hooks."""
+    """Yield one series for each capability that is known; none for a run of explicit hooks."""
     declared = metric("rankwatch_run_capability_visible")
     for capability, why in of_run(ranks).items():
         yield Series(declared, (run, capability, why or ""), 1 if why is None else 0)

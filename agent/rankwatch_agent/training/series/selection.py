@@ -56,7 +56,7 @@ class SelectedRanks:
 
 class _Criterion(NamedTuple):
     of: str
-    """What the rank stands out in: a field of `SelectedRanks`."""
+    """Field of `SelectedRanks` that the rank stands out in."""
     value: Callable[[ComparedFigures], float | None]
     stays: float
     """The rank with the largest value stays it down to this share of another's: else equal ranks would take
@@ -128,7 +128,7 @@ def half_series(name: str, labels: tuple[str, ...], values: Iterable[float]) -> 
 
 
 def halves(values: Iterable[float]) -> dict[str, float]:
-    """Medians of the lower and the upper half (Tukey's hinges), NaN left out; of a single value, itself.
+    """Return the medians of both halves (Tukey's hinges), NaN left out; of a single value, itself.
 
     An odd number has its median in both halves.
     """

@@ -68,7 +68,7 @@ class WorkTotals:
             self._release(each)
 
     def begin_process(self, pending: int | None) -> None:
-        """Another process takes the rank, and does the work of the last one's unfinished steps again.
+        """Note that another process takes the rank, and repeats the work of the last one's unfinished steps.
 
         pending: the step that ended and is not settled yet.
         """
@@ -197,7 +197,7 @@ class StepAssembler:
         """Phases outside of any step."""
         self.last_step = -1
         self.device = DeviceSteps()
-        """What the GPU's clock shows of steps that are not counted yet."""
+        """Steps by the GPU's clock that are not counted yet."""
         self.local_known = True
         """Whether own time and waits of the last step could be told apart; not in a CUDA graph with
         collectives."""
@@ -225,7 +225,7 @@ class StepAssembler:
         return self._pending is None
 
     def begin_process(self) -> None:
-        """Another process takes the rank: the GPU reports no more of the one before."""
+        """Note that another process takes the rank: the GPU reports no more of the one before."""
         self._on_device.clear()
         self.device = DeviceSteps()
         self._open.begin_process()
@@ -315,7 +315,7 @@ class StepAssembler:
             self._count_on_device(step)
 
     def _await_device(self, step: HostedStep) -> None:
-        """On a GPU the host's phases show when work was enqueued, so the step counts once the GPU is done."""
+        """Count a step once the GPU is done: on a GPU the host's phases show when work was enqueued."""
         if step.number in self.device:
             self._count_on_device(step)
             return

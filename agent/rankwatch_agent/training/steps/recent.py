@@ -171,7 +171,7 @@ def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMe
 
 
 def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Covariation]:
-    """Covariances by what may explain them.
+    """Return covariances by what may explain them.
 
     Two sums of squares and that of the sum give a covariance, (both - one - other) / 2. Work explains the
     covariance over its own spread. Microbatches add up: their spread shrinks with the root of their number.
@@ -219,7 +219,7 @@ def rank_series(placed: RankPlace, shown: str, replica: str, means: RecentMeans)
 
 
 def token_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[Series]:
-    """Its tokens, if it reports any."""
+    """Yield its tokens, if it reports any."""
     if means.tokens > 0:
         yield sample("rankwatch_recent_step_tokens", (*placed, shown), means.tokens)
 
@@ -229,7 +229,7 @@ def late_series(placed: RankPlace, shown: str, means: RecentMeans) -> Iterator[S
 
 
 def half_means(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
-    """Of a large run: what speaks for all ranks of a stage on this node, where only some are exported."""
+    """Yield what speaks for all ranks of a stage of a large run on this node: only some are exported."""
     for stage, of_stage in _by_stage(ranks).items():
         values = {
             "step_local_seconds": [each.local_seconds for each in of_stage],
@@ -247,7 +247,7 @@ def step_series(run: str, steps: Iterable[float | None]) -> Iterator[Series]:
 
 
 def node_series(run: str, ranks: Mapping[RankPlace, RecentMeans]) -> Iterator[Series]:
-    """Medians over the ranks of a run on this node: of these, rules take the median of the run."""
+    """Yield medians over the ranks of a run on this node: of these, rules take the median of the run."""
     if not ranks:
         return
     means = ranks.values()
@@ -289,7 +289,7 @@ def _lateness(run: str, ranks: Iterable[RecentMeans]) -> Iterator[Series]:
 
 
 def _stage_series(key: tuple[str, str], ranks: Sequence[RecentMeans]) -> Iterator[Series]:
-    """Medians and extremes of the ranks of one stage. key: run and stage."""
+    """Yield medians and extremes of the ranks of one stage. key: run and stage."""
     yield sample("rankwatch_recent_stage_ranks", key, float(len(ranks)))
     compute = [each.compute_seconds for each in ranks]
     yield sample("rankwatch_recent_stage_compute_seconds", key, median(compute))

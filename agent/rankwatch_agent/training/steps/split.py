@@ -41,7 +41,7 @@ _COMPLETED = itemgetter(1)
 def split_step(
     start: float, end: float, phases: Sequence[Interval], collectives: Sequence[Collective]
 ) -> tuple[dict[str, float], list[float]]:
-    """Seconds by phase, which sum to `end - start`, and the own seconds of every single phase.
+    """Return seconds by phase, which sum to `end - start`, and the own seconds of every single phase.
 
     The first include `communication` and `other`.
 
@@ -60,7 +60,7 @@ def split_step(
 
 
 def message_seconds(start: float, end: float, collectives: Sequence[Collective]) -> float:
-    """Seconds of a step blocked in sends and receives, each moment counted once: they come in batches.
+    """Sum the seconds of a step blocked in sends and receives, each moment once: they come in batches.
 
     collectives: enqueued within the step.
     """
@@ -69,7 +69,7 @@ def message_seconds(start: float, end: float, collectives: Sequence[Collective])
 
 
 def own_seconds(phases: Sequence[Interval], blocked: Sequence[Blocked]) -> list[float]:
-    """Seconds of each phase without blocked time and without the phases inside it.
+    """Return the seconds of each phase without blocked time and without the phases inside it.
 
     phases: in the order of their ends.
     blocked: disjoint and in order.
@@ -112,7 +112,7 @@ def _own_of_nested(phases: Sequence[Interval], covered: _Covered) -> list[float]
 def blocked_times(
     start: float, end: float, phases: Sequence[Interval], collectives: Sequence[Collective]
 ) -> list[Blocked]:
-    """When the training thread was blocked from `start` to `end`: disjoint, in order."""
+    """Return when the training thread was blocked from `start` to `end`: disjoint, in order."""
     found: list[Blocked] = []
     overlapped: list[Collective] = []
     for each in collectives:
@@ -126,7 +126,8 @@ def blocked_times(
 
 
 def _overlapped(end: float, phases: Sequence[Interval], ordered: Sequence[Collective]) -> list[Blocked]:
-    """From the last enqueue to the last completion of those enqueued in one phase and in none inside it."""
+    """Return the times from the last enqueue to the last completion of those enqueued in one phase and in
+    none inside it."""
     first, latest = ordered[0][0], ordered[-1][0]
     # Of the phases only those that can hold an enqueue: most of a step's do not.
     to_come = [(a, b) for a, b, _ in phases if b > first and a <= latest]
@@ -179,7 +180,7 @@ class _Covered:
         self.last = self._ends[-1] if blocked else -inf
 
     def between(self, start: float, end: float) -> float:
-        """Seconds covered from `start` to `end`."""
+        """Return the seconds covered from `start` to `end`."""
         return self._until(end) - self._until(start)
 
     def _until(self, moment: float) -> float:

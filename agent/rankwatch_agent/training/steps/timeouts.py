@@ -55,7 +55,7 @@ class Longest:
             self._second_longest = seconds
 
     def timeout(self, *, longest_factor: float = 0.0, most_raised: float = math.inf) -> float | None:
-        """Five times the second longest, at least the longest times `longest_factor`; None for no history.
+        """Return 5 times the second longest, at least the longest times `longest_factor`; None without any.
 
         most_raised: the longest one raises the timeout at most so many times.
 
@@ -133,7 +133,7 @@ class LearntTimeouts:
         self._failed_end = math.nan
 
     def begin_process(self, moment: float) -> None:
-        """Another process of the rank began, monotonic."""
+        """Note when another process of the rank began, monotonic."""
         self._start_up_since = moment
         self._longest_of_start = 0.0
         self._skipped = 0
@@ -169,7 +169,7 @@ class LearntTimeouts:
             self._sections[phase].add(seconds)
 
     def timeout(self, open_phase: str | None) -> float | None:
-        """Longest normal time without progress while the rank is in this phase; None while unknown.
+        """Return the longest normal time without progress while the rank is in this phase; None if unknown.
 
         A section follows a step or a start, and is allowed the time of both.
         """

@@ -77,12 +77,12 @@ class OpenSteps:
         self.of(number).work += tokens
 
     def ended(self, number: int) -> None:
-        """All of a step is known."""
+        """Note that all of a step is known."""
         step = self._steps.pop(number, None)
         self._complete(StepParts() if step is None else step)
 
     def begin_process(self) -> None:
-        """Another process takes the rank, and may go back to earlier steps."""
+        """Note that another process takes the rank, and may go back to earlier steps."""
         self._steps.clear()
 
     def of(self, number: int) -> StepParts:
@@ -243,7 +243,7 @@ class DeviceStep:
         self.phases: list[tuple[str, float]] = []
         """Name and own seconds of each, without waits and without the phases inside it."""
         self.like: Mapping[str, float] | None = None
-        """Where its phases were not timed: own seconds by phase of the last step whose phases were."""
+        """Own seconds by phase of the last step whose phases were timed, where its own were not."""
         self.message_seconds = 0.0
         """Waits for sends and receives, a part of `waited`."""
         self.seconds = self.waited = 0.0
@@ -252,7 +252,7 @@ class DeviceStep:
         self.complete = False
 
     def parts(self) -> dict[str, float]:
-        """Seconds by phase, which sum to `seconds`; without communication where that is not known.
+        """Return seconds by phase, which sum to `seconds`; without communication where that is not known.
 
         Phases that were not timed share what is left as in the last step whose phases were.
         """
@@ -278,7 +278,7 @@ class DeviceStep:
         return found
 
     def own_by_phase(self) -> dict[str, float]:
-        """Own seconds by phase, with what no phase claims."""
+        """Return own seconds by phase, with what no phase claims."""
         found = self._own()
         left = self.seconds - self.waited - sum(found.values())
         found[OTHER] = found.get(OTHER, 0.0) + max(0.0, left)
@@ -309,7 +309,7 @@ class DeviceSteps:
         self._of(number).message_seconds += seconds
 
     def ended(self, number: int, seconds: float, waited: float, *, known: bool, timed: bool = True) -> None:
-        """All of a step is reported. timed: its phases are."""
+        """Note that all of a step is reported. timed: its phases are."""
         step = self._of(number)
         step.seconds, step.waited, step.known, step.complete = seconds, waited, known, True
         step.message_seconds = min(step.message_seconds, waited)

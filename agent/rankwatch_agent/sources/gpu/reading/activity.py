@@ -72,7 +72,7 @@ class Activity:
         self._suspect_readings = 0
 
     def read(self, gpu: Device) -> Iterable[Sample]:
-        """Utilisation, activity and throughput; none of them exists for a GPU cut into MIG instances."""
+        """Yield utilisation, activity and throughput; none exists for a GPU cut into MIG instances."""
         if gpu.mig_enabled:
             return
         utilization = None
@@ -99,7 +99,7 @@ class Activity:
     def _suspect(
         self, gpu: Device, utilization: float | None, activity: list[float | None]
     ) -> Iterable[Sample]:
-        """1 where the GPU reports full utilisation and no activity at all in several readings in a row.
+        """Yield 1 where the GPU reports full utilisation and no activity at all in several readings in a row.
 
         Such counters have gone unnoticed for weeks (NVIDIA/dcgm-exporter#662).
         """
@@ -136,7 +136,7 @@ class Gpm:
             self._request.metrics[at].metricId = number
 
     def supports(self, gpu: Device) -> bool:
-        """Whether the GPU has GPM."""
+        """Return True if the GPU has GPM."""
         if not gpu.features.wanted(_FEATURE):
             return False
         if gpu.uuid not in self._supported or gpu.query_all:
@@ -226,7 +226,7 @@ def by_unit(gpu: Device, values: dict[int, float]) -> dict[str, float]:
 
 
 def _pcie_throughput(gpu: Device) -> Iterable[Sample]:
-    """Bytes per second over 20 ms. Each direction takes 20 ms, so only GPUs without GPM are asked."""
+    """Yield bytes per second over 20 ms. Each direction takes 20 ms, so only GPUs without GPM are asked."""
     for counter, direction in _PCIE_COUNTERS:
         raw = gpu.query("pcie_throughput", pynvml.nvmlDeviceGetPcieThroughput, counter)
         yield from gpu.value(_PCIE_THROUGHPUT, "pcie_throughput", raw, KILOBYTES_PER_SECOND, direction)
@@ -258,7 +258,7 @@ class Mig:
         self._gpm = gpm
 
     def read(self, gpu: Device) -> Iterable[Sample]:
-        """Identity, memory and activity of each instance."""
+        """Yield identity, memory and activity of each instance."""
         if not gpu.mig_enabled:
             return
         instances = list(_instances(gpu))
@@ -273,7 +273,7 @@ class Mig:
 
 
 def profile(name: str | None, attributes: Any) -> str:
-    """Profile of an instance: from its name ("... MIG 1g.10gb"), else from its slices and its memory."""
+    """Return an instance's profile: from its name ("... MIG 1g.10gb"), else from its slices and memory."""
     if name is not None and _NAME_MARK in name:
         return name.rpartition(_NAME_MARK)[2]
     if attributes is None:

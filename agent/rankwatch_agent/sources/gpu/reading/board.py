@@ -26,7 +26,7 @@ _UNKNOWN_STATE = 32
 
 
 def read_firmware(gpu: Device) -> Iterable[Sample]:
-    """Versions of the firmware, which hardly ever change."""
+    """Yield the versions of the firmware, which hardly ever change."""
     vbios = gpu.query("vbios_version", pynvml.nvmlDeviceGetVbiosVersion)
     inforom = gpu.query("inforom_version", pynvml.nvmlDeviceGetInforomImageVersion)
     if vbios or inforom:
@@ -34,7 +34,7 @@ def read_firmware(gpu: Device) -> Iterable[Sample]:
 
 
 def read_state(gpu: Device) -> Iterable[Sample]:
-    """P-state and fans."""
+    """Yield P-state and fans."""
     state = gpu.query("performance_state", pynvml.nvmlDeviceGetPerformanceState)
     if state != _UNKNOWN_STATE:
         yield from gpu.value("rankwatch_gpu_performance_state", "performance_state", state, PERFORMANCE_STATE)
@@ -102,7 +102,7 @@ FIELDS: dict[FieldKey, str] = {
 
 
 def slowdown_fields(version: tuple[int, ...]) -> dict[FieldKey, str]:
-    """Field -> reason of the three slowdowns on this driver; empty where no header of NVIDIA tells.
+    """Return field -> reason of the three slowdowns on this driver; empty where no header of NVIDIA tells.
 
     NVIDIA moved them: the nvml.h of 575.51, 575.57 and 580.65 (CUDA 12.9 and 13.0) numbers them 251 to 253
     and power smoothing 256 to 273. The one of 570 (CUDA 12.8) numbers power smoothing 251 to 268 and has no
@@ -120,7 +120,7 @@ def slowdown_fields(version: tuple[int, ...]) -> dict[FieldKey, str]:
 
 
 def read_power(gpu: Device) -> Iterable[Sample]:
-    """Watts and joules."""
+    """Yield watts and joules."""
     watts = gpu.query("power", pynvml.nvmlDeviceGetPowerUsage)
     limit = gpu.query("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
     energy = gpu.query("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)
@@ -130,7 +130,7 @@ def read_power(gpu: Device) -> Iterable[Sample]:
 
 
 def read_temperature(gpu: Device) -> Iterable[Sample]:
-    """Core, memory, and the distance to a slowdown."""
+    """Yield the temperatures of core and memory, and the distance to a slowdown."""
     core = gpu.query_first(
         "temperature",
         (pynvml.nvmlDeviceGetTemperatureV, pynvml.NVML_TEMPERATURE_GPU),
@@ -152,7 +152,7 @@ def read_clocks(gpu: Device) -> Iterable[Sample]:
 
 
 def read_throttling(gpu: Device) -> Iterable[Sample]:
-    """Seconds by reason, and 0 or 1 for every reason that the GPU knows.
+    """Yield seconds by reason, and 0 or 1 for every reason that the GPU knows.
 
     The seconds overlap: `thermal` and `sw_power_cap` are older policies that contain part of the newer
     reasons. They must not be added up.

@@ -86,7 +86,7 @@ class Features:
         return self._reading % RETRY_READINGS == 0
 
     def wanted(self, feature: str) -> bool:
-        """Whether a query is worth its call now."""
+        """Return True if a query is worth its call now."""
         return self._retry_at.get(feature, 0) <= self._reading
 
     def set_supported(self, feature: str) -> None:
@@ -99,11 +99,12 @@ class Features:
         self._retry_at[feature] = self._reading + RETRY_READINGS
 
     def supported(self) -> tuple[str, ...]:
-        """Sorted, without names that begin with _: each is one of several calls that give one feature."""
+        """Return the supported ones sorted, without names that begin with _: each of these is one of several
+        calls that give one feature."""
         return tuple(sorted(name for name in self._supported if not name.startswith("_")))
 
     def unsupported(self) -> tuple[str, ...]:
-        """Sorted, without names that begin with _."""
+        """Return the unsupported ones sorted, without names that begin with _."""
         return tuple(sorted(name for name in self._retry_at if not name.startswith("_")))
 
 
@@ -145,7 +146,7 @@ class Device:
     """A GPU that was seen, and what its topics share during one reading."""
 
     def __init__(self, identity: Identity, rejected: dict[str, int]) -> None:
-        """`rejected` counts implausible values by feature, over all GPUs."""
+        """Count implausible values in `rejected` by feature, over all GPUs."""
         self.identity = identity
         self.features = Features()
         self.handle: Any = None  # an opaque pointer of the driver
@@ -187,7 +188,7 @@ class Device:
     def query_part(
         self, handle: object, feature: str, function: Callable[..., _T], *arguments: object
     ) -> _T | None:
-        """Like `query`, about a part of this GPU such as a MIG instance."""
+        """Query a part of this GPU such as a MIG instance, as `query` does the GPU."""
         if not self.features.wanted(feature):
             return None
         try:

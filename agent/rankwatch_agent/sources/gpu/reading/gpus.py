@@ -73,7 +73,7 @@ class GpuTable:
         """GPUs of the last enumeration that were never seen and cannot be identified."""
 
     def readers(self) -> list[GpuReader]:
-        """Sorted by NVML's number."""
+        """Return the readers sorted by NVML's number."""
         return sorted(self._readers.values(), key=lambda reader: reader.device.index)
 
     def detach(self) -> None:
@@ -219,7 +219,7 @@ def handle_address(handle: Any) -> int:
 
 
 def _identity_samples(gpu: Device) -> Iterable[Sample]:
-    """Up or lost, and the names: the only samples that a lost GPU keeps."""
+    """Yield up or lost, and the names: the only samples that a lost GPU keeps."""
     identity = gpu.identity
     yield gpu.sample("rankwatch_gpu_up", 0.0 if gpu.lost_reason else 1.0)
     yield gpu.sample(
@@ -273,7 +273,7 @@ def _count() -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Why a GPU cannot be identified; raises DriverError where the driver is gone."""
+    """Return why a GPU cannot be identified; raises DriverError where the driver is gone."""
     if isinstance(error, pynvml.NVMLError):
         if error.value in DRIVER_GONE:
             raise DriverError(describe(error.value), code=error.value) from None
@@ -302,7 +302,7 @@ class FieldBatch:
         self._array = (pynvml.c_nvmlFieldValue_t * len(self.keys))()
 
     def read(self, handle: object) -> Iterator[tuple[FieldKey, int, int, int]]:
-        """(key, type, error, raw value) of each field; raises pynvml.NVMLError where the whole call fails."""
+        """Yield (key, type, error, raw value) of each field; raises pynvml.NVMLError if the call fails."""
         function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
         if function is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)

@@ -127,7 +127,7 @@ class Nvlink:
             gpu.links = tuple(link for link, active in states.items() if active)
 
     def read(self, gpu: Device) -> Iterable[Sample]:
-        """Ports, active ports, bytes by direction, errors by kind."""
+        """Yield ports, active ports, bytes by direction, errors by kind."""
         if not self._ports or not gpu.features.wanted("nvlink"):
             return
         yield gpu.sample("rankwatch_gpu_nvlinks", len(self._ports))
@@ -179,7 +179,7 @@ class LinkTotal:
         self.last[link] = value
 
     def sum(self) -> float:
-        """Over all links, also those that are down."""
+        """Sum over all links, also those that are down."""
         return self._before_resets + sum(self.last.values())
 
 
@@ -200,7 +200,7 @@ class ChipToChip:
         }
 
     def read(self, gpu: Device) -> Iterable[Sample]:
-        """Links, active ones, their bandwidth, errors by kind."""
+        """Yield links, active ones, their bandwidth, errors by kind."""
         count = gpu.fields.get(_C2C_COUNT)
         self.links = int(gpu.convert(_C2C, count, LINKS) or 0) if count else 0
         if not self.links:
@@ -229,7 +229,7 @@ class ChipToChip:
 
 
 def _probe(gpu: Device) -> dict[int, bool]:
-    """Port -> whether it is up, for the ports up to the first number the driver refuses; {} on an error."""
+    """Return port -> whether it is up, below the first number that the driver refuses; {} on an error."""
     states: dict[int, bool] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -245,7 +245,7 @@ def _probe(gpu: Device) -> dict[int, bool]:
 
 
 def _states(gpu: Device, ports: Iterable[int]) -> dict[int, bool]:
-    """Known port -> whether it is up; one that fails counts as down, one that is gone is left out."""
+    """Return known port -> whether it is up; one that fails counts as down, one that is gone is left out."""
     states: dict[int, bool] = {}
     for link in ports:
         try:
@@ -293,7 +293,7 @@ def read_fabric(gpu: Device) -> Iterable[Sample]:
 
 
 def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:
-    """(reason, whether there is a fault) for each reason that a health mask knows about."""
+    """Yield (reason, whether there is a fault) for each reason that a health mask knows about."""
     if mask == _NO_HEALTH_MASK:
         return
     for reason, shift, width, healthy in _HEALTH_MASK:
@@ -303,7 +303,7 @@ def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:
 
 
 def _fabric_info_without_health(handle: object) -> Any:
-    """Of drivers before 545."""
+    """Return the fabric info of drivers before 545, which has no health."""
     info = pynvml.c_nvmlGpuFabricInfo_t()
     pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
     return info

@@ -97,7 +97,7 @@ def read_memory(gpu: Device) -> Iterable[Sample]:
 
 
 def nvml_memory_info_v1(handle: object) -> Any:
-    """nvmlDeviceGetMemoryInfo without a version, under a name that `query_first` can tell apart."""
+    """Call nvmlDeviceGetMemoryInfo without a version, under a name that `query_first` can tell apart."""
     return pynvml.nvmlDeviceGetMemoryInfo(handle)
 
 
@@ -121,7 +121,7 @@ def read_processes(gpu: Device) -> Iterable[Sample]:
 
 
 def read_ecc(gpu: Device) -> Iterable[Sample]:
-    """Errors that ECC has found, where it is on."""
+    """Yield the errors that ECC has found, where it is on."""
     current, _ = gpu.query("ecc_mode", pynvml.nvmlDeviceGetEccMode) or (None, None)
     if current == pynvml.NVML_FEATURE_ENABLED:
         for error, kind, counter, scope in _ECC_COUNTERS:
@@ -131,7 +131,7 @@ def read_ecc(gpu: Device) -> Iterable[Sample]:
 
 
 def _sram(gpu: Device) -> Iterable[Sample]:
-    """Errors of the SRAM, and whether they exceed the limit beyond which NVIDIA replaces the GPU."""
+    """Yield errors of the SRAM, and whether they exceed the limit beyond which NVIDIA replaces the GPU."""
     status = gpu.query(_SRAM, _sram_status)
     if status is None:
         return
@@ -160,7 +160,7 @@ def read_repairs(gpu: Device) -> Iterable[Sample]:
 
 
 def read_reserve(gpu: Device) -> Iterable[Sample]:
-    """Banks of memory by the reserved rows that they have left. It changes only at a reset."""
+    """Yield the banks of memory by the reserved rows that they have left. These change only at a reset."""
     histogram = gpu.query("row_remap_banks", pynvml.nvmlDeviceGetRowRemapperHistogram)
     if histogram is not None:
         for availability in _AVAILABILITIES:

@@ -58,7 +58,7 @@ class XidListener:
             self._thread.start()
 
     def take(self) -> tuple[tuple[XidEvent, ...], list[str]]:
-        """Events since the last call, and warnings for the log."""
+        """Take the events since the last call, and warnings for the log."""
         with self._lock:
             events, dropped, error = tuple(self._events), self._dropped, self._error
             self._events.clear()
@@ -163,7 +163,7 @@ class NodeReader:
         return self._stuck or self._session.outdated
 
     def read(self) -> Answer:
-        """Everything the driver reports now; a Failure where it reports no GPU that is up."""
+        """Read everything the driver reports now; a Failure where it reports no GPU that is up."""
         try:
             self._session.open()
             gpus = self._read_gpus()
@@ -230,7 +230,7 @@ class NodeReader:
 
 
 def _supported_by_model(gpus: Iterable[Gpu]) -> dict[tuple[str, str], bool]:
-    """(model, feature) -> whether every GPU of the model has it; a lost GPU counts with what it had."""
+    """Return (model, feature) -> whether every GPU of the model has it; a lost GPU counts by what it had."""
     found: dict[tuple[str, str], bool] = {}
     for gpu in gpus:
         for feature in gpu.supported:
@@ -244,7 +244,7 @@ class _DriverSession:
     """NVML from nvmlInit to nvmlShutdown, as often as the driver goes and comes back."""
 
     def __init__(self, library: Path | None) -> None:
-        """`library` replaces libnvidia-ml.so.1 where the system's loader does not find it."""
+        """Use `library` in place of libnvidia-ml.so.1 where the system's loader does not find it."""
         self._library = library
         self._preloaded: Any = None
         self._was_open = False
@@ -304,7 +304,7 @@ def _version(function: Any) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """580.95.05 as (580, 95, 5); () for a version of another form."""
+    """Return 580.95.05 as (580, 95, 5); () for a version of another form."""
     parts = version.split(".")
     return tuple(map(int, parts)) if all(part.isascii() and part.isdecimal() for part in parts) else ()
 
