@@ -71,7 +71,7 @@ class RankSlices(NamedTuple):
 
 
 def rank_slices(box: Box) -> RankSlices:
-    """All that the box holds, in no order. What is still open ends when the box was read."""
+    """Return all that the box holds, in no order. What is still open ends when the box was read."""
     groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
     found = RankSlices([], [], [], {})
     for record in box.records:
@@ -135,10 +135,10 @@ def _open(box: Box) -> Iterator[Slice]:
 
 
 def in_lanes(slices: Iterable[Slice]) -> Iterator[tuple[int, Slice]]:
-    """Each slice with its lane, by start: in one lane slices follow or contain each other, as viewers want.
+    """Yield each slice with its lane, by start.
 
-    Slices come from several threads, and asynchronous collectives overlap. One that would need more than
-    MOST_LANES is left out.
+    In one lane slices follow or contain each other, as viewers want. Slices come from several threads, and
+    asynchronous collectives overlap. One that would need more than MOST_LANES is left out.
     """
     lanes: list[list[float]] = [[] for _ in range(MOST_LANES)]
     """By lane: ends of the slices that are open, the innermost last."""
@@ -163,7 +163,7 @@ class Critical(NamedTuple):
 
 
 def critical_ranks(table: OperationTable) -> dict[int, Critical]:
-    """Step -> its critical rank. A single rank waits for nobody, and neither does a step without work."""
+    """Find each step's critical rank. A single rank waits for nobody, nor does a step without work."""
     if len(np.unique(table.rank)) < 2:
         return {}
     case = Case(with_stages(table), DEFAULT)
@@ -258,7 +258,7 @@ class Run:
         return critical_ranks(table)
 
     def _critical_events(self, critical: Mapping[int, Critical], start: float) -> Iterator[Event]:
-        """Each step from its begin on its critical rank to the begin of the next one, or to its own end."""
+        """Yield each step from its begin on its critical rank to the begin of the next, or to its own end."""
         spans = []
         for step, found in sorted(critical.items()):
             clock = _Clock(self.boxes.by_rank[found.rank], start)
@@ -291,12 +291,12 @@ class _Clock:
         self._offset = box.wall(0.0) - start
 
     def ts(self, moment: float) -> float:
-        """With nanoseconds behind the point."""
+        """Return a moment in microseconds since the start, with nanoseconds behind the point."""
         return round(max(0.0, moment + self._offset) * _SECONDS_TO_MICROSECONDS, 3)
 
 
 def _window(found: RankSlices, steps: range | None) -> tuple[float, float]:
-    """From the begin of the first of the steps to the end of the last one; an empty window without them."""
+    """Return the window from the first of the steps to the last one: all time for None, empty without any."""
     if steps is None:
         return float("-inf"), float("inf")
     inside = [span for number, span in found.steps.items() if number in steps]
@@ -335,7 +335,7 @@ def _rank_events(
 
 
 def _overlaps(each: Any, first: float, last: float) -> bool:
-    """Slices that only touch the window are those of its neighbours."""
+    """Say whether a slice lies in the window; slices that only touch it are those of its neighbours."""
     return bool(first <= each.start < last or each.start < first < each.end)
 
 

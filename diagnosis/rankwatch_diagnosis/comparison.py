@@ -52,9 +52,9 @@ class RunFigures:
     gpu_memory_peak_bytes: float | None
     """Of the rank with the most; None without a GPU."""
     slowed_by: str
-    """What slows the run down, in words."""
+    """Words that say what slows the run down."""
     notes: tuple[str, ...]
-    """What could not be seen."""
+    """Things that could not be seen."""
 
     @property
     def p95_step_seconds(self) -> float | None:
@@ -63,7 +63,7 @@ class RunFigures:
         return quantiles(values, n=20)[-1] if len(values) >= 20 else None
 
     def mean_loss(self, steps: Sequence[int]) -> float | None:
-        """Over these steps; None where one is missing or not finite."""
+        """Return the mean loss over these steps; None where one is missing or not finite."""
         values = [self.losses.get(each, math.nan) for each in steps]
         mean = fmean(values) if values else math.nan
         return mean if math.isfinite(mean) else None
@@ -123,7 +123,10 @@ def _step_seconds(boxes: Boxes) -> dict[int, float]:
 
 
 def _whole_steps(box: Box) -> Iterator[tuple[int, float]]:
-    """Without those of the warm-up. Where the ring has lost the beginning, all in it came after that."""
+    """Yield number and seconds of each step that did not fail, without those of the warm-up.
+
+    Where the ring has lost the beginning, all in it came after that.
+    """
     started = 0 if box.missed else WARM_UP_STEPS
     for seen, each in enumerate(steps_of(box)):
         if not each.flags & layout.STEP_FAILED and seen >= started:
@@ -183,7 +186,7 @@ def shift_between(before: Sequence[float], after: Sequence[float]) -> Shift | No
 
 
 def _block_logarithms(values: Sequence[float]) -> list[float]:
-    """Logarithms of the medians of at most MOST_BLOCKS consecutive blocks of about equal length."""
+    """Return logarithms of the medians of at most MOST_BLOCKS consecutive blocks of about equal length."""
     usable = [each for each in values if 0.0 < each < math.inf]
     blocks = min(MOST_BLOCKS, len(usable))
     edges = [len(usable) * at // blocks for at in range(blocks + 1)] if blocks else []

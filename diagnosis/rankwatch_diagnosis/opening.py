@@ -12,7 +12,7 @@ from typing import Any, cast
 from rankwatch_agent.runtime.errors import UserError
 
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
-"""What reading raises where a gzip is damaged or ends in the middle."""
+"""Errors that reading raises where a gzip is damaged or ends in the middle."""
 _GZIP = b"\x1f\x8b"
 _BLOCK_BYTES = 1 << 17
 _MOST_RATIO = 100

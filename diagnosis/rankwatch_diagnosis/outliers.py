@@ -17,7 +17,7 @@ _ALWAYS_ALLOWED = 2
 
 
 def outlying(seconds: Sequence[float]) -> list[bool]:
-    """By step: whether its duration is that of a single event.
+    """Say by step whether its duration is that of a single event.
 
     Where many steps are twice as long as the median one, as short steps on a busy host are, those are events
     that are 4, 8, 16, ... times as long, if they are few.
@@ -34,7 +34,7 @@ def outlying(seconds: Sequence[float]) -> list[bool]:
 
 
 def _single(far: Sequence[bool]) -> list[bool]:
-    """Those in short runs alone: what lasts is a state of the run."""
+    """Keep those in short runs alone: what lasts is a state of the run."""
     found: list[bool] = []
     for long, run in groupby(far):
         length = len(list(run))

@@ -97,7 +97,7 @@ def _read(paths: Sequence[Path], ledger: RunLedger) -> tuple[list[_Box], list[st
 
 
 def _opened(paths: Sequence[Path], unread: list[str]) -> list[RankFollower]:
-    """In the order of their attempts."""
+    """Open the boxes, in the order of their attempts; add to `unread` why others cannot be read."""
     opened: list[RankFollower] = []
     for path in paths:
         try:
@@ -141,7 +141,7 @@ def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodp
 
 
 def _ended_how(boxes: Sequence[_Box], world_size: int) -> str:
-    """How an attempt ended, as the agent judges it; empty where a rank lives or no box is left."""
+    """Say how an attempt ended, as the agent judges it; empty where a rank lives or no box is left."""
     if not boxes or any(each.living for each in boxes):
         return ""
     ends = [
@@ -158,7 +158,7 @@ def _ended_how(boxes: Sequence[_Box], world_size: int) -> str:
 
 
 def _saves(boxes: Sequence[_Box]) -> Saves | None:
-    """Of the rank that saves block most."""
+    """Return the saves of the rank that saves block most; None where no rank has saved."""
     best: Saves | None = None
     for each in boxes:
         saves = each.rank.totals.checkpoints.operations["save"]

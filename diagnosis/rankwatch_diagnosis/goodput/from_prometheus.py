@@ -70,7 +70,7 @@ class _Reading:
         return f"last_over_time({series}{{{self._matcher}{matchers}}}[{self._window}])"
 
     def _attempts(self) -> Iterator[AttemptGoodput]:
-        """Each value of the number of the attempt lasts for as long as the attempt does."""
+        """Yield the attempts: each value of their number lasts for as long as the attempt does."""
         now = time.time()
         step = max(15.0, self._since / _MOST_POINTS)
         by_name = {
@@ -119,7 +119,7 @@ class _Reading:
         return found
 
     def _saves(self, attempts: tuple[AttemptGoodput, ...]) -> Saves | None:
-        """As the rank sees them that saves block most: sometimes rank 0 alone saves."""
+        """Return the saves as the rank sees them that saves block most: sometimes rank 0 alone saves."""
         saved = ', operation="save"'
         of_saves = {
             "rankwatch_checkpoint_operations_total": saved + ', outcome="success"',

@@ -66,7 +66,7 @@ class RunGoodput:
 
     run: str
     source: str
-    """Where it was read."""
+    """Source that it was read from."""
     seconds: Mapping[GoodputState, float]
     """Rank-seconds by state, of the whole run."""
     attempts: tuple[AttemptGoodput, ...] = ()
@@ -79,10 +79,10 @@ class RunGoodput:
     """Program goodput: model FLOPs utilisation (MFU), by the type of numbers whose peak it is measured
     against; empty where it is not known."""
     unseen: tuple[str, ...] = ()
-    """What could not be seen, in words."""
+    """Things that could not be seen, in words."""
 
     def __getitem__(self, state: GoodputState) -> float:
-        """Rank-seconds in a state."""
+        """Return the rank-seconds in a state."""
         return self.seconds.get(state, 0.0)
 
     @property
@@ -194,12 +194,12 @@ def interval_advice(run: RunGoodput) -> IntervalAdvice | str:
 
 
 def best_interval(saves: Saves, between: float) -> float:
-    """Seconds from one save to the next: sqrt(2 w M), but a save must end before the next one begins."""
+    """Return the best interval of saves in seconds: sqrt(2 w M), but one must end before the next begins."""
     return max(math.sqrt(2.0 * saves.blocking_seconds * between), saves.seconds)
 
 
 def lost_share(blocking: float, interval: float, between: float) -> float:
-    """Share of the time that saves and lost work take at an interval; at most all of it."""
+    """Return the share of the time that saves and lost work take at an interval; at most all of it."""
     return min(1.0, blocking / interval + interval / (2.0 * between))
 
 
@@ -245,7 +245,7 @@ def what_ifs(run: RunGoodput) -> tuple[WhatIf, ...]:
 
 
 def restart_seconds(run: RunGoodput) -> float:
-    """Rank-seconds that restarts took: down; start-up, restore and replayed steps after the first start."""
+    """Return rank-seconds of restarts: down; start-up, restore and replayed steps after the first start."""
     if run.interruptions == 0:
         return 0.0
     later = run.attempts[1:]

@@ -81,7 +81,7 @@ def headline(run: RunGoodput) -> str:
 
 
 def ordered_states(run: RunGoodput) -> list[GoodputState]:
-    """Those with any time: productive first, then by what they took."""
+    """Return the states with any time: productive first, then by what they took."""
     found = [each for each in GoodputState if run[each] > 0.0]
     return sorted(found, key=lambda each: (each is not GoodputState.PRODUCTIVE, -run[each]))
 
@@ -156,7 +156,7 @@ def utilisation_words(run: RunGoodput) -> str:
 
 
 def price_head(cost: Cost) -> str:
-    """Currency and basis of a column of money."""
+    """Name currency and basis of a column of money."""
     return f"{cost.currency} ({cost.basis})"
 
 
@@ -168,7 +168,7 @@ def steps_of(attempt: AttemptGoodput) -> str:
 
 
 def ended_words(attempt: AttemptGoodput) -> str:
-    """How an attempt ended."""
+    """Say how an attempt ended."""
     return "runs" if attempt.running else attempt.ended_how or "not known"
 
 

@@ -37,7 +37,7 @@ _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
 
 
 def read_source(path: Path) -> Reading:
-    """Everything at `path`; raises UserError where there is nothing to diagnose."""
+    """Read everything at `path`; raise UserError where there is nothing to diagnose."""
     try:
         if path.is_dir():
             reading = _read_directory(path)
@@ -81,7 +81,7 @@ def _read_directory(directory: Path) -> Reading:
 
 
 def _dump_files(directory: Path) -> list[_NamedFile]:
-    """One file per rank; raises UserError where there are none.
+    """Find one file per rank; raise UserError where there are none.
 
     Where two name one rank, as a log beside the dumps may, the one whose pattern is commoner counts.
     """
@@ -122,7 +122,7 @@ def _read_json(path: Path) -> Reading:
 
 
 def _documents(path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
-    """Rank and document of each snapshot; notes in `reading` what cannot be read. Raises UserError."""
+    """Yield rank and document of each snapshot; note in `reading` what cannot be read. Raise UserError."""
     with open_bytes(path) as file:
         first = file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
         # A line cut off after some brace may be the beginning of one large document.
@@ -157,7 +157,7 @@ def _of_text(
 
 
 def _of_document(data: bytes, path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
-    """One snapshot decoded after the other: all at once take several times the memory of their text."""
+    """Decode one snapshot after the other: all at once take several times the memory of their text."""
     try:
         parts = _PARTS.decode(data)
     except msgspec.ValidationError:
@@ -187,7 +187,7 @@ def _rank_in(name: str) -> int | None:
 
 
 def _of_rank(document: object, otherwise: int | None, path: Path) -> Iterator[tuple[int, object]]:
-    """One snapshot, or several of one rank in a list; an object around a snapshot may hold its rank."""
+    """Yield one snapshot, or several of one rank in a list; an object around a snapshot may hold its rank."""
     for each in document if isinstance(document, list) else [document]:
         yield _rank_of(each, otherwise, path), _unwrapped(each)
 

@@ -92,7 +92,7 @@ def _judge(
 
 
 def _shows_enough(job: Job) -> bool:
-    """Whether a run in which nothing waits is healthy: most ranks left a dump, and not all dumps are empty.
+    """Say whether a run in which nothing waits is healthy: most ranks left a dump, and not all are empty.
 
     Without entries a status that is open belongs to an unknown group, and something waits in it.
     """
@@ -132,7 +132,7 @@ def _out_of_step(
 def _place(
     state: State, shown: Sequence[Wait], mismatches: Sequence[Mismatch]
 ) -> tuple[str | None, str | None]:
-    """Group and operation in which the run is stuck."""
+    """Return the group and the operation in which the run is stuck."""
     if state is State.DESYNC and mismatches:
         first = mismatches[0]
         return first.group.label, " / ".join(sorted({text.partition(" ")[0] for text in first.calls}))
@@ -142,7 +142,7 @@ def _place(
 
 
 def _relevant(waits: Sequence[Wait], causes: RootCauses, mismatches: Sequence[Mismatch]) -> list[Mismatch]:
-    """Mismatches that explain the stall: those in a group that waits, else all where nobody is to blame.
+    """Return the mismatches that explain the stall: in a group that waits, else all where nobody is to blame.
 
     Those that show which ranks are wrong come first. Each has its own evidence: numbers of one group do not
     shift because of a call in another.
@@ -154,7 +154,7 @@ def _relevant(waits: Sequence[Wait], causes: RootCauses, mismatches: Sequence[Mi
 
 
 def _hides_receives(job: Job, ranks: Sequence[int], stillness: Stillness) -> bool:
-    """Whether an idle rank may be a victim that waits in a send or receive which its recorder does not hold.
+    """Say whether an idle rank may be a victim that waits in a send or receive its recorder does not hold.
 
     Gloo records collectives only, and nccl2 takes a batch for complete, so a victim in a pipeline looks as
     idle as the root cause. One idle rank alone is that cause, unless dumps are missing or ranks move: it may
@@ -168,20 +168,20 @@ def _hides_receives(job: Job, ranks: Sequence[int], stillness: Stillness) -> boo
 
 
 def _oldest_calls(job: Job) -> set[tuple[str, int]]:
-    """Group and number of the oldest that each rank waits in."""
+    """Return group and number of the oldest that each rank waits in."""
     waiting = [each for each in job.snapshots.values() if each.pending]
     return {(each.groups[each.pending[0].group].name, each.pending[0].sequence) for each in waiting}
 
 
 def _without_idle_victims(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Ranks that are stuck, rather than idle ones that may wait for them in what their recorder hides."""
+    """Prefer ranks that are stuck to idle ones that may wait for them in what their recorder hides."""
     stuck = tuple(rank for rank in ranks if rank in job.snapshots and job.snapshots[rank].pending)
     hidden = any(each.hides_messages for each in job.snapshots.values())
     return stuck if hidden and stuck else tuple(ranks)
 
 
 def _surest(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Ranks with an idle dump rather than ranks without a dump, because the dump of a victim may be lost too.
+    """Prefer ranks with an idle dump to ranks without a dump, because the dump of a victim may be lost too.
 
     Where the recorder is known to hide sends it is the other way round: idle ranks may be victims.
     """
@@ -211,7 +211,7 @@ def _settled(snapshot: HangSnapshot) -> HangSnapshot:
 
 
 def _importance(wait: Wait, ranks: Sequence[int], job: Job) -> tuple[bool, bool, int, bool, int, int]:
-    """Sorts first what waits for a rank to blame and what most devices wait in; collectives before sends."""
+    """Return a sort key: first waits for a rank to blame, and of most devices; collectives before sends."""
     blamed = bool(set(wait.waits_for) & set(ranks)) or bool(set(wait.waiting) & set(ranks) and wait.completed)
     fronts = sum(is_front(wait, rank, job) for rank in wait.waiting)
     others_too = not set(wait.waits_for) <= set(ranks)
@@ -252,7 +252,7 @@ class _History(NamedTuple):
 
 
 def find_mismatches(job: Job) -> list[Mismatch]:
-    """At most one mismatch per group: those after the first are its consequence."""
+    """Find at most one mismatch per group: those after the first are its consequence."""
     numbers: dict[str, int] = {}
     with_types = not any(
         each.match.count(" ") == _SIZES_ONLY

@@ -304,7 +304,7 @@ def _description(text: str) -> str:
 
 
 def _status(dump: Dump) -> dict[int, tuple[int, int]]:
-    """Last enqueued and last completed of each group, by its local id."""
+    """Return the numbers last enqueued and last completed in each group, by its local id."""
     return {
         int(local): (status.last_enqueued_collective, status.last_completed_collective)
         for local, status in list(dump.pg_status.items())[:_MAX_CONFIGURED]

@@ -81,7 +81,7 @@ class GroupView(msgspec.Struct, array_like=True):
         return self.first_sequence + len(self.history) - 1 if self.history else UNKNOWN
 
     def created_at(self, sequence: int) -> int:
-        """When this collective was enqueued, or a later one where it is too old to be seen; 0: unknown."""
+        """Return when this collective was enqueued, or a later one where it is too old; 0: unknown."""
         index = max(0, sequence - self.first_sequence)
         return self.created[index] if index < len(self.created) else 0
 

@@ -16,7 +16,7 @@ from rankwatch_diagnosis.hang.waits import Stillness, Wait, is_front, wait_for_u
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Strongly connected components of the graph node -> nodes, by Tarjan's algorithm, sinks first.
+    """Find the strongly connected components of the graph node -> nodes, by Tarjan's algorithm, sinks first.
 
     Without recursion, because a job may have tens of thousands of ranks.
     """
@@ -79,7 +79,7 @@ def terminal(edges: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def reaching(edges: Sequence[Sequence[int]], targets: Sequence[int]) -> set[int]:
-    """Nodes from which a target can be reached, the targets included."""
+    """Return the nodes from which a target can be reached, the targets included."""
     backwards: list[list[int]] = [[] for _ in edges]
     for node, out in enumerate(edges):
         for target in out:
@@ -143,7 +143,7 @@ class _Graph:
             self.waited_for.update(targets)
 
     def blamed(self, stillness: Stillness) -> set[int]:
-        """Ranks that are waited for, as far as the times of the snapshots prove it."""
+        """Return the ranks that are waited for, as far as the times of the snapshots prove it."""
         found: set[int] = set()
         for wait, waiting in zip(self.waits, self.waits_of, strict=True):
             found |= stillness.blamed(wait, waiting)
@@ -194,7 +194,7 @@ def _is_pending(wait: Wait, job: Job, stillness: Stillness) -> bool:
 
 
 def _resolve_cycle(job: Job, waits: Sequence[Wait], found: RootCauses, stillness: Stillness) -> None:
-    """Ranks wait for each other: by a call out of order, or because a pipeline waits in both directions."""
+    """Explain why ranks wait for each other: a call out of order, or a pipeline that waits both ways."""
     ranks = {rank for wait in waits for rank in (*wait.waiting, *wait.waits_for)}
     if not stillness.were_still(ranks):
         found.cycles.append(sorted(ranks))
@@ -276,7 +276,7 @@ def _usual(job: Job, rank: int, wait: Wait, like: Group) -> int | None:
 
 
 def _count_before(rank: int, wait: Wait, group: Group) -> int | None:
-    """Operations of the group that the rank had enqueued when it came to `wait`; hosts run ahead."""
+    """Count operations of the group that the rank had enqueued when it came to `wait`; hosts run ahead."""
     last = group.last_enqueued(rank)
     came = wait.group.pending[rank].get(wait.sequence)
     if last is None or came is None:

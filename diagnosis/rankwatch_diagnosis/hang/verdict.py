@@ -116,7 +116,7 @@ def evidence_of(
     ranks: Sequence[int],
     broken: Mapping[int, str],
 ) -> dict[str, object]:
-    """Everything that a person needs to check the verdict; what does not apply is left out."""
+    """Gather everything that a person needs to check the verdict; what does not apply is left out."""
     found: dict[str, object] = {
         "world_size": len(job.world),
         "ranks_with_dump": len(job.snapshots),

@@ -76,7 +76,7 @@ class Wait:
 
 
 def find_waits(job: Job) -> list[Wait]:
-    """All operations in which a rank waits."""
+    """Find all operations in which a rank waits."""
     heads = {rank: each.pending[0] for rank, each in job.snapshots.items() if each.pending}
     found = [wait for group in job.groups for wait in _collective_waits(group, job, heads)]
     return found + _point_to_point_waits(job, heads)
@@ -154,7 +154,7 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
 
 
 def wait_for_unknown(job: Job) -> set[int]:
-    """Ranks with a send or receive whose peer is not in the dumps: it is unknown for which rank they wait."""
+    """Find ranks with a send or receive whose peer is not in the dumps: it is unknown whom they wait for."""
     return {
         rank
         for rank, snapshot in job.snapshots.items()
@@ -163,7 +163,7 @@ def wait_for_unknown(job: Job) -> set[int]:
 
 
 def is_front(wait: Wait, rank: int, job: Job) -> bool:
-    """Whether the wait is the very operation that the rank's device is at."""
+    """Say whether the wait is the very operation that the rank's device is at."""
     pending = job.snapshots[rank].pending
     if wait.point_to_point:
         return pending[0].record == wait.record
@@ -241,7 +241,7 @@ class Stillness:
         self._moved = {rank: each.moved_ns if each.taken_ns else 0 for rank, each in job.snapshots.items()}
 
     def were_still(self, ranks: Collection[int], since_ns: int = 0) -> bool:
-        """Whether none of these ranks moved for a stall's time, at a moment that all snapshots share.
+        """Say whether none of these ranks moved for a stall's time, at a moment that all snapshots share.
 
         since_ns: the stall began at this moment at the earliest.
         """
@@ -271,7 +271,7 @@ class Stillness:
         }
 
     def is_stuck(self, wait: Wait, rank: int) -> bool:
-        """Whether the rank stood still in what others had completed long before it was asked."""
+        """Say whether the rank stood still in what others had completed long before it was asked."""
         if self._taken[rank] == _NEVER_NS:
             return True
         views = [wait.group.views.get(each) for each in wait.completed]
@@ -282,11 +282,11 @@ class Stillness:
         return over > 0 and self.were_still((rank,), over)
 
     def all_still_in(self, wait: Wait) -> bool:
-        """Whether all that have come to an operation stood still in it."""
+        """Say whether all that have come to an operation stood still in it."""
         return self.were_still(wait.arrived, max(wait.since_ns.values(), default=0))
 
     def is_settled(self, mismatch: Mismatch) -> bool:
-        """Whether it is known which ranks are the odd ones.
+        """Say whether it is known which ranks are the odd ones.
 
         It is where the ranks that have not called yet are too few to change the majority, or stood still too.
         """
@@ -300,7 +300,7 @@ class Stillness:
         return self.were_still([*outside, *(called if silent else ())], min(since, default=0))
 
     def _arrivals(self, wait: Wait) -> list[int]:
-        """When each member enqueued it, at the latest; empty where one of them is not known."""
+        """Return when each member enqueued it, at the latest; empty where one of them is not known."""
         group = wait.group
         if self._missing and not group.members_known:
             return []  # who is missing may be a member

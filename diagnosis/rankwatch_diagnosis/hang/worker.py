@@ -98,7 +98,7 @@ def read_dumps(paths: Mapping[int, Path], *, deadline_seconds: float = 60.0) -> 
 
 
 def _owner(path: Path) -> Owner | None:
-    """Whose rights a worker takes for a file, if this process is root: whoever made it."""
+    """Return whose rights a worker takes for a file, if this process is root: those of whoever made it."""
     if os.geteuid():
         return None
     try:
@@ -234,7 +234,7 @@ def _read_dump(file: int, rank: int) -> Answer:
 
 
 def _refusal(error: OSError) -> Answer:
-    """Why a file could not be read."""
+    """Say why a file could not be read."""
     if isinstance(error, NotRegularError):
         return Answer(None, "is no regular file")
     if error.errno == errno.EFBIG:
@@ -243,16 +243,16 @@ def _refusal(error: OSError) -> Answer:
 
 
 def room_for(file_bytes: int) -> int:
-    """Bytes of memory that reading a file of dumps may take."""
+    """Return the bytes of memory that reading a file of dumps may take."""
     return _LEAST_MEMORY_BYTES + _MEMORY_OF_A_BYTE * file_bytes
 
 
 @contextmanager
 def bounded_memory(more_bytes: int) -> Iterator[None]:
-    """Inside, the address space of this process grows by `more_bytes` at most; beyond it is a MemoryError.
+    """Let the address space of this process grow by `more_bytes` at most while the block runs.
 
-    A bound that the process already has stays where it is lower. Linux does not wait for the machine to run
-    out of memory then, and ends no other process.
+    Beyond it is a MemoryError. A bound that the process already has stays where it is lower. Linux does not
+    wait for the machine to run out of memory then, and ends no other process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()

@@ -198,7 +198,7 @@ def detect(
 
 
 def _distinct(rows: Iterable[StepValues], counts: ReadCounts) -> Iterator[StepValues]:
-    """Of the rows of one step that follow each other, the first with a loss and the first without."""
+    """Yield, of the rows of one step that follow each other, the first with a loss and the first without."""
     step: int | None = None
     seen: set[bool] = set()
     for row in rows:
@@ -295,7 +295,7 @@ def as_json(verdict: LossVerdict) -> dict[str, object]:
 
 
 def colour_of(verdict: LossVerdict) -> str:
-    """Of the headline: that of the most severe anomaly."""
+    """Return the colour of the headline: that of the most severe anomaly."""
     found = {each.severity for each in verdict.anomalies}
     return next((_COLOURS[each] for each in _ORDER if each in found), "")
 

@@ -185,7 +185,7 @@ class DivergenceDetector:
         return self._statistics.no_spike
 
     def relearn(self) -> None:
-        """From the next value on the loss may stand elsewhere."""
+        """Learn anew: from the next value on the loss may stand elsewhere."""
         self.end_process()
         self._statistics.relearn(RelearnReason.DATASET)
 
@@ -229,7 +229,7 @@ class PlateauDetector:
         self._on_it = False
 
     def clear(self) -> None:
-        """Other data: another loss."""
+        """Forget the plateau: other data have another loss."""
         self._plateau.clear()
         self._on_it = False
 

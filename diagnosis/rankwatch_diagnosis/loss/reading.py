@@ -21,7 +21,7 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.opening import DAMAGED, open_bytes, unpacked
 
 COLUMNS = ("loss", "grad_norm", "update_norm", "loss_scale")
-"""What a row may hold beside its step."""
+"""Columns that a row may hold beside its step."""
 _LARGEST_STEP = 2**53
 """A greater number in a file is no step: floats cannot count beyond it."""
 _MISSING = frozenset({"", "none", "null", "na", "n/a", "-"})
@@ -36,8 +36,8 @@ Extract = Callable[[str], dict[str, str]]
 
 _NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)(?!\w|\.\d)"
 _TO = r"""["'\]]?\s*(?:[:=#|]\s*)?(?:["'\[(]\s*)?(?:tensor\()?"""
-"""What stands between a name and its number: `loss 3.4`, `loss: 3.4`, `"loss": 3.4`, `step [12/100]`.
-No two parts of a pattern here may match the same text, or a line of blanks would take minutes."""
+"""Text between a name and its number: `loss 3.4`, `loss: 3.4`, `"loss": 3.4`, `step [12/100]`. No two parts
+of a pattern here may match the same text, or a line of blanks would take minutes."""
 _STEP = re.compile(
     rf"(?:(?<![\w/])|(?<=train/))(?:global[ _]?step|iteration|iter|step)\b{_TO}(\d+)\b", re.IGNORECASE
 )
@@ -53,7 +53,7 @@ _OTHER_LOSSES = frozenset(
         *("aux", "auxiliary", "z", "mtp", "balancing", "balance"),
     )
 )
-"""What stands before `loss` where it is not the loss of training."""
+"""Words before `loss` where it is not the loss of training."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -147,7 +147,7 @@ def read_table(
 
 
 def _places(header: list[str], columns: Mapping[str, str]) -> list[int | None]:
-    """Where each field of a StepValues is found; None for what the table does not have."""
+    """Find each field of a StepValues in the header; None for what the table does not have."""
     places: list[int | None] = []
     lower = [name.lower() for name in header]
     for ours in ("step", *COLUMNS):
@@ -233,7 +233,7 @@ def read_log(lines: Iterable[str], counts: ReadCounts, *, extract: Extract) -> I
 
 @contextmanager
 def bounded(extract: Extract, *, seconds: float = MATCH_SECONDS) -> Iterator[Extract]:
-    """Inside, the `extract` it gives raises UserError on a line that takes longer. Main thread only."""
+    """Give the block an `extract` that raises UserError on a line that takes longer. Main thread only."""
     watch = _Watch(extract, seconds)
     before = signal.signal(signal.SIGVTALRM, watch.tick)
     # Time of this process alone: neither a busy machine nor a slow pipe makes a line long.
@@ -328,7 +328,7 @@ def _lines(path: Path, file: io.BufferedReader, counts: ReadCounts, most_fruitle
 
 
 def _bounded(source: io.BufferedReader, counts: ReadCounts) -> Iterator[bytes]:
-    """Lines of at most MAX_LINE_BYTES; the rest of a longer one is read away piece by piece."""
+    """Yield the lines of at most MAX_LINE_BYTES; a longer one is read away piece by piece, and counted."""
     whole = True
     while piece := source.readline(MAX_LINE_BYTES):
         ended = piece.endswith(b"\n")

@@ -56,7 +56,7 @@ OPTIONAL: Mapping[str, pa.DataType] = MappingProxyType(
         "work": pa.float64(),
     }
 )
-"""Where missing: 0, no group, and work unknown."""
+"""Columns that may be missing: 0, no group, and work unknown then."""
 COLUMNS: Mapping[str, pa.DataType] = MappingProxyType({**_REQUIRED, **OPTIONAL})
 """Name -> type of the columns in a block: a float, or an index into names, which are bytes."""
 _MISSING = ("", "NA", "null", "None", "none")
@@ -64,7 +64,7 @@ OnBrokenRow = Callable[[], None]
 
 
 def blocks_of(path: Path, on_broken_row: OnBrokenRow) -> Iterator[pa.RecordBatch]:
-    """Blocks of rows with the known columns, in their types; raises UserError for a file that cannot be read.
+    """Yield blocks of rows with the known columns in their types; raise UserError if a file cannot be read.
 
     `on_broken_row` is called for each line that has too few or too many columns, or is no JSON object. A cell
     that is no number is null.
@@ -193,7 +193,7 @@ def _text(cell: object) -> bytes | None:
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Blocks of whole lines in UTF-8, empty ones left out; raises UserError where a line or all are too long.
+    """Yield blocks of whole lines in UTF-8, no empty ones; raise UserError where a line or all are too long.
 
     A byte that is no UTF-8 is replaced here: pyarrow would refuse its whole column, and not even say so for a
     row that it leaves out.
@@ -251,7 +251,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _typed(table: pa.Table) -> pa.Table:
-    """Numbers as floats, names as bytes with indices; cells that do not fit are null."""
+    """Turn numbers into floats, and names into bytes with indices; cells that do not fit become null."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
     try:
         typed = {
@@ -294,7 +294,7 @@ def _texts(values: Any) -> Any:
 
 
 def _lenient(text: pa.Table) -> pa.Table:
-    """Columns of bytes in their types; a cell that is no number is null.
+    """Convert columns of bytes to their types; a cell that is no number is null.
 
     Raises UserError for a column of numbers that holds none: it is something else.
     """

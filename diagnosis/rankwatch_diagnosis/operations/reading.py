@@ -112,7 +112,7 @@ class _Columns:
         return np.where(indices >= 0, numbers[np.maximum(indices, 0)], 0).astype(np.int32)
 
     def table(self) -> OperationTable:
-        """All blocks as one table, in which an unknown kind is -1."""
+        """Join all blocks into one table, in which an unknown kind is -1."""
         kinds = {kind.name.lower(): int(kind) for kind in Kind}
         numbers = [kinds.get(name.strip().lower(), _UNKNOWN_KIND) for name in self._names["kind"]] or [-1]
         of: dict[str, Any] = {name: np.concatenate(self._parts.pop(name)) for name in COLUMNS}

@@ -73,7 +73,7 @@ _LATEST_INCIDENT_SECONDS = 3600.0
 
 
 _Around = tuple[tuple[Event, ...], tuple[str, ...]]
-"""What is known beside the boxes: events, and why others are not seen."""
+"""Events known beside the boxes, and why others are not seen."""
 
 
 def review_folder(
@@ -146,7 +146,7 @@ def _goodput(directory: Path, account: Path | None) -> tuple[RunGoodput | None, 
 
 
 def _of_node(run: str, evidence: Path | None, started: float, ended: float) -> _Around:
-    """Incidents of an earlier run with the same name are not those of this one."""
+    """Find the incidents of this run, not of an earlier one with the same name, and what was around them."""
     unseen = ["events of the hardware: black boxes hold none; evidence bundles and Prometheus do"]
     if evidence is None:
         return (), tuple(unseen)
@@ -197,7 +197,7 @@ _MOST_ANOMALIES = 12
 
 
 def judgements(verdict: RunVerdict) -> Iterator[Judgement]:
-    """Stall, slowdown, loss, replicas, and the lack of CPUs where it is seen."""
+    """Yield judgements of stall, slowdown, loss, replicas, and the lack of CPUs where it is seen."""
     stalled = Severity.CRITICAL if verdict.state is RunState.STALLED else Severity.INFO
     evidence = tuple(each.strip() for each in waiting_evidence(verdict))
     yield Judgement("Waiting", stalled, waiting_words(verdict), evidence)

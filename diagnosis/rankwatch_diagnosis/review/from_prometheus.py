@@ -105,7 +105,7 @@ class _Reading:
         )
 
     def _alerts(self) -> Iterator[Event]:
-        """Those of the run, and those of its nodes while it ran."""
+        """Yield the alerts of the run, and those of its nodes while it ran."""
         of_run = f'ALERTS{{alertstate="firing", {self._matcher}}}'
         of_nodes = f'ALERTS{{alertstate="firing", run="", node=~{self._node_pattern()}{self._in_cluster}}}'
         for series in self._range(of_run) + (self._range(of_nodes) if self._nodes else []):
@@ -123,7 +123,7 @@ class _Reading:
                 yield growth_event(growth, at=at - self._step, until=at, source=_SOURCE, node=node)
 
     def _grown(self, name: str, series: Points) -> Iterator[tuple[float, Growth, str]]:
-        """When a counter grew, by how much, and on which node. One that is born later counted from 0."""
+        """Yield when a counter grew, by how much, and on which node. One born later counted from 0."""
         first = series.points[0]
         before = first[1] if first[0] < self._began + 2.0 * self._step else 0.0
         for at, value in series.points:
@@ -151,7 +151,7 @@ class _Reading:
         return LossCurve(rank=rank, axis="time", points=thinned(points))
 
     def _checkpoints(self) -> str:
-        """In words, from the indicators of the rules and the counters."""
+        """Describe the checkpoints in words, from the indicators of the rules and the counters."""
         words = []
         for text, series in (
             ("complete up to step {:.0f}", "run:rankwatch_checkpoint_complete_step:max"),
@@ -239,7 +239,7 @@ def _alert(labels: Mapping[str, str], began: float, ended: float | None) -> Even
 
 
 def _judgements(alerts: Iterable[Event]) -> Iterator[Judgement]:
-    """One for each alert, with whom it named and for how long."""
+    """Yield one judgement for each alert, with whom it named and for how long."""
     by_name: dict[str, list[Event]] = defaultdict(list)
     for each in alerts:
         by_name[each.text.partition(" ")[0]].append(each)

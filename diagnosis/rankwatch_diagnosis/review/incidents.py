@@ -62,7 +62,7 @@ def growth_event(growth: Growth, *, at: float, until: float, source: str, node: 
 
 
 def is_fault(labels: Mapping[str, str]) -> bool:
-    """Whether a counter with these labels reports a fault."""
+    """Say whether a counter with these labels reports a fault."""
     return not any(labels.get(name) in calm for name, calm in CALM_LABELS.items())
 
 
@@ -133,7 +133,7 @@ class KeptIncident(NamedTuple):
     ranks: tuple[int, ...]
     """Whom the evidence names."""
     missing: tuple[str, ...]
-    """What the bundle lacks, and why."""
+    """Things that the bundle lacks, and why."""
 
     def event(self) -> Event:
         """Return the incident as an event."""

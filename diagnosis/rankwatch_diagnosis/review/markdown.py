@@ -26,7 +26,7 @@ _MOST_RANKS = 64
 
 
 def markdown(review: RunReview) -> str:
-    """One document; its texts cannot change its structure, whatever they hold."""
+    """Write one document; its texts cannot change its structure, whatever they hold."""
     parts = (
         _head(review),
         _events(review),
@@ -41,7 +41,7 @@ def markdown(review: RunReview) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Escape text so that Markdown shows it as it is, on one line."""
     return _SPECIAL.sub(r"\\\1", printable(text))
 
 

@@ -39,7 +39,7 @@ class Event(NamedTuple):
     severity: Severity
     text: str
     source: str
-    """What shows it: a black box, an evidence bundle, an alert, a series."""
+    """Source that shows it: a black box, an evidence bundle, an alert, a series."""
     rank: int | None = None
     node: str = ""
     until: float | None = None
@@ -83,7 +83,7 @@ class LossCurve:
 
     rank: int
     axis: str
-    """What the first number of a point is: `step`, or `time` in Unix seconds."""
+    """Meaning of the first number of a point: `step`, or `time` in Unix seconds."""
     points: tuple[tuple[float, float], ...]
     """Thinned out, with the extremes kept; a loss may be NaN or infinite."""
     marks: tuple[LossMark, ...] = ()
@@ -138,7 +138,7 @@ class RunReview:
     """The newest first."""
     checkpoint_summary: str = ""
     unseen: tuple[str, ...] = ()
-    """What could not be seen, in words."""
+    """Things that could not be seen, in words."""
 
     def of_kind(self, *kinds: EventKind) -> tuple[Event, ...]:
         """Return the events of these kinds."""
@@ -174,8 +174,7 @@ MOST_POINTS = 600
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """At most MOST_POINTS of the points: of each stretch the lowest and the highest, and all that are not
-    finite as one."""
+    """Keep at most MOST_POINTS of the points: of each stretch the lowest, the highest and one not finite."""
     if len(points) <= MOST_POINTS:
         return tuple(points)
     length = math.ceil(len(points) / (MOST_POINTS // 3))
@@ -198,7 +197,7 @@ QUESTIONS = (
     "Why was it possible, and why was it not caught earlier?",
     "What will be changed so that it does not happen again, or is found sooner? Who does it, and by when?",
 )
-"""What only people can answer."""
+"""Questions that only people can answer."""
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -223,7 +222,7 @@ def facts(review: RunReview) -> dict[str, str]:
 
 
 def impact(goodput: RunGoodput | None) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of what was lost: state, rank-hours, share, money. A rank has one GPU."""
+    """Yield rows of what was lost: state, rank-hours, share, money. A rank has one GPU."""
     if goodput is None or goodput.requested <= 0.0:
         return
     lost = [each for each in GoodputState if each is not GoodputState.PRODUCTIVE and goodput[each] > 0.0]
@@ -247,20 +246,20 @@ def _row(goodput: RunGoodput, name: str, states: tuple[GoodputState, ...]) -> tu
 
 
 def when(event: Event) -> str:
-    """Its moment, and how long it lasted."""
+    """Say when an event was, and how long it lasted."""
     if event.until is None or event.until - event.at < 1.0:
         return moment(event.at)
     return f"{moment(event.at)}, for {duration(event.until - event.at)}"
 
 
 def where(event: Event) -> str:
-    """Rank and node, as far as they are known."""
+    """Name rank and node, as far as they are known."""
     rank = f"rank {event.rank}" if event.rank is not None else ""
     return " on ".join(filter(None, (rank, event.node)))
 
 
 def checkpoint_row(seen: CheckpointSeen) -> tuple[str, str, str, str, str, str]:
-    """When, operation, step, result, seconds with those that blocked, path."""
+    """Return when, operation, step, result, seconds with those that blocked, path."""
     result = "ok" if not seen.failed else f"failed on {seen.failed}"
     ranks = f"{result}, {counted(seen.ranks, 'rank')}"
     took = f"{duration(seen.seconds)} on rank {seen.slowest_rank}"

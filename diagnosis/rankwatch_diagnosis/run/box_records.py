@@ -75,7 +75,7 @@ Capabilities = Mapping[Capability, Unseen | None]
 
 
 def capabilities(boxes: Boxes) -> Capabilities:
-    """Those of the run; empty where all its calls are explicit."""
+    """Return the capabilities of the run; empty where all its calls are explicit."""
     return of_run(each.now.capabilities for each in boxes.by_rank.values())
 
 
@@ -90,7 +90,7 @@ def visible_lines(found: Capabilities) -> Iterator[str]:
 
 
 def unseen_parts(found: Capabilities) -> Iterator[str]:
-    """For each reason the capabilities that are not visible, and the reason."""
+    """Yield for each reason the capabilities that are not visible, and the reason."""
     by_reason: dict[Unseen, list[str]] = {}
     for each, why in found.items():
         if why is not None:

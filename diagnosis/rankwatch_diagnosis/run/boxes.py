@@ -120,11 +120,11 @@ class Box:
         return self.state in ENDED_STATES
 
     def wall(self, monotonic: float) -> float:
-        """Unix time of a moment."""
+        """Return the Unix time of a moment."""
         return self.header.wall(monotonic)
 
     def lifetime(self) -> Lifetime:
-        """Its process on the wall clock, to be compared with those of other ranks."""
+        """Return the life of its process on the wall clock, to be compared with those of other ranks."""
         took_part = self.now.steps_completed > 0 or any(each.enqueued for each in self.now.groups)
         ended = self.ended or not self.alive
         return Lifetime(self.header.started_wall, self.wall(self.last_sign), ended, took_part)
@@ -253,7 +253,7 @@ def readable_boxes(paths: Iterable[Path], *, most_records: int) -> Iterator[Box]
 
 
 def _are_copies(found: Sequence[Box]) -> bool:
-    """Nobody holds a lock, and all files were changed soon after the last sign of life in them."""
+    """Say if they are copies: unlocked, and changed after the last sign of life in them, one of them soon."""
     lags = [each.header.lag_seconds for each in found]
     ages = [each.changed_wall - each.wall(each.last_sign) for each in found]
     if any(each.alive for each in found) or min(ages) < -_TICK_SECONDS:
@@ -263,7 +263,7 @@ def _are_copies(found: Sequence[Box]) -> bool:
 
 
 def _most_common_run(boxes: Sequence[Box]) -> tuple[str, int]:
-    """Run and world size of most boxes; of an elastic run those of the newest start."""
+    """Return run and world size of most boxes; of an elastic run those of the newest start."""
     counts = Counter((each.header.identity.run, each.header.identity.world_size) for each in boxes)
     newest: dict[tuple[str, int], float] = {}
     for each in boxes:
@@ -273,7 +273,7 @@ def _most_common_run(boxes: Sequence[Box]) -> tuple[str, int]:
 
 
 def _by_rank(boxes: Sequence[Box], run: str, world_size: int, skipped: Counter[str]) -> dict[int, Box]:
-    """In ascending order of rank; of two boxes of one rank the one that started last counts."""
+    """Sort the boxes by rank; of two boxes of one rank the one that started last counts."""
     by_rank: dict[int, Box] = {}
     for box in sorted(boxes, key=lambda each: each.header.started_wall):
         identity = box.header.identity
@@ -312,7 +312,7 @@ def read_box(path: Path, *, most_records: int, copied: CopiedRanks | None = None
 
 
 def _clock(header: Header) -> float:
-    """Unix time of now by the clock of the rank: that of its host may have been set since it began."""
+    """Return the Unix time by the clock of the rank: that of its host may have been set since it began."""
     if header.identity.host == socket.gethostname() and time.monotonic() >= header.started_monotonic:
         return header.wall(time.monotonic())
     return time.time()
@@ -350,8 +350,8 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
 
 
 def _name_numbers(records: Iterable[RawRecord]) -> Iterator[int]:
-    """Of the names in these records: their own, stages of checkpoints, details of lifecycle events, and
-    parameters."""
+    """Yield the numbers of the names in these records: their own, stages of checkpoints, details of lifecycle
+    events, and parameters."""
     for record in records:
         yield record.name
         if record.kind == RecordKind.CHECKPOINT:

@@ -106,7 +106,7 @@ def device_steps(box: Box, groups: Mapping[int, str]) -> DeviceSteps:
 
 
 def events_of(device: DeviceSteps, *, by_place: bool) -> Iterator[int]:
-    """Numbers of the steps of a rank that are single events, or their places."""
+    """Yield the numbers of the steps of a rank that are single events, or their places."""
     odd = outlying([each.end - each.start for each in device.values()])
     for (number, _), step, is_event in zip(device, device.values(), odd, strict=True):
         if is_event:
@@ -174,7 +174,7 @@ def on_device(step: DeviceStep) -> list[Piece]:
 
 
 def _ahead(wait: Piece, start: float, ends: Sequence[tuple[float, float]]) -> float:
-    """By how much its messages were enqueued before it begins at `start`.
+    """Return by how many seconds its messages were enqueued before it begins at `start`.
 
     ends: of the pieces before it, on the GPU and where they are laid out, both ascending.
     """
@@ -216,7 +216,7 @@ def _take_turns(before: Piece, piece: Piece) -> bool:
 
 
 def _together(before: Piece, piece: Piece) -> Piece:
-    """Both as one wait. Where their groups differ, nobody knows who waits for whom in it but by its end."""
+    """Join both waits. Where their groups differ, nobody knows who waits for whom in it but by its end."""
     group = before.group
     if piece.group != group:
         names = {each.partition(" ")[0] for each in (group, piece.group)}

@@ -47,7 +47,7 @@ class EndedAttempt(NamedTuple):
 
 
 def attempt_end(boxes: Boxes) -> AttemptEnd | None:
-    """As the agent judges it; None while a rank may live."""
+    """Judge the end of the attempt as the agent does; None while a rank may live."""
     ranks = boxes.by_rank.values()
     if not all(each.ended for each in ranks) or (boxes.copied_alive and not boxes.liveness_known):
         return None
@@ -78,7 +78,7 @@ def ended_attempts(boxes: Boxes, run: Path) -> tuple[EndedAttempt, ...]:
 
 
 def ending_words(boxes: Boxes) -> str:
-    """How the present attempt ended; empty where all went well."""
+    """Say how the present attempt ended; empty where all went well."""
     end = attempt_end(boxes)
     if end is None or (end.kind is None and not end.message):
         return ""
@@ -104,7 +104,7 @@ def earlier_words(ended: Iterable[EndedAttempt], present: int) -> str:
 
 
 def seconds_left(boxes: Boxes) -> float | None:
-    """Until the target steps are reached, at the pace of the recorded steps and the pauses between them."""
+    """Estimate the seconds to the target steps, at the pace of recorded steps and the pauses between them."""
     living = boxes.living
     target = max((each.target_steps for each in living), default=0)
     paces = [pace for each in living if (pace := rates(each)[0])]
@@ -131,7 +131,7 @@ def _rank_end(box: Box) -> RankEnd:
 def rank_end(
     header: Header, state: RankState, failure: Failure | None, last_sign: float, *, in_collective: bool
 ) -> RankEnd:
-    """How a rank ended, by its box, on the wall clock. last_sign: monotonic."""
+    """Say how a rank ended, by its box, on the wall clock. last_sign: monotonic."""
     ended = header.wall(last_sign)
     return RankEnd(
         rank=header.identity.rank,

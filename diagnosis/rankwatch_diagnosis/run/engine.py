@@ -60,7 +60,7 @@ def diagnose_run(
     agent_state: Path | None = None,
     ask_gpus: bool = False,
 ) -> RunVerdict:
-    """Everything about the run in this directory. Raises UserError where there is nothing to diagnose.
+    """Diagnose the run in this directory. Raise UserError where there is nothing to diagnose.
 
     stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
     complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
@@ -119,7 +119,7 @@ def diagnose_run(
 
 
 def diagnose_waiting(directory: Path) -> HangVerdict:
-    """Only whom the run in this directory waits for. Raises UserError where there is nothing to diagnose."""
+    """Say only whom the run in this directory waits for. Raise UserError if there is nothing to diagnose."""
     return _look(directory, None, complete=False, ask_gpus=True).hang
 
 
@@ -135,7 +135,7 @@ class _Looked(NamedTuple):
 
 
 def _look(directory: Path, stall: float | None, *, complete: bool, ask_gpus: bool) -> _Looked:
-    """Everything of the run that is seen, and whom it waits for."""
+    """Read everything of the run that is seen, and judge whom it waits for."""
     folder, copied, boxes = read_run(directory)
     recorders, processes = _ask(folder, boxes, copied)
     limit = stall_seconds(boxes) if stall is None else stall

@@ -38,7 +38,7 @@ class RunFolder:
     dumps: dict[int, Path] = field(default_factory=dict)
     """Rank -> file with a flight recorder."""
     bundle: Path | None = None
-    """Where it is an evidence bundle: the bundle."""
+    """Evidence bundle, where it is one."""
 
 
 def find_run(directory: Path) -> RunFolder:
@@ -101,7 +101,7 @@ def _dumps_in(folders: Iterable[Path], *, named: Path, owners: Set[int]) -> dict
 
 
 def _is_folder(path: Path) -> bool:
-    """Not a link to one: a run's directory belongs to the training user."""
+    """Say whether it is a folder, not a link to one: a run's directory belongs to the training user."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except FileNotFoundError:

@@ -57,7 +57,7 @@ class GpuState(StrEnum):
     SPINS = "spins in a kernel"
     """A kernel is resident and does next to nothing: the rank waits for others on its device."""
     NOT_LAUNCHED = "runs no kernel"
-    """What the rank is to take part in was not launched."""
+    """No kernel was launched of what the rank is to take part in."""
     COMPUTES = "computes"
     """A kernel does work: it is slow, or does not end."""
     DEAD = "does not answer"
@@ -118,7 +118,7 @@ class SeenGpus(NamedTuple):
 
 
 def gpus_of_bundle(bundle: Path, boxes: Boxes, page: str) -> SeenGpus:
-    """By a page of the agent's metrics; none where it is missing or makes no sense."""
+    """Read the figures from a page of the agent's metrics; none where it is missing or makes no sense."""
     try:
         read = read_page(bundle / "metrics" / page, _WANTED)
     except (ModuleNotFoundError, OSError, ValueError):
@@ -128,7 +128,7 @@ def gpus_of_bundle(bundle: Path, boxes: Boxes, page: str) -> SeenGpus:
 
 
 def gpus_now(boxes: Boxes) -> SeenGpus:
-    """By two readings, in a process that is killed if the driver hangs; none without a GPU or NVML."""
+    """Read the GPUs twice, in a process that is killed if the driver hangs; none without a GPU or NVML."""
     gpus = _gpus_of(boxes)
     if boxes.copied or not gpus or not all(map(find_spec, ("msgspec", "pynvml"))):
         return SeenGpus()
@@ -157,12 +157,12 @@ def _page(reading: Reading) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 def _gpus_of(boxes: Boxes) -> dict[int, str]:
-    """Rank -> UUID of its GPU or MIG instance."""
+    """Map each rank to the UUID of its GPU or MIG instance."""
     return {each.rank: each.now.gpu for each in boxes.living if each.now.gpu}
 
 
 def _by_rank(gpus: Mapping[int, str], pages: Sequence[Page], seconds: float) -> dict[int, GpuFigures]:
-    """Of a GPU that ranks share only whether it is up: the figures are of all of them."""
+    """Return figures by rank; of a GPU that ranks share only whether it is up: the rest is of all of them."""
     ranks = Counter(gpus.values())
     seen = {gpu: _figures(_Series(pages, gpu), seconds) for gpu in ranks}
     return {rank: seen[gpu] if ranks[gpu] == 1 else GpuFigures(up=seen[gpu].up) for rank, gpu in gpus.items()}
@@ -190,7 +190,7 @@ class _Series:
         return fmean(found) if found else None
 
     def always(self, name: str, label: str) -> frozenset[str]:
-        """Values of the label whose series is not 0 in any page."""
+        """Return the values of the label whose series is not 0 in any page."""
         found = (
             {known.get(label, "") for of, known, value in page if of == name and value}
             for page in self._pages
@@ -199,7 +199,7 @@ class _Series:
 
 
 def _figures(gpu: _Series, seconds: float) -> GpuFigures:
-    """Only whether it is up, where several processes use it: the figures are of all of them."""
+    """Return the figures; only whether it is up, where several processes use it: the rest is of all."""
     ups = gpu.values(_UP)
     up = ups[-1] if ups else None
     if max(gpu.values(_PROCESSES), default=0.0) > 1.0:

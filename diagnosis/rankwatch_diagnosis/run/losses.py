@@ -32,7 +32,7 @@ _LEAST_STEPS = 50
 def judge_loss(
     boxes: Boxes, folders: Iterable[Path] = (), *, plateau_steps: int = 0
 ) -> tuple[int, LossVerdict] | None:
-    """Rank and findings of the lowest rank that reports a loss; None where none does.
+    """Return rank and findings of the lowest rank that reports a loss; None where none does.
 
     folders: of the boxes, where those of earlier attempts are kept.
     """
@@ -78,8 +78,10 @@ class RankLosses(NamedTuple):
 
 
 def compare_losses(boxes: Boxes) -> RankLosses:
-    """Of ranks that report a loss of their own. A loss that is averaged before it is reported is the same on
-    all, and shows nothing here."""
+    """Compare the losses of ranks that report one of their own.
+
+    A loss that is averaged before it is reported is the same on all, and shows nothing here.
+    """
     losses: dict[int, dict[int, float]] = {}
     for rank, box in boxes.by_rank.items():
         for _, step, value in scalars_of(box, LOSS):
@@ -97,7 +99,7 @@ def compare_losses(boxes: Boxes) -> RankLosses:
 
 
 def loss_parts(found: RankLosses) -> Iterator[str]:
-    """For people; nothing where there is nothing to say."""
+    """Yield words for people; nothing where there is nothing to say."""
     if found.first_non_finite_ranks:
         ranks = ", ".join(map(str, found.first_non_finite_ranks[:8]))
         yield f"not finite first on rank {ranks}, at step {found.first_non_finite_step}"
@@ -107,7 +109,7 @@ def loss_parts(found: RankLosses) -> Iterator[str]:
 
 
 def _skewed(boxes: Boxes, losses: Mapping[int, Mapping[int, float]]) -> Iterator[tuple[int, float]]:
-    """As the rule does: a rank counts only if its loss as reported and per token both say so."""
+    """Yield ranks as the rule does: one counts only if its loss as reported and per token both say so."""
     steps = sorted(set.intersection(*(set(each) for each in losses.values()))) if losses else []
     steps = [step for step in steps if all(math.isfinite(each[step]) for each in losses.values())][-_STEPS:]
     if len(losses) < _LEAST_RANKS or len(steps) < _LEAST_STEPS:

@@ -25,14 +25,14 @@ class _Rank(NamedTuple):
     stage: int
     replica: int
     start_of_clock: float
-    """What turns its monotonic clock into seconds since the run's first start."""
+    """Seconds that turn its monotonic clock into seconds since the run's first start."""
     rows: Sequence[Row]
     on_device: bool
     """Whether the rows are those of a GPU's compute stream, on which every wait is timed."""
 
 
 def table_of_run(directory: Path) -> OperationTable:
-    """All steps of the run in this directory, which may be a bundle. Raises UserError without a box."""
+    """Return all steps of the run in this directory, which may be a bundle. Raise UserError without a box."""
     *_, boxes = read_run(directory)
     return operation_table(boxes, rows_by_rank(boxes))
 

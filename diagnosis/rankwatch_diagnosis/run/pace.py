@@ -80,7 +80,7 @@ def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> di
 
 
 def _tokens_per_second(box: Box) -> float | None:
-    """Of the recent steps, the pauses between them included."""
+    """Return the tokens per second of the recent steps, the pauses between them included."""
     steps = {each.number: each for each in steps_of(box)}
     tokens: dict[int, float] = defaultdict(float)
     for unit, step, amount in work_of(box):
@@ -122,7 +122,7 @@ def rates(box: Box) -> tuple[float, Mapping[str, float]]:
 
 
 Records = Sequence[VerificationRecord]
-"""What the agent of this node has read of the run's checkpoints, and found."""
+"""Records of what the agent of this node has read of the run's checkpoints, and found."""
 
 
 def standing(boxes: Boxes, records: Records = ()) -> dict[str, object]:
@@ -199,7 +199,7 @@ def _good_of(attempt: Sequence[Box]) -> GoodCheckpoint | None:
 
 
 def complete_step(attempt: Iterable[Box]) -> int | None:
-    """Step of the newest checkpoint that each rank that saves has saved; None where there is none.
+    """Return the step of the newest checkpoint that each rank that saves has saved; None where there is none.
 
     Where a rank writes common metadata when all others are done, its save decides.
     """

@@ -100,7 +100,7 @@ def _halted(facts: ProcessFacts) -> str:
 
 
 def _odd_ones(boxes: Boxes, seen: Processes) -> dict[int, str]:
-    """Ranks that alone are blocked in the kernel, or alone give no answer; none where many are."""
+    """Find ranks that alone are blocked in the kernel, or alone give no answer; none where many are."""
     blocked = {rank: each for rank, each in seen.facts.items() if each.state == BLOCKED}
     if blocked and 2 * len(blocked) < len(boxes.living):
         return {rank: _blocked(each) for rank, each in blocked.items()}
@@ -141,7 +141,7 @@ def lacks_cpus(found: Mapping[str, object]) -> str:
 
 
 def cpu_pressure(procfs: Path = Path("/proc")) -> float | None:
-    """Part of the last minute in which some task waited for a CPU; None where the kernel does not measure."""
+    """Read in what part of the last minute a task waited for a CPU; None if the kernel does not measure."""
     try:
         return parse_kernel_file(procfs / "pressure" / "cpu", _parse_pressure)
     except (NotApplicable, CollectError):
@@ -149,6 +149,6 @@ def cpu_pressure(procfs: Path = Path("/proc")) -> float | None:
 
 
 def _parse_pressure(text: str) -> float:
-    """Of the line `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, in percent."""
+    """Return avg60 of the line `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, percent as a share."""
     fields = dict(each.split("=", 1) for each in text.splitlines()[0].split()[1:])
     return float(fields["avg60"]) / 100.0

@@ -83,7 +83,7 @@ class Replicas:
         return tuple(sorted({rank for each in self.differing for rank in each.odd_ranks}))
 
     def as_json(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return it ready for JSON."""
         return {
             "why_none": self.why_none,
             "recorded": self.recorded,
@@ -169,7 +169,7 @@ def _norms(box: Box) -> dict[_Visit, float]:
 def _judge(
     members: str, taken: Mapping[int, _Taken], *, norms: Mapping[int, _Norms], lost: bool
 ) -> ReplicaSet | None:
-    """None where no two ranks have a fingerprint of the same step."""
+    """Compare the replicas of a set; None where no two ranks have a fingerprint of the same step."""
     ranks: set[int] = set()
     norm_step, norm_odd = _odd_norms(norms)
     equal: int | None = None
@@ -207,7 +207,7 @@ def _judge(
 
 
 def _compared(taken: Mapping[int, _Taken]) -> Iterator[tuple[_Visit, dict[int, tuple[int, int]]]]:
-    """Each step that several ranks have, and their sums, in order."""
+    """Yield each step that several ranks have, and their sums, in order."""
     for visit in sorted({visit for each in taken.values() for visit in each}):
         sums = {
             rank: total
@@ -255,7 +255,7 @@ _DOES_NOT_APPLY = "it does not apply"
 
 
 def replica_parts(found: Replicas) -> Sequence[str]:
-    """For people: one part for each set that differs, else one in all."""
+    """Write for people: one part for each set that differs, else one in all."""
     if found.differing:
         return [f"{difference(each)}{_where(each)}" for each in found.differing]
     if found.sets:
@@ -275,7 +275,7 @@ def replica_parts(found: Replicas) -> Sequence[str]:
 
 
 def difference(found: ReplicaSet) -> str:
-    """Which ranks of the set differ, and since when: in parameters, else in gradient norms."""
+    """Say which ranks of the set differ, and since when: in parameters, else in gradient norms."""
     if not found.differ:
         have = "has" if len(found.norm_odd_ranks) == 1 else "have"
         return (

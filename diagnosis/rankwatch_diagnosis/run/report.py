@@ -61,7 +61,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
 
 
 def colour_of(verdict: RunVerdict) -> str:
-    """Of the headline: red for what needs somebody, green for what is well, yellow for all else."""
+    """Choose the headline's colour: red for what needs somebody, green for what is well, else yellow."""
     well = verdict.state in _GREEN_STATES and not verdict.replicas.differing
     return "red" if verdict.state in _RED_STATES else "green" if well else "yellow"
 
@@ -111,7 +111,7 @@ def _sources(sources: Mapping[str, object]) -> str:
 
 
 def progress_words(verdict: RunVerdict) -> str:
-    """How far the run is, and how fast."""
+    """Say how far the run is, and how fast."""
     progress = verdict.progress
     target = progress.get("target_steps")
     parts = [f"step {progress['step']}" + (f" of {target}" if target else "")]
@@ -220,7 +220,7 @@ def _cause(found: Verdict | FoundCause) -> str:
 
 
 def _suspected(found: Verdict) -> str:
-    """Suspects of an unclear slowdown, each with its excess, and what it costs."""
+    """Name the suspects of an unclear slowdown, each with its excess, and what it costs."""
     suspects = found.evidence.get("suspected_ranks")
     if not isinstance(suspects, list) or not suspects:
         return ""
@@ -241,7 +241,7 @@ def _cost(found: Verdict | FoundCause) -> str:
 
 
 def waiting_words(verdict: RunVerdict) -> str:
-    """Whom the ranks wait for, and what shows it."""
+    """Say whom the ranks wait for, and what shows it."""
     hang = verdict.hang
     whom = f" for {listed(hang.ranks)}" if hang.ranks else ""
     source = hang.evidence.get("source", "black boxes")

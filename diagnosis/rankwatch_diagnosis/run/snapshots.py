@@ -56,7 +56,7 @@ class _Ended:
     """Newest end of any operation, or enqueue where ends are not seen."""
     messages: bool = False
     oldest_ended: bool = False
-    """What the now block calls the oldest open operation ended before the records were read."""
+    """Whether what the now block calls the oldest open operation ended before the records were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class BoxGroup:
 
 
 def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
-    """One for each rank; `timed`: as of when its box was read, else as of a stall.
+    """Return one snapshot for each rank; `timed`: as of when its box was read, else as of a stall.
 
     A process that has ended waits for nobody, and what it had enqueued last it will not complete.
     """
@@ -143,7 +143,7 @@ def box_groups(boxes: Mapping[int, Box]) -> dict[int, list[BoxGroup]]:
 
 
 def _ended(box: Box) -> dict[int, _Ended]:
-    """By number of the group's name. Sends and receives only show that ends are seen."""
+    """Find what ended, by number of the group's name. Sends and receives only show that ends are seen."""
     found: dict[int, _Ended] = {}
     oldest = {each.number: each.oldest for each in box.now.groups if each.oldest}
     for record in box.records:
@@ -167,7 +167,10 @@ def _ended(box: Box) -> dict[int, _Ended]:
 
 
 def _members(named: Iterable[tuple[int, GroupNow]], world_size: int) -> dict[GroupName, tuple[int, ...]]:
-    """By the text where it is whole; else everyone, for a group of that size, or the ranks that know it."""
+    """Find the members of each group, by its text where that is whole.
+
+    Else they are everyone, for a group of that size, or the ranks that know it.
+    """
     knowing: dict[GroupName, set[int]] = {}
     sizes: dict[GroupName, int] = {}
     for rank, group in named:
@@ -201,7 +204,7 @@ def parse_members(text: str, size: int) -> tuple[int, ...] | None:
 
 
 def _gone(box: Box, boxes: Boxes) -> bool:
-    """Whether it ended by itself, not because another rank had stopped."""
+    """Say whether it ended by itself, not because another rank had stopped."""
     if box.state is RankState.LOST:
         return boxes.liveness_known
     return box.state in ENDED_STATES - ENDED_BY_SIGNAL
@@ -286,7 +289,7 @@ def _open_operations(index: int, group: BoxGroup, lowest: int, box: Box) -> list
 
 
 def _name(group: BoxGroup, number: int) -> str:
-    """Only the operation enqueued last is known by name."""
+    """Name an operation: only the one enqueued last is known by name."""
     last = number == group.now.enqueued - 1 and group.now.operation not in MESSAGES
     return group.now.operation if last else ""
 
@@ -306,7 +309,7 @@ def _to_peers(group: BoxGroup, box: Box) -> list[tuple[str, int]]:
 
 
 def _operations(pending: list[_Open], box: Box) -> list[Operation]:
-    """In the order of their enqueues; both guesses at the peer of a message are one operation."""
+    """List operations in order of their enqueues; both guesses at the peer of a message are one operation."""
     found = []
     records: dict[tuple[float, int, int, bool], int] = {}
     for each in sorted(pending, key=lambda each: (each.since, each.group, each.number)):

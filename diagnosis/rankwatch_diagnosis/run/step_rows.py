@@ -98,7 +98,7 @@ def rows_of(
     *,
     by_place: bool = False,
 ) -> Iterator[Row]:
-    """All rows of the steps that the box holds whole; `groups` names those of its numbers.
+    """Yield all rows of the steps that the box holds whole; `groups` names those of its numbers.
 
     Without the first step of the process: it opens connections, fills caches and compiles. events: numbers or
     places of steps that were long on some rank.
@@ -131,7 +131,7 @@ def rows_of(
 
 
 def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
-    """With operation and group; from the beginning of a wait where one was seen."""
+    """Yield collectives with operation and group; from the beginning of a wait where one was seen."""
     for record in box.records:
         if record.kind != RecordKind.COLLECTIVE:
             continue
@@ -145,8 +145,7 @@ def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
 
 
 def _work(box: Box) -> dict[tuple[int, int], list[float]]:
-    """Epoch and step -> amounts of work in one unit: tokens where the run reports any, else its most common
-    unit."""
+    """Return work by epoch and step, in one unit: tokens if the run reports any, else its commonest unit."""
     amounts: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     count: Counter[str] = Counter()
     epoch, last = 0, -1
@@ -244,7 +243,7 @@ def lay_out(
 def _by_phase(
     phases: Sequence[Interval], order: Sequence[int], blocked: Sequence[Blocked]
 ) -> dict[int | None, list[Blocked]]:
-    """Blocked times by the innermost phase that holds their beginning; None for those outside of all phases.
+    """Group blocked times by the innermost phase that holds their beginning; None for those outside of all.
 
     order: the phases in the order of their starts.
     """
@@ -313,7 +312,7 @@ def phase_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> dict[str, ob
 
 
 def phases_by_step(rows: Iterable[Row]) -> Mapping[int, _PhaseSeconds]:
-    """Step -> phase -> its seconds, of one rank; `communication` is apart, and sections are left out."""
+    """Return step -> phase -> its seconds, of one rank; `communication` is apart, sections are left out."""
     steps: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in rows:
         if row.operation not in SECTIONS:
@@ -322,7 +321,7 @@ def phases_by_step(rows: Iterable[Row]) -> Mapping[int, _PhaseSeconds]:
 
 
 def mean_phases(rows: Mapping[int, Sequence[Row]]) -> dict[int, Mapping[str, float]]:
-    """Rank -> phase -> its seconds in a mean step, of ranks that hold a whole step."""
+    """Return rank -> phase -> its seconds in a mean step, of ranks that hold a whole step."""
     found: dict[int, Mapping[str, float]] = {}
     for rank, of_rank in rows.items():
         usual = _usual_steps(of_rank)
@@ -364,7 +363,7 @@ def _of_step(means: Mapping[int, _PhaseSeconds]) -> list[dict[str, object]]:
 
 
 def _apart(boxes: Boxes) -> list[dict[str, object]]:
-    """Checkpoints and evaluations: how often on the rank with the most, and how long each takes."""
+    """Return checkpoints and evaluations: how often on the rank with the most, and how long each takes."""
     found = []
     for name in SECTIONS:
         by_rank: dict[int, list[float]] = defaultdict(list)

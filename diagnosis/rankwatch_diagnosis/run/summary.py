@@ -114,7 +114,7 @@ def _phases(table: Mapping[str, Any]) -> str:
 
 
 def _throughput(boxes: Boxes) -> str:
-    """Per second that went by, the pauses between steps included."""
+    """Say what is done per second that went by, the pauses between steps included."""
     steps: list[float] = []
     work: dict[str, float] = defaultdict(float)
     for box in boxes.by_rank.values():
@@ -149,7 +149,7 @@ def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
 
 
 def _last_pause(boxes: Boxes) -> float:
-    """Seconds without progress of any rank before a run ended early: no completed step holds them."""
+    """Return seconds without progress of any rank before a run ended early: no completed step holds them."""
     ranks = boxes.by_rank.values()
     states = {each.state for each in ranks}
     if not states & _CUT_SHORT or RankState.FINISHED in states:

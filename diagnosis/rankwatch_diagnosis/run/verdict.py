@@ -67,13 +67,13 @@ class RunVerdict:
     replicas: Replicas
     """Whether ranks that must hold the same parameters do."""
     phases: Mapping[str, object]
-    """Where a step goes; empty where no rank holds a whole step."""
+    """Time of a step by where it goes; empty where no rank holds a whole step."""
     contention: Mapping[str, object]
-    """What shows that the ranks lack CPUs; empty where they have enough."""
+    """Signs that the ranks lack CPUs; empty where they have enough."""
     capabilities: Capabilities
-    """What zero-code recording sees of the training loop."""
+    """Capabilities of zero-code recording: what it sees of the training loop."""
     trackers: tuple[str, ...]
-    """Where experiment trackers show the run."""
+    """Places where experiment trackers show the run."""
     ended_attempts: tuple[EndedAttempt, ...]
     """How each attempt that is over ended, as far as boxes of it are left."""
     progress: Mapping[str, object]
@@ -95,7 +95,7 @@ def slow_ranks(found: Verdict) -> tuple[int, ...]:
 
 
 def worst_anomaly(verdict: RunVerdict) -> Severity | None:
-    """Of the loss; None without an anomaly."""
+    """Return how severe the worst anomaly of the loss is; None without an anomaly."""
     if verdict.loss is None:
         return None
     found = {each.severity for each in verdict.loss[1].anomalies}
@@ -212,7 +212,7 @@ def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
 
 
 def _waited(hang: HangVerdict, *, verb: tuple[str, str] = ("was", "were")) -> str:
-    """Whom the run waits for or waited for, and where."""
+    """Say whom the run waits for or waited for, and where."""
     one = len(hang.ranks) == 1
     where = f" in {hang.operation} of {hang.group}" if hang.group is not None else ""
     if hang.state is not State.DESYNC:

@@ -29,7 +29,7 @@ from rankwatch_diagnosis.run.snapshots import box_snapshots
 LEAST_STALL_SECONDS = 5.0
 """However fast the steps are: boxes are read one after another, while the run goes on."""
 MOST_STALL_SECONDS = 1800.0
-"""What the stall alert waits for where nothing is learnt (`stall_fallback_seconds`)."""
+"""Seconds that the stall alert waits where nothing is learnt (`stall_fallback_seconds`)."""
 _MOST_SHOWN = 64
 ANSWER_SECONDS = 3.0
 """For a rank to answer: a stopped process never does. All ranks are asked side by side."""
@@ -80,7 +80,7 @@ def gather_recorders(folder: RunFolder, boxes: Boxes, *, stopped: Set[int] = fro
 
 
 def _client(box: Path) -> FlightRecorderClient | None:
-    """For the socket beside a box, which must be that of the box's owner; None where there is none."""
+    """Make a client for the socket beside a box, which must be its owner's; None where there is none."""
     try:
         owner, socket = box.lstat().st_uid, socket_beside(box)
     except OSError:
@@ -111,7 +111,7 @@ def ask_living(boxes: Mapping[int, Path]) -> Recorders:
 
 
 def stall_seconds(boxes: Boxes) -> float:
-    """Age from which a wait is a stall: what the ranks have learnt of themselves, at least 5 seconds.
+    """Return from which age a wait is a stall: what the ranks have learnt of themselves, at least 5 seconds.
 
     30 seconds where one of them has learnt nothing. Half an hour where that one is in its first checkpoint or
     evaluation, because nothing distinguishes that from a hang.
@@ -130,7 +130,7 @@ def _limit(box: Box) -> float:
 def judge_waiting(
     boxes: Boxes, recorders: Recorders, *, stall: float, complete: bool, given: bool = False
 ) -> HangVerdict:
-    """One verdict from both sources.
+    """Reach one verdict from both sources.
 
     stall: age in seconds from which a wait is a stall; it counts only in boxes that are no copies and while
         a rank lives. A bundle is written at a stall.
@@ -170,7 +170,7 @@ def _recorders_count(by_recorders: HangVerdict, by_boxes: HangVerdict) -> bool:
 
 
 def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bool) -> HangVerdict:
-    """Nobody waits in a collective for long, and yet no living rank makes progress."""
+    """Call it a hang where nobody waits in a collective for long, and yet no living rank makes progress."""
     living = boxes.living
     if not living or boxes.moment is None:
         return found
@@ -199,7 +199,7 @@ def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bo
 
 
 def _last_move(box: Box) -> float:
-    """Anything that the rank did: a step that began before a stall may go on after it."""
+    """Return when the rank last did anything: a step that began before a stall may go on after it."""
     return max(box.last_progress, box.last_sign, *(each.oldest for each in box.now.groups))
 
 
@@ -228,7 +228,7 @@ def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
 
 
 def failed_first(boxes: Boxes) -> tuple[int, ...]:
-    """Ranks that an exception ended outside of collectives; inside, ranks fail when another one is gone."""
+    """Find ranks that an exception ended outside of collectives; inside, they fail if another one is gone."""
     own = tuple(each.rank for each in boxes.by_rank.values() if each.failed_by_itself)
     return own if len(own) < len(boxes.by_rank) or len(own) == 1 else ()
 
@@ -259,7 +259,7 @@ def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) ->
 
 
 def missing_here(boxes: Boxes) -> tuple[int, ...]:
-    """Ranks without a box that must be on a node of which there are boxes.
+    """Find ranks without a box that must be on a node of which there are boxes.
 
     On a node, rank less local rank is one number, and a local rank below another that is there exists.
     """
@@ -288,7 +288,7 @@ def with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
 
 
 def place_of(box: Box, boxes: Boxes) -> str:
-    """Where a rank is, or was when it ended."""
+    """Say where a rank is, or was when it ended."""
     where = where_of(box)
     since = box.open_phase[1] if box.open_phase else max(box.last_sign, box.now.step_began)
     if box.ended and (box.state is not RankState.LOST or boxes.liveness_known):
@@ -300,7 +300,7 @@ def place_of(box: Box, boxes: Boxes) -> str:
 
 
 def where_of(box: Box) -> str:
-    """Phase and step of a rank: its last ones, where it has ended."""
+    """Name phase and step of a rank: its last ones, where it has ended."""
     step = f"step {box.now.step}" if box.now.step_began else f"after step {box.now.step}"
     return f"in {box.open_phase[0] if box.open_phase else 'no phase'}, {step}"
 

@@ -34,11 +34,11 @@ _COLLECTIVES_OF_BLOCK = 4
 _LATE_SHARE = 0.8
 """Of the median rank's duration. Whose kernels are shorter is late; transfers alone differ by less."""
 _COST_SHARE = 0.5
-"""Of what the slow rank costs in a step: if peers wait for less than this, they wait for something else."""
+"""Share of what the slow rank costs in a step: if peers wait for less, they wait for something else."""
 _SHARE_OF_STEPS = 0.5
 """The median block shows only what is at work in most steps."""
 _MOST_SECONDS = 1e6
-"""What is longer was not measured: a dump may hold any number."""
+"""Seconds beyond which nothing was measured: a dump may hold any number."""
 
 
 class Opinion(StrEnum):
@@ -82,7 +82,7 @@ class Testimony(NamedTuple):
         return f"the others of {self.group} wait for {listed(late)}: a collective takes {on_it}, {them}"
 
     def as_evidence(self, opinion: Opinion) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return it ready for JSON."""
         shown = sorted(self.seconds.items(), key=lambda each: each[1])[:_MOST_SHOWN]
         return {
             "opinion": opinion.value,
@@ -120,7 +120,7 @@ def with_second_witness(
 
 
 def can_be_heard(found: Verdict) -> bool:
-    """Whether there is a slow rank that a witness can confirm.
+    """Say whether there is a slow rank that a witness can confirm.
 
     Checkpoints and what is at work in few steps are not in the median block.
     """
@@ -130,7 +130,7 @@ def can_be_heard(found: Verdict) -> bool:
 
 
 def _testimonies(boxes: Boxes, group: Group, found: Verdict) -> Iterator[Testimony]:
-    """Of a group with a slow rank whose members do the same work, if there are enough durations."""
+    """Yield what a group with a slow rank and members of equal work shows, if there are enough durations."""
     slow = not set(group.members).isdisjoint(found.ranks)
     if not slow or not group.views.keys() >= set(group.members) or not _alike(boxes, group):
         return
@@ -155,7 +155,7 @@ def _alike(boxes: Boxes, group: Group) -> bool:
 
 
 def _durations(views: Sequence[GroupView]) -> Iterator[list[float]]:
-    """Of each collective that all members have completed, by member."""
+    """Yield the durations of each collective that all members have completed, by member."""
     first = max(each.first_sequence for each in views)
     last = min(each.first_sequence + len(each.seconds) for each in views)
     for sequence in range(first, last):
@@ -165,7 +165,7 @@ def _durations(views: Sequence[GroupView]) -> Iterator[list[float]]:
 
 
 def _collectives_of_step(boxes: Boxes, group: Group) -> float:
-    """By the box of a member; 0.0 where none knows."""
+    """Count the collectives of a step, by the box of a member; 0.0 where none knows."""
     members = tuple(sorted(group.members))
     for rank in members:
         now = boxes.by_rank[rank].now
@@ -237,7 +237,7 @@ class _Work(NamedTuple):
     by_activity: bool
 
     def stands_out(self, ranks: Collection[int]) -> str:
-        """`most (SM activity 92% against 61%)`, or `least`; empty unless they differ from every other GPU."""
+        """Say `most (SM activity 92% against 61%)`, or `least`; empty unless they differ from all others."""
         own = median(self.by_rank[rank] for rank in ranks)
         others = [value for rank, value in self.by_rank.items() if rank not in ranks]
         most, least = (1 + _DIFFERENCE) * max(others), (1 - _DIFFERENCE) * min(others)
@@ -283,7 +283,7 @@ def with_gpu_witness(boxes: Boxes, gpus: SeenGpus, found: Verdict) -> Verdict:
 
 
 def _shows_now(boxes: Boxes, found: Verdict) -> bool:
-    """Whether it is at work when the GPUs are seen. In a pipeline, the schedule decides which works most."""
+    """Say whether it is at work when GPUs are seen. In a pipeline, the schedule decides which works most."""
     newest = max(max(each.now.step, each.now.steps_completed) for each in boxes.by_rank.values())
     coordinates = (each.header.identity.coordinates for each in boxes.by_rank.values())
     pipelined = any(each.get("pp", (0, 1))[1] > 1 for each in coordinates)

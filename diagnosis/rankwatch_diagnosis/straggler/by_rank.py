@@ -91,7 +91,11 @@ class _Excess(NamedTuple):
 
 
 def look_by_rank(case: Case, verdict: Verdict, *, most_replayed_rows: int = MOST_REPLAYED_ROWS) -> ByRank:
-    """Every rank of the case, as `engine.examine` returns both. Of all replays together so many rows."""
+    """Look at every rank of the case.
+
+    case, verdict: as `engine.examine` returns both.
+    most_replayed_rows: of all replays together.
+    """
     named = {*verdict.ranks, *(rank for each in verdict.causes if each.certain for rank in each.ranks)}
     seconds = {kind: np.nan_to_num(case.sums(case.table.kind == kind)) for kind in Kind}
     compute, host = seconds[Kind.COMPUTE], seconds[Kind.DATA_LOADING] + seconds[Kind.OTHER]
@@ -167,7 +171,7 @@ def _worst_window(residual: Floats, least: int) -> _Window:
 def _prices(
     case: Case, excess: _Excess, compute: Floats, host: Floats, windows: Sequence[_Window], most: int
 ) -> dict[int, float]:
-    """Index of a rank -> the slowdown that it causes; of at most so many ranks, those with most excess."""
+    """Price ranks: index -> the slowdown that it causes; of at most so many ranks, those with most excess."""
     levels = [_level(excess, each, window) for each, window in enumerate(windows)]
     saved = np.array(
         [
@@ -214,7 +218,7 @@ def _level(excess: _Excess, index: int, window: _Window) -> tuple[Floats, Floats
 
 
 def _factor(case: Case, rows: Ints, slower: Floats, more: Floats, host: Floats) -> Floats:
-    """By row of a rank: what its peers would take, over what it takes."""
+    """Return by row of a rank what its peers would take, over what it takes."""
     step, kind = case.step[rows], case.table.kind[rows]
     left = 1.0 - np.minimum(1.0, more / np.maximum(host, 1e-12))
     return np.where(

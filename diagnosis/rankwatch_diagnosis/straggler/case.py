@@ -61,7 +61,7 @@ class Candidate:
     last_resort: bool = False
     """Reported only where no other cause is found: with nothing to compare, the cost is an upper bound."""
     slowdown: float = math.nan
-    """What it alone costs, once that is known: step time over the step time without it."""
+    """Factor that it alone costs, once that is known: step time over the step time without it."""
 
     @property
     def proved(self) -> bool:
@@ -113,7 +113,7 @@ class Case:
         return Ideal(rows, seconds[rows])
 
     def seconds_without(self, candidate: Candidate) -> Floats:
-        """By step: its replayed seconds without the cause."""
+        """Return by step its replayed seconds without the cause."""
         seconds = self.seconds.copy()
         seconds[candidate.ideal.rows] = candidate.ideal.seconds
         return self.replay.step_seconds(seconds)
@@ -124,20 +124,23 @@ class Case:
         return float(self.seconds[rows].sum()), float(ideal.sum())
 
     def active(self, candidate: Candidate) -> Bools:
-        """By step: the candidate is at work."""
+        """Say by step whether the candidate is at work."""
         if candidate.active is not None:
             return candidate.active
         changed: Bools = np.bincount(self.step[candidate.ideal.rows], minlength=len(self.steps)) > 0
         return changed & (self.steps >= candidate.first_step)
 
     def replayed_ratio(self) -> float:
-        """Replayed over recorded seconds of the median step. Far from 1: who waits for whom is unclear."""
+        """Return replayed over recorded seconds of the median step.
+
+        Far from 1: who waits for whom is unclear.
+        """
         first, last = self.table.spans()
         recorded = np.maximum(np.where(np.isfinite(first), last - first, 0.0).max(axis=1), 1e-18)
         return float(np.median(self.step_seconds / recorded))
 
     def sums(self, rows: Bools) -> Floats:
-        """(step, rank): seconds of some rows; NaN where a rank has none of them in the step."""
+        """Return by (step, rank) the seconds of some rows; NaN where a rank has none of them in the step."""
         index = np.flatnonzero(rows)
         groups = self.table.cells.groups
         cells = Groups(groups.number[index], groups.count)

@@ -134,15 +134,18 @@ def _across_ranks(
 
 
 def _shared(by_member: Floats, members: Ints, shape: tuple[int, ...]) -> Floats:
-    """(step, rank, slot): the median over the ranks of a replica."""
+    """Return by (step, rank, slot) the median over the ranks of a replica."""
     shared = np.empty(shape)
     shared[:, members, :] = nan_median(by_member, axis=2)[:, :, None]
     return shared[:, :-1, :]
 
 
 def _own(halves: Floats) -> Floats:
-    """(step, rank): a slow rank is slow in all operations of a step, or in the same ones of most steps, as
-    where its host falls behind between two waits; a single late one is an event."""
+    """Return by (step, rank) what is the rank's own.
+
+    A slow rank is slow in all operations of a step, or in the same ones of most steps, as where its host
+    falls behind between two waits; a single late one is an event.
+    """
     values = np.concatenate([halves[0], halves[1]], axis=2)
     if len(values) < _LEAST_STEPS:
         return steady_mean(values)
@@ -151,7 +154,10 @@ def _own(halves: Floats) -> Floats:
 
 
 def _across_operations(of_operations: Floats, residuals: Floats, level: Floats) -> Difficulty:
-    """One rank for each microbatch: forward and backward share it, and so do the causes of rank and step."""
+    """Separate the difficulty where each microbatch has one rank.
+
+    Forward and backward share it, and so do the causes of rank and step.
+    """
     halves = of_operations - level[None]
     if residuals.shape[2] >= 3:
         # A late rank is late in all microbatches of a step: take that out, so that batches remain.
@@ -193,7 +199,7 @@ def _to_even(halves: Floats, residuals: Floats, level: Floats) -> Floats:
 
 
 def _beyond_chance(level: Floats, residuals: Floats) -> Floats:
-    """(1, rank, 1): a rank's own level as far as it is more than chance (the garrote of Breiman, 1995).
+    """Return (1, rank, 1): a rank's own level as far as beyond chance (the garrote of Breiman, 1995).
 
     With unequal batches the level of few steps is mostly chance.
     """
@@ -205,7 +211,7 @@ def _beyond_chance(level: Floats, residuals: Floats) -> Floats:
 
 
 def _covariance(one: Floats, other: Floats) -> float:
-    """Variance of a thing measured twice: cov(x, y), or 0 below twice its standard error."""
+    """Return the variance of a thing measured twice: cov(x, y), or 0 below twice its standard error."""
     both = np.isfinite(one) & np.isfinite(other)
     if np.count_nonzero(both) < _LEAST_PAIRS:
         return 0.0

@@ -49,7 +49,7 @@ _LEAST_RANKS = 2
 _SHARE_OF_WORST = 0.25
 """A slow rank goes first where it costs this part of what the costliest cause does, or 1 % of the run."""
 _SHARE_OF_SUSPECTED = 0.5
-"""What is proved goes first where it costs this part of what the costliest suspicion does."""
+"""Part of what the costliest suspicion costs; what is proved and costs as much goes first."""
 _SAME_TIME = 0.95
 """Part of the cost of jitter from which on a cause that names a rank or a stage explains the same time."""
 _TURN = 2
@@ -118,7 +118,7 @@ def _judge_trend(table: OperationTable) -> Examination:
 
 
 def _candidates(case: Case) -> Iterator[Candidate]:
-    """Every cause that passes its test."""
+    """Yield every cause that passes its test."""
     visits, difficulty = case.visits, case.difficulty
     ranks: list[Candidate] = []
     if visits is not None and difficulty is not None:
@@ -224,7 +224,7 @@ def _choose(priced: Sequence[Candidate], limits: Thresholds) -> Candidate | None
 
 
 def _eligible(priced: Sequence[Candidate], least_slowdown: float) -> list[Candidate]:
-    """Causes that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
+    """Return causes that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
 
     A run never exists to wait for data, whereas it has to transfer.
     """
@@ -295,7 +295,7 @@ def find_events(table: OperationTable) -> Events:
 
 
 def _excess(table: OperationTable, odd: Bools) -> Floats:
-    """(event, rank, operation): seconds in the odd steps, beyond those of a mean other step."""
+    """Return (event, rank, operation): seconds in the odd steps, beyond those of a mean other step."""
     step, _, rank, ranks, _ = table.cells
     operation = table.operation.astype(np.int64)
     shape = (len(ranks), len(table.operations))
@@ -310,7 +310,7 @@ def _excess(table: OperationTable, odd: Bools) -> Floats:
 
 
 def _lost(first: Floats, last: Floats, spans: Floats, odd: Bools) -> dict[int, float]:
-    """Seconds that each odd step lost beyond the one before it, without those that lost hardly any.
+    """Return seconds that each odd step lost beyond the one before it, without those that lost hardly any.
 
     Where a rank pauses at the end of a step, its peers wait for it in the next one: both are long, and on
     each rank one. first, last: (step, rank), when it began and ended on the rank's clock.

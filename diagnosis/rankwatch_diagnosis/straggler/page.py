@@ -75,7 +75,7 @@ def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
 
 
 def _embedded(value: object) -> Markup:
-    """JSON inside of a script element: no character in it can end the element or begin a comment."""
+    """Write JSON inside of a script element: no character in it can end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -88,7 +88,7 @@ def _headline(verdict: Verdict) -> str:
 
 
 def _facts(verdict: Verdict) -> dict[str, str]:
-    """Name -> value, of what is known."""
+    """Map name to value, of what is known."""
     facts = verdict.evidence
     shown = {
         "verdict": verdict.cause_and_phase,
@@ -155,7 +155,7 @@ def _whole(number: object) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    """Of a slowdown, how much slower."""
+    """Say how much slower a slowdown is, in percent."""
     return "" if ratio is None or math.isnan(ratio) else f"{ratio - 1.0:.1%}"
 
 

@@ -38,7 +38,7 @@ _CLIP = 3.0
 _LEAST_NOISE = 0.001
 """Clocks and rounding; a table without any noise is no reason to be more certain than this."""
 _ROOM = 1.5
-"""What passes the clipping, in units of what healthy ranks may differ by."""
+"""Room that the clipping leaves, in units of what healthy ranks may differ by."""
 _LEAST_RANKS_FOR_TAILS = 8
 """With fewer ranks the tails of healthy ones cannot be told from a slow one."""
 _LEAST_SEEN = 0.75
@@ -107,7 +107,7 @@ class Scan(NamedTuple):
 
 
 def against_peers(own: Floats, stage: Ints, least_peers: int) -> Residuals:
-    """Each rank less the median of the other ranks of its stage in the same step. `own` is (step, rank).
+    """Subtract from each rank the median of the others of its stage in the same step. `own` is (step, rank).
 
     NaN in a stage with fewer than `least_peers` ranks, where the level is no evidence.
     """
@@ -121,7 +121,7 @@ def against_peers(own: Floats, stage: Ints, least_peers: int) -> Residuals:
 
 
 def against_past(own: Floats, least_ranks: int) -> Residuals:
-    """Each rank less the faster one of its own past and future, so that only what begins or ends is seen.
+    """Compare each rank with the faster one of its past and future, so that only what begins or ends is seen.
 
     What all ranks share is taken away; NaN with fewer than `least_ranks` ranks, or few steps.
     """
@@ -139,7 +139,7 @@ def against_past(own: Floats, least_ranks: int) -> Residuals:
 
 
 def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Scan:
-    """Ranks whose residual exceeds `least_excess` (in its unit) for at least `limits.steps` steps."""
+    """Find ranks whose residual exceeds `least_excess` (in its unit) for at least `limits.steps` steps."""
     residual = residuals.values
     steps, ranks = residual.shape
     noise = noise_of(residual)
@@ -165,7 +165,7 @@ def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Sc
 
 
 def recurrent(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Scan:
-    """Ranks that are late in less than half of the steps, but far more often than others.
+    """Find ranks that are late in at most half of the steps, but far more often than others.
 
     A step is late if it lies above the rank's own median by `least_excess` and beyond noise. Others are late,
     too: their rate, without the quarter of the ranks that is late most often, is that of chance.
@@ -184,7 +184,7 @@ def recurrent(residuals: Residuals, limits: Thresholds, *, least_excess: float) 
 
 
 def _rate(late: Ints, seen: Ints) -> float:
-    """Share of late steps among the three quarters of ranks that are late least often."""
+    """Return the share of late steps among the three quarters of ranks that are late least often."""
     steps = float(np.median(seen))
     calm = np.sort(late)[: max(1, len(late) - len(late) // 4)]
     rate = (float(calm.sum()) + 0.5) / (len(calm) * steps + 1.0)
@@ -213,7 +213,7 @@ def _of_steps(residual: Floats, index: int, active: Bools, score: float) -> Exce
 
 
 def noise_of(residual: Floats) -> float:
-    """Of one rank in one step, widened by its own uncertainty and by what carries over from step to step."""
+    """Return the noise of a rank in a step, widened by its uncertainty and what carries over to the next."""
     centred = residual - nan_median(residual, axis=0)[None]
     count = int(np.isfinite(centred).sum())
     level = sigma(centred)
@@ -230,7 +230,7 @@ def noise_of(residual: Floats) -> float:
 
 
 def _tails(clipped: Floats) -> tuple[float, float]:
-    """Mean and standard deviation of a healthy rank's steps, single late ones included.
+    """Return mean and standard deviation of a healthy rank's steps, single late ones included.
 
     Where ranks are often late in turn, one of them is late several times in a row by chance alone. The
     quarter of the ranks that varies most is left out: they may have become slow inside the run.
@@ -246,7 +246,7 @@ def _tails(clipped: Floats) -> tuple[float, float]:
 
 
 def _lengths(least: int, steps: int) -> list[int]:
-    """Lengths of windows: from the shortest one to all steps, each about sqrt(2) times the one before."""
+    """List lengths of windows: from the shortest to all steps, each about sqrt(2) times the one before."""
     lengths = [steps]
     length = float(least)
     while length < steps:
@@ -256,7 +256,7 @@ def _lengths(least: int, steps: int) -> list[int]:
 
 
 def _best_scores(clipped: Floats, lengths: list[int], noise: float, lasting_error: Floats) -> Floats:
-    """By rank: the highest score of all windows."""
+    """Return by rank the highest score of all windows."""
     steps, ranks = clipped.shape
     sums = np.zeros((steps + 1, ranks))
     counts = np.zeros((steps + 1, ranks))
@@ -339,8 +339,10 @@ def lasting_spread(own: Floats, stage: Ints, noise: float, usual: float) -> Spre
 
 
 def bounds(own: Floats, stage: Ints, noise: float, usual: float, chance: float) -> Floats:
-    """By rank: what a healthy one exceeds with this chance. A slow rank must not raise its own bound, so each
-    is learnt from the others.
+    """Return by rank what a healthy one exceeds with this chance.
+
+    A slow rank must not raise its own bound, so each is learnt from the others; where ranks are many, from
+    all.
     """
     levels, by_chance = _levels(own, stage), _by_chance(noise, len(own))
     ranks = len(levels)
@@ -353,12 +355,12 @@ def bounds(own: Floats, stage: Ints, noise: float, usual: float, chance: float) 
 
 
 def _by_chance(noise: float, steps: int) -> float:
-    """Variance of a level, which is a median over the steps: pi/2 times that of their mean."""
+    """Return the variance of a level, which is a median over the steps: pi/2 times that of their mean."""
     return math.pi / 2.0 * noise**2 / steps
 
 
 def _levels(own: Floats, stage: Ints) -> Floats:
-    """By rank: its median over the steps, less what its stage shares in each of them."""
+    """Return by rank its median over the steps, less what its stage shares in each of them."""
     levels = np.full(own.shape[1], np.nan)
     for each in np.unique(stage):
         values = own[:, stage == each]

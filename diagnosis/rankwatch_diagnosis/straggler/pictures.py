@@ -41,7 +41,7 @@ _LEAST_SHARE = 0.001
 
 
 def heat_map(case: Case, by_rank: ByRank, verdict: Verdict) -> dict[str, object]:
-    """Rows are ranks in the order of stage, replica and number; values are thousandths, null for gaps."""
+    """Draw ranks as rows in the order of stage, replica and number; values are thousandths, null for gaps."""
     of_rank = {each.rank: each for each in by_rank.rows}
     placed = sorted(of_rank.values(), key=lambda each: (each.stage, each.replica, each.rank))
     index = np.searchsorted(case.ranks, [each.rank for each in placed])
@@ -77,7 +77,7 @@ def _row(ranks: Sequence[RankRow]) -> dict[str, object]:
 
 
 def _bins(parts: Sequence[int], most: int) -> list[slice]:
-    """Neighbours that share a cell, never across two parts; single ones as long as there is room."""
+    """Put neighbours into one cell, never across two parts; single ones as long as there is room."""
     size = math.ceil(len(parts) / most)
     edges = [0, *(at for at in range(1, len(parts)) if parts[at] != parts[at - 1]), len(parts)]
     return [
@@ -110,7 +110,7 @@ def _words(ranks: int, rows: Sequence[slice], steps: int, columns: Sequence[slic
 
 
 def _events(case: Case, verdict: Verdict, columns: Sequence[slice]) -> list[dict[str, object]]:
-    """Single long steps, which the map leaves out, and where they would stand."""
+    """Return the single long steps, which the map leaves out, and where they would stand."""
     starts = case.steps[[each.start for each in columns]]
     return [
         {
@@ -122,7 +122,7 @@ def _events(case: Case, verdict: Verdict, columns: Sequence[slice]) -> list[dict
 
 
 def event_words(event: Mapping[str, object]) -> str:
-    """`step 20 lost 1.5 s in backward; late: rank 3`."""
+    """Say it as `step 20 lost 1.5 s in backward; late: rank 3`."""
     lost = f"{float(str(event['lost_seconds'])):.3g} s"
     operation = printable(str(event["operation"]))
     return f"step {event['step']} lost {lost} in {operation}{_late(event['ranks'])}"
@@ -148,12 +148,12 @@ class WorstStep(NamedTuple):
     step: int
     seconds: float
     shares: tuple[Share, ...]
-    """Where its critical path lies, most first: ranks, transfers and pauses."""
+    """Shares of its critical path, most first: ranks, transfers and pauses."""
     picture: dict[str, object]
 
 
 def worst_step(case: Case, by_rank: ByRank) -> WorstStep:
-    """Its timeline and its critical path, in the replay with the recorded durations."""
+    """Draw the worst step: its timeline and its critical path, in the replay with the recorded durations."""
     times = timeline(case.replay, case.seconds)
     worst = int(np.argmax(case.step_seconds))
     rows = np.flatnonzero(case.step == worst)
@@ -182,7 +182,7 @@ def _shares(case: Case, path: Sequence[Stretch]) -> tuple[Share, ...]:
 
 
 def _lanes(case: Case, by_rank: ByRank, rows: Ints, path: Sequence[Stretch]) -> list[RankRow]:
-    """Of many ranks those that hold most of the path, the named ones, and those with the highest residual."""
+    """Choose of many ranks those with most of the path, the named ones, and those of highest residual."""
     on_path: dict[int, float] = defaultdict(float)
     for each in path:
         on_path[int(case.table.rank[each.row])] += each.ends - each.since

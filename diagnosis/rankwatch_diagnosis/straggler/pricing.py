@@ -128,7 +128,7 @@ class _SlowRank(NamedTuple):
 
 
 def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Slow ranks that belong together as one candidate each, and all others; each suspect stands alone."""
+    """Join slow ranks that belong together into one candidate each; all others and suspects stand alone."""
     ranks, others = [], []
     for each in candidates:
         if each.cause is Cause.SLOW_RANK and each.certain:

@@ -40,11 +40,11 @@ _SLOW_RANKS: Mapping[SlowPhase, tuple[str, str]] = {
         "take longer for other host work than their peers",
     ),
 }
-"""What one slow rank does, and what several do."""
+"""Words for what one slow rank does, and what several do."""
 
 
 def whom(found: Verdict) -> str:
-    """`rank 3`, `ranks 3, 5 and 2 more`, `stage 1`; empty where nobody is named."""
+    """Name whom it is: `rank 3`, `ranks 3, 5 and 2 more`, `stage 1`; empty where nobody is named."""
     if found.ranks:
         shown = ", ".join(str(each) for each in found.ranks[:_MOST_NAMED])
         more = len(found.ranks) - _MOST_NAMED
@@ -65,7 +65,7 @@ def sentence(found: Verdict) -> str:
 
 
 def share_lost(found: Verdict) -> str:
-    """By how much the run is slower for it: `3.4%`, `at most 3.4%`, `less than 0.1%`."""
+    """Say by how much the run is slower for it: `3.4%`, `at most 3.4%`, `less than 0.1%`."""
     ratio = found.slowdown - 1.0
     cost = f"{ratio:.1%}" if ratio >= 0.0005 else "less than 0.1%"
     return f"at most {cost}" if found.is_bound else cost
@@ -104,7 +104,7 @@ def unjudged_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def rank_seconds(lost: float) -> str:
-    """Seconds times ranks, with four digits."""
+    """Write seconds times ranks, with four digits."""
     return f"{lost:,.0f}" if lost >= 1000.0 else f"{lost:.4g}"
 
 
@@ -150,7 +150,7 @@ def _row(cause: FoundCause) -> tuple[str, ...]:
 
 
 def who(cause: FoundCause) -> str:
-    """Whom a cause names, `the job` where it names nobody, and a question mark where it is not certain."""
+    """Say whom a cause names: `the job` where it names nobody, a question mark where it is not certain."""
     for name, found in (("rank", cause.ranks), ("stage", cause.stages)):
         if found:
             shown = ", ".join(map(str, found[:_MOST_RANKS]))
@@ -160,7 +160,7 @@ def who(cause: FoundCause) -> str:
 
 
 def doubts(cause: FoundCause) -> Iterator[str]:
-    """Why it is not certain, and whom it may be."""
+    """Say why it is not certain, and whom it may be."""
     if why := cause.evidence.get("why"):
         yield str(why)
     elif cause.evidence.get("slowdown_is_upper_bound"):
@@ -173,7 +173,7 @@ def doubts(cause: FoundCause) -> Iterator[str]:
 
 
 def reasons(verdict: Verdict) -> Iterator[str]:
-    """Why there is no verdict, or why its costs are guesses, and what was left out."""
+    """Say why there is no verdict, or why its costs are guesses, and what was left out."""
     evidence = verdict.evidence
     if not verdict.causes and (why := evidence.get("why")):
         yield str(why)

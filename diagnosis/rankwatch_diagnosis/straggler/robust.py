@@ -20,7 +20,7 @@ _MOSTLY = 2.0 / 3.0
 
 
 def leave_one_out_median(values: Floats, axis: int) -> Floats:
-    """For each value the median of the others along the axis, NaN where there is no other.
+    """Return for each value the median of the others along the axis, NaN where there is no other.
 
     A reference that holds the value itself would shrink the difference that is looked for, the more the fewer
     the peers are.
@@ -49,7 +49,7 @@ def sigma(values: Floats) -> float:
 
 
 def nan_mean(values: Floats, axis: int) -> Floats:
-    """Mean of the finite values; NaN, without a warning, where there is none."""
+    """Return the mean of the finite values; NaN, without a warning, where there is none."""
     finite = np.isfinite(values)
     count = finite.sum(axis=axis)
     total = np.where(finite, values, 0.0).sum(axis=axis)
@@ -58,7 +58,7 @@ def nan_mean(values: Floats, axis: int) -> Floats:
 
 
 def nan_median(values: Floats, axis: int | None = None) -> Floats:
-    """Median of the values but NaN; NaN, without a warning, where there is none."""
+    """Return the median of the values but NaN; NaN, without a warning, where there is none."""
     if axis is None or not 0 < values.shape[axis] < _SHORT:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -72,7 +72,7 @@ def nan_median(values: Floats, axis: int | None = None) -> Floats:
 
 
 def steady_mean(values: Floats) -> Floats:
-    """Mean of the last axis that outliers hardly move: median + mean(clip(x - median, +-2 sigma)).
+    """Return a mean of the last axis that outliers hardly move: median + mean(clip(x - median, +-2 sigma)).
 
     This is one step of Huber's estimate. With two standard deviations as the bound it keeps 98 % of the
     efficiency of the mean under normal noise. Of fewer than three values it is the mean.
@@ -86,12 +86,12 @@ def steady_mean(values: Floats) -> Floats:
 
 
 def finite_exp(logarithm: Floats) -> Floats:
-    """Seconds from their logarithm, clipped to what durations can be: a wild estimate must not overflow."""
+    """Turn logarithms into seconds, clipped to what durations can be: a wild estimate must not overflow."""
     return np.asarray(np.exp(np.clip(logarithm, -_LARGEST_LOGARITHM, _LARGEST_LOGARITHM)))
 
 
 def largest_stretch(values: Floats) -> tuple[int, int]:
-    """Start and end of the contiguous stretch with the largest sum (Kadane's algorithm by running minima)."""
+    """Find start and end of the contiguous stretch of largest sum (Kadane's algorithm by running minima)."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     lowest = np.minimum.accumulate(sums)
     end = int(np.argmax(sums - lowest))
@@ -99,7 +99,7 @@ def largest_stretch(values: Floats) -> tuple[int, int]:
 
 
 def high_stretch(series: Floats, level: float, least: int) -> tuple[int, int] | None:
-    """Start and end of the stretch of at least `least` steps that lies mostly above the level, or None."""
+    """Find start and end of the stretch of at least `least` steps mostly above the level, or None."""
     above = np.where(np.isfinite(series), np.sign(series - level), 0.0)
     first, end = largest_stretch(above)
     if end - first < least or float(np.mean(above[first:end] > 0.0)) < _MOSTLY:

@@ -72,7 +72,10 @@ class Comparisons:
     def __init__(
         self, visits: Visits, difficulty: Difficulty, limits: Thresholds, own: Floats | None = None
     ) -> None:
-        """own: (step, rank), what is compared in place of the ranks' own part."""
+        """Compare ranks with their peers and their past.
+
+        own: (step, rank), what is compared in place of the ranks' own part.
+        """
         self.visits, self.difficulty, self.limits = visits, difficulty, limits
         self.own, self.stage = difficulty.own if own is None else own, visits.stage
         self.past = against_past(self.own, limits.peers)
@@ -89,7 +92,7 @@ class Comparisons:
         self.past = self.past._replace(allowed=np.full(self.own.shape[1], steady))
 
     def partners(self) -> Residuals:
-        """Each rank less the other one of its stage; NaN where there is not exactly one."""
+        """Compare each rank with the other one of its stage; NaN where there is not exactly one."""
         values = np.full_like(self.own, np.nan)
         allowed = np.zeros(self.own.shape[1])
         for stage in np.flatnonzero(np.bincount(self.stage) == 2) if self.limits.peers > 2 else ():
@@ -133,7 +136,7 @@ def _slower_partners(compared: Comparisons, known: Container[int]) -> dict[int, 
 
 
 def find_suspects(named: Slowness) -> Slowness:
-    """Ranks that surely lie above their peers, but not beyond what the accelerators of the job differ by."""
+    """Find ranks that surely lie above their peers, but not beyond what accelerators of the job differ by."""
     compared = named.compared
     limits = compared.limits
     if len(compared.visits.steps) < limits.steps:
@@ -191,7 +194,7 @@ def repeated(visits: Visits, difficulty: Difficulty) -> tuple[Ints, Floats]:
 
 
 def find_odd_pairs(compared: Comparisons) -> Slowness:
-    """Of two ranks that alone hold a stage, the slower one, however little it is."""
+    """Find, of two ranks that alone hold a stage, the slower one, however little it is."""
     partners = compared.partners()
     pair = scan(partners, compared.limits, least_excess=math.log(compared.limits.rank_ratio))
     return _slowness({each.column: (each, partners.values) for each in pair.found}, pair, compared)
@@ -243,7 +246,7 @@ def _slowness(
 
 
 def _also_irregular(each: Excess, irregular: Bools) -> Excess:
-    """Irregular steps are not compared: the rank is taken to be as in the nearest other step."""
+    """Take the rank to be as in the nearest other step in irregular ones, which are not compared."""
     regular = np.flatnonzero(~irregular)
     if len(regular) in (0, len(irregular)):
         return each
@@ -255,7 +258,7 @@ def _also_irregular(each: Excess, irregular: Bools) -> Excess:
 
 
 def _without_whole_stages(found: Sequence[Excess], stage: Ints) -> Iterator[Excess]:
-    """Where all ranks of a stage are slow in the same steps, and there are several, the stage is."""
+    """Leave out the ranks of a stage that has several, all slow in the same steps: the stage is slow."""
     for each in found:
         home = [other for other in found if stage[other.column] == stage[each.column]]
         together = np.logical_and.reduce([other.active for other in home])
@@ -265,7 +268,7 @@ def _without_whole_stages(found: Sequence[Excess], stage: Ints) -> Iterator[Exce
 
 
 def _by_step(each: Excess, residual: Floats, noise: float) -> Floats:
-    """By step: the rank's excess, so that the sum over the steps is what it lost."""
+    """Return by step the rank's excess, so that the sum over the steps is what it lost."""
     excess = np.zeros(len(residual))
     seen = residual[each.active & np.isfinite(residual)]
     if each.size < CLEAR * noise:

@@ -109,7 +109,7 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
 
 
 def works_on_microbatches(table: OperationTable) -> Bools:
-    """By row: compute other than an optimizer, whose time does not depend on a microbatch."""
+    """Say by row if it is compute other than an optimizer, whose time does not depend on a microbatch."""
     computes = table.kind == Kind.COMPUTE
     on_data = np.array(["optim" not in name.lower() for name in table.operations], dtype=np.bool_)
     compute = np.zeros(len(table.operations), dtype=np.bool_)
@@ -153,7 +153,7 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
 
 
 def irregular_steps(residuals: Floats, least: int) -> Bools:
-    """By step: its typical residual is far above that of the run, for fewer than `least` steps in a row.
+    """Find steps whose typical residual is far above that of the run, for fewer than `least` steps in a row.
 
     The first axis of `residuals` counts steps. In such a step (compiling, warming up, a batch of another
     size) ranks differ for reasons of its own: one finds its kernels in a cache, another compiles them. It
@@ -168,7 +168,7 @@ def irregular_steps(residuals: Floats, least: int) -> Bools:
 
 
 def _explained_by_work(residual: Floats, work: Floats, known: Bools, role: Groups) -> Floats | None:
-    """By row what the units of work explain of the residual; None where they are all equal.
+    """Return by row what the units of work explain of the residual; None where they are all equal.
 
     Neither the unit nor the law is known (tokens, squared lengths, a constant part). A line through the
     medians of bins of equal size, for each role, follows any of them.
@@ -185,7 +185,7 @@ def _explained_by_work(residual: Floats, work: Floats, known: Bools, role: Group
 
 
 def _curve(logarithm: Floats, residual: Floats) -> Floats:
-    """By row: the line through the medians of bins, which goes on beyond the outermost bins."""
+    """Draw by row the line through the medians of bins, which goes on beyond the outermost bins."""
     bins = max(2, min(_WORK_BINS, len(logarithm) // _LEAST_ROWS_PER_BIN))
     order = np.argsort(logarithm, kind="stable")
     parts = [part for part in np.array_split(order, bins) if part.size]

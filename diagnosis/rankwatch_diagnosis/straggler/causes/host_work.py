@@ -28,7 +28,7 @@ _LEAST_SHARE_OF_OWN = 0.5
 
 
 def find_slow_host_work(case: Case) -> list[Candidate]:
-    """Ranks whose host work, or pauses that have no row, lie above those of their stage.
+    """Find ranks whose host work, or pauses that have no row, lie above those of their stage.
 
     Of the pauses only those that are a rank's own. A stall may hide a wait that left no other trace. A wait
     costs nothing when it is taken away, for what is waited for comes no sooner; and it is shared by those
@@ -94,7 +94,7 @@ def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
 
 
 def _slow_ranks(case: Case, shares: Floats) -> tuple[Floats, list[Excess], float]:
-    """(step, rank) less its peers, the ranks that lie above them, and the noise, all in shares of a step."""
+    """Return (step, rank) less its peers, ranks that lie above them, and the noise, in shares of a step."""
     limits = case.limits
     peers = case.stage_of_rank
     sizes = np.unique(peers[np.isfinite(shares).any(axis=0)], return_counts=True)[1]
@@ -116,7 +116,7 @@ def _mostly(case: Case, ideal: Ideal, chosen: Callable[[str], bool]) -> bool:
 
 
 def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
-    """Host work of a whole stage that takes at least twice what it takes in the other stages."""
+    """Find host work of a whole stage that takes at least twice what it takes in the other stages."""
     step_seconds = float(np.median(case.step_seconds))
     stage, stages = factorize(case.stage_of_rank)
     if len(stages) < 2 or step_seconds <= 0.0:
@@ -142,7 +142,7 @@ def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
 def _slow_stages(
     case: Case, kind: Kind, stages: Ints, stage: Ints, step_seconds: float, ideal: Floats
 ) -> Iterator[dict[str, object]]:
-    """Stages whose work of one kind exceeds the others'; brings `ideal` down to what the others take."""
+    """Yield stages whose work of one kind exceeds the others'; bring `ideal` down to what the others take."""
     rows = case.table.kind == kind
     if not rows.any():
         return
@@ -171,7 +171,7 @@ def _slow_stages(
 
 
 def find_slow_data_loading(case: Case) -> Candidate | None:
-    """All ranks wait long for data. There is no peer to compare with, so the cost is an upper bound."""
+    """Find long waits of all ranks for data. Without peers or a fast past, the cost is an upper bound."""
     rows = case.table.kind == Kind.DATA_LOADING
     if not rows.any():
         return None

@@ -48,7 +48,7 @@ class Links:
 
 
 def find_network(case: Case, links: Links) -> Candidate | None:
-    """Links that are slower than links like them, or than they themselves were. Names no rank.
+    """Find links that are slower than links like them, or than they themselves were. Name no rank.
 
     A collective is as slow as its slowest link, and every member sees it: the table does not show whose link
     it is. The evidence names the groups and the senders.
@@ -81,7 +81,7 @@ def find_network(case: Case, links: Links) -> Candidate | None:
 
 
 def find_exposed_transfers(case: Case, links: Links) -> Candidate | None:
-    """Transfers with no past and no peers to compare with, that take a large part of the step."""
+    """Find transfers with no past and no peers to compare with, that take a large part of the step."""
     if abs(math.log(max(case.replayed_ratio(), 1e-18))) > math.log(case.limits.replay_ratio):
         return None  # the dependencies are not understood, so the time without transfers is unknown
     ideal = case.seconds.copy()
@@ -107,7 +107,7 @@ def _why_not(missing: bool) -> dict[str, object]:
 
 
 def measure_links(case: Case) -> Links | None:
-    """All transfers of a table; None where it has none."""
+    """Measure all transfers of a table; None where it has none."""
     table = case.table
     sends, receives = table.sends, table.receives
     partner = case.replay.communication.partner
@@ -162,7 +162,7 @@ def _carrier(case: Case, kind: int, index: int, sender: int, receiver: int) -> s
 
 
 def _beyond_peers(series: Floats, links: Links, case: Case, slower: Floats) -> None:
-    """Against the median of links like it in the same step.
+    """Compare each link with the median of links like it in the same step.
 
     A stage with an embedding has more parameters to reduce, so groups of other stages say less.
     """
@@ -193,7 +193,7 @@ def _beyond(series: Floats, alike: Ints, own: Bools, ratio: float, steps: int, s
 
 
 def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
-    """Against the link's own lower level, where it moves between two levels that each last."""
+    """Compare a link with its own lower level, where it moves between two levels that each last."""
     limits = case.limits
     steps = len(series)
     if steps < 2 * limits.steps:
@@ -258,7 +258,7 @@ def _waits_for_outsiders(case: Case, links: Links, slow: Bools) -> bool:
 
 
 def _rank_correlation(one: Floats, other: Floats, slow: Bools) -> float:
-    """Spearman's, in standard errors; slow steps and others each around their own median."""
+    """Return Spearman's correlation, in standard errors; slow steps and others each around their median."""
     seen = np.isfinite(one) & np.isfinite(other)
     if np.count_nonzero(seen) < _LEAST_STEPS:
         return 0.0

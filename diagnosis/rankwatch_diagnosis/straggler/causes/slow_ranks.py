@@ -32,7 +32,7 @@ from rankwatch_diagnosis.straggler.visits import Visits
 _BLIP_COST = 0.005
 """Part of the run's compute: what cost the run less, and is over, is not named beside a slower rank."""
 _BLIP_SHARE = 0.1
-"""Of what the slowest rank cost; what is above is one of several slow ranks."""
+"""Share of what the slowest rank cost; what is above is one of several slow ranks."""
 _WITHIN_THE_SPREAD = "accelerators of this job differ by as much"
 _MOST_SUSPECTED = 8
 _MOST_LISTED = 64
@@ -101,7 +101,7 @@ def _slow_rank(each: Excess, visits: Visits, costs: _Costs, facts: Mapping[str, 
 def _suspects(
     named: Sequence[Excess], visits: Visits, costs: _Costs, facts: Mapping[str, object]
 ) -> Candidate:
-    """Ranks that are slow, or look so."""
+    """Name as suspects ranks that are slow, or look so."""
     return Candidate(
         cause=Cause.INCONCLUSIVE,
         ideal=costs.ideal(named),
@@ -139,7 +139,7 @@ def _listed(each: Excess, visits: Visits) -> dict[str, object]:
 
 
 def _confounded(case: Case, visits: Visits, difficulty: Difficulty) -> str:
-    """Why a slow rank may as well be one with long microbatches; empty where it cannot."""
+    """Say why a slow rank may as well be one with long microbatches; empty where it cannot."""
     known = difficulty.across_ranks or visits.work_log is not None
     if known or not difficulty.is_unequal(case.limits):
         return ""
@@ -147,7 +147,7 @@ def _confounded(case: Case, visits: Visits, difficulty: Difficulty) -> str:
 
 
 def _whole_replica(visits: Visits, named: list[Excess]) -> str:
-    """Why a slow replica may as well be one with long microbatches; empty where not all of it is slow."""
+    """Say why a slow replica may as well be one with long microbatches; empty unless all of it is slow."""
     if visits.work_known:
         return ""
     slow = Counter(int(visits.replica[each.column]) for each in named)
@@ -167,7 +167,7 @@ class _ByPlace:
         self._rows, self._keys = rows[order], keys[order]
 
     def of(self, operation: int, microbatch: int | None) -> Ints:
-        """Those of an operation, in one microbatch or in all."""
+        """Return the rows of an operation, in one microbatch or in all."""
         first = operation * self._microbatches + (microbatch or 0)
         count = self._microbatches if microbatch is None else 1
         begin, end = np.searchsorted(self._keys, [first, first + count])
@@ -187,7 +187,7 @@ class _Costs:
         """Rows of the healthy ranks of a stage."""
 
     def active(self, each: Excess) -> Bools:
-        """By step of the case."""
+        """Say by step of the case whether the rank was slow."""
         active = np.zeros(len(self._case.steps), dtype=np.bool_)
         active[np.searchsorted(self._case.steps, self._visits.steps[each.active])] = True
         return active
@@ -224,7 +224,7 @@ class _Costs:
         return rows
 
     def _times(self, compared: _ByPlace, rows: Ints, excess: Floats, *, past: bool) -> float:
-        """Excess of one operation over that of all of the rank's, 1 where the difference may be chance.
+        """Divide the excess of one operation by that of all of the rank's; 1 where they may differ by chance.
 
         past: compared in the other steps than these, else in the same ones.
         """
@@ -245,7 +245,7 @@ class _Costs:
         return min(max(own / typical, 0.0), _MOST_TIMES)
 
     def _peers(self, each: Excess) -> _ByPlace:
-        """Those of the healthy ranks of its stage."""
+        """Return the rows of the healthy ranks of its stage."""
         stages = self._visits.stage
         stage = int(stages[each.column])
         if stage not in self._of_peers:
@@ -258,7 +258,7 @@ class _Costs:
 
 
 def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Replicas whose fastest rank lies above that of the others for long; None where work units are known.
+    """Find replicas whose fastest rank lies above the others' for long; None where work units are known.
 
     Their microbatches may as well be long, so no rank is named.
     """
@@ -294,7 +294,7 @@ def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Ca
 
 
 def _fastest(visits: Visits, replica: Ints, replicas: int) -> Floats:
-    """(step, replica): the lowest mean logarithm of its ranks; NaN for a replica of one rank."""
+    """Return by (step, replica) the lowest mean logarithm of its ranks; NaN for a replica of one rank."""
     residuals = visits.residuals
     usual = nan_median(residuals.reshape(len(residuals), -1), axis=1)[:, None, None]
     own = nan_mean(residuals - usual, axis=2)

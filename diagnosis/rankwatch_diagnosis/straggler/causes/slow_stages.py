@@ -35,7 +35,7 @@ class _Heavy(NamedTuple):
 
 
 def find_slow_stages(case: Case) -> list[Candidate]:
-    """Stages whose compute exceeds that of the other stages by the threshold."""
+    """Find stages whose compute exceeds that of the other stages by the threshold."""
     rows = np.flatnonzero(works_on_microbatches(case.table))
     stage, stages = factorize(case.table.stage[rows])
     if len(stages) < 2:

@@ -61,7 +61,7 @@ def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slowness: Sl
 
 
 def _fair_seconds(visits: Visits, difficulty: Difficulty, slowness: Slowness) -> Floats:
-    """By compute row: the seconds that role, microbatch, work, the rank's level and its slowness explain."""
+    """Return the seconds by compute row that role, microbatch, work, level and slowness of a rank explain."""
     rows = visits.rows
     logarithm = visits.role_log + difficulty.of_visit[rows.step, rows.rank, rows.slot]
     if visits.work_log is not None:
@@ -71,7 +71,7 @@ def _fair_seconds(visits: Visits, difficulty: Difficulty, slowness: Slowness) ->
 
 
 def _excess(case: Case, visits: Visits, fair: Floats, cells: Groups) -> tuple[Floats, Floats]:
-    """(step, rank): taken / expected - 1, less the median of the step; and the expected seconds."""
+    """Return by (step, rank) taken / expected - 1, less the median of the step; and the expected seconds."""
     size = (len(visits.steps), len(visits.ranks))
     expected = cells.sum(fair).reshape(size)
     taken = cells.sum(case.seconds[visits.rows.index]).reshape(size)
@@ -90,7 +90,7 @@ def _in_turn(by_rank: Floats, by_step: Floats, least_steps: int) -> bool:
 
 
 def _without_delays(seconds: Floats, fair: Floats, rank_step: Groups) -> Floats:
-    """By row: seconds without delays beyond noise.
+    """Return by row the seconds without delays beyond noise.
 
     Small delays cost as well, so they go too. Most delays hit one operation; what is still late without
     those is a step of a rank that is late as a whole.
@@ -106,7 +106,7 @@ def _without_delays(seconds: Floats, fair: Floats, rank_step: Groups) -> Floats:
 
 
 def find_unequal_batches(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Difficulty that ranks or operations share, or that work units explain.
+    """Find difficulty that ranks or operations share, or that work units explain.
 
     The ideal spreads the same work evenly: the sum over a role stays what it is.
     """

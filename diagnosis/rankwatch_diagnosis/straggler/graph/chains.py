@@ -46,7 +46,7 @@ def chain(table: OperationTable) -> tuple[Ints, Floats]:
 
 
 def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
-    """By row, in order of start: the row of its chain that ended last before it began."""
+    """Find by row, in order of start, the row of its chain that ended last before it began."""
     count = len(start)
     position = np.arange(count)
     # The sort is stable: of an end and a start at the same time the end comes first.
@@ -62,6 +62,6 @@ def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
 
 
 def clock_seconds(table: OperationTable) -> float:
-    """Seconds by which one moment may differ between ranks of one clock."""
+    """Return the seconds by which one moment may differ between ranks of one clock."""
     span = table.median_span_seconds()
     return _SECONDS if np.isnan(span) else min(_SECONDS, _SHARE_OF_STEP * span)

@@ -49,7 +49,7 @@ def align_clocks(table: OperationTable, communication: Communication) -> Aligned
 
 
 def _collective_ends(cell: Groups, communication: Communication) -> tuple[Ints, Groups]:
-    """Rows of collectives with several members, and their instances."""
+    """Find the rows of collectives with several members, and their instances."""
     rows = np.flatnonzero(communication.collective >= 0)
     if rows.size == 0:
         return rows, Groups(rows, 0)
@@ -67,9 +67,10 @@ def _offsets(
     member: Ints,
     instance: Groups,
 ) -> tuple[Floats, Ints]:
-    """By (step, rank) its offset, and the number of its clock: those that meet, directly or through others.
+    """Return by (step, rank) its offset, and the number of its clock.
 
-    The first rank of each clock keeps its time, and the others follow meeting by meeting.
+    Those that meet have one clock, directly or through others. The first rank of each clock keeps its time,
+    and the others follow meeting by meeting.
     """
     one, other, ahead = _message_offsets(table, communication, cell, end)
     at = cell.number[member]
@@ -122,7 +123,7 @@ def _message_offsets(
 
 
 def _leads(table: OperationTable, communication: Communication, end: Floats) -> tuple[Ints, Ints, Floats]:
-    """Rows that give and rows that take, and by how much later the one that takes could go on."""
+    """Find rows that give and rows that take, and by how much later the one that takes could go on."""
     receives = table.receives
     named = np.flatnonzero(receives & (communication.partner != NO_ROW))
     if table.ahead_seconds is not None:  # where a wait began late, it may end late

@@ -70,7 +70,7 @@ def match_communication(table: OperationTable, *, infer_members: bool = True) ->
 
 
 def _transfers(seconds: Floats, instances: Groups, kinds: Groups) -> Floats:
-    """By instance: what its last arriver spends. `kinds` groups instances that are the same in every step.
+    """Return by instance what its last arriver spends; `kinds` groups those that are the same in every step.
 
     A member that is not in the table may have been the last, and what the others spend may be a wait for it.
     Then no more is taken than what complete instances of other steps typically spend.
@@ -85,7 +85,7 @@ def _transfers(seconds: Floats, instances: Groups, kinds: Groups) -> Floats:
 
 
 def _collectives(table: OperationTable, rows: Bools, *, infer_members: bool) -> tuple[Ints, Groups]:
-    """By row its instance, and by instance a number for what is the same in every step.
+    """Return by row its instance, and by instance a number for what is the same in every step.
 
     The n-th run of an operation in a group and step is one instance, on whichever rank it runs.
     """
@@ -109,8 +109,8 @@ def _collectives(table: OperationTable, rows: Bools, *, infer_members: bool) -> 
 
 
 def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, stage: Groups, grouped: Bools) -> Ints:
-    """By row of collectives: 0 where all ranks of its kind take part, or else a number for its part of them,
-    by which ranks leave together. A group is trusted whose ranks look like one.
+    """Return by row of collectives 0 where all ranks of its kind take part, or else a number for its part of
+    them, by which ranks leave together. A group is trusted whose ranks look like one.
 
     `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
     its runs in the step it is. `grouped`: it has a group.
@@ -134,8 +134,8 @@ def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, stage: Groups
 def _parts_by_clock(
     table: OperationTable, rows: Ints, kind: Ints, units_of: tuple[Groups, ...]
 ) -> Ints | None:
-    """By row its part: the job, its replica, its stage, its block of both, or itself: the largest whose ranks
-    leave together on the clock of the table. None where ranks do not share one.
+    """Return by row its part: the job, its replica, its stage, its block of both, or itself: the largest
+    whose ranks leave together on the clock of the table. None where ranks do not share one.
     """
     end, step, tolerance = table.end_seconds[rows], table.step[rows], clock_seconds(table)
     part = sum(each.count for each in units_of) + Groups.by(table.rank[rows]).number
@@ -160,7 +160,7 @@ def _parts_by_clock(
 def _parts_by_times(
     table: OperationTable, rows: Ints, kind: Ints, stage: Groups, block: Groups, grouped: Bools
 ) -> Ints:
-    """By row its part, whatever clocks ranks have."""
+    """Return by row its part, whatever clocks ranks have."""
     left, arrived = _left_and_arrived(table, rows)
     step = factorize(table.step[rows])[0]
     everywhere = np.zeros(len(rows), dtype=np.int64)
@@ -179,8 +179,8 @@ def _parts_by_times(
 
 
 def _left_and_arrived(table: OperationTable, rows: Ints) -> tuple[Floats, Floats]:
-    """By row the end, and the end of the row before on its rank or else the start: seconds since the first
-    start of the rank, so that little is rounded away.
+    """Return by row the end, and the end of the row before on its rank or else the start: seconds since the
+    first start of the rank, so that little is rounded away.
     """
     of_rank = Groups(table.cells.rank, len(table.cells.ranks))
     begin = of_rank.min(table.start_seconds)
@@ -198,8 +198,8 @@ def _left_and_arrived(table: OperationTable, rows: Ints) -> tuple[Floats, Floats
 def _explained(
     kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats
 ) -> tuple[Floats, Floats]:
-    """By row: part of the variance of arrivals that the stay explains, second for second; and the lower one
-    of even and odd steps: among many collectives some fit by chance, but not twice.
+    """Return by row the part of the variance of arrivals that the stay explains, second for second; and the
+    lower one of even and odd steps: among many collectives some fit by chance, but not twice.
 
     Of each kind, its units (stages or replicas) stand against each other, in the same step and `within`.
     """
@@ -235,7 +235,7 @@ def _explained(
 
 
 def _share(stay: Floats, arrival: Floats, groups: Groups) -> Floats:
-    """By group: cov(stay, arrival)^2 / (var stay * var arrival); 0 unless it is second for second."""
+    """Return by group cov(stay, arrival)^2 / (var stay * var arrival); 0 unless it is second for second."""
     both = -groups.sum(stay * arrival)
     stays, arrivals = groups.sum(stay * stay), groups.sum(arrival * arrival)
     seen = (stays > 0.0) & (arrivals > 0.0)

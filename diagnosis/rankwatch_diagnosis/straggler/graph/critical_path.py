@@ -47,7 +47,7 @@ def timeline(replay: Replay, seconds: Floats) -> Timeline:
 
 
 def critical_path(replay: Replay, times: Timeline, rows: Ints) -> list[Stretch]:
-    """Of the step that these rows are, in the order of time. They follow one another without a gap."""
+    """Find the critical path of the step that these rows are, in the order of time and without a gap."""
     members = _members(replay, rows)
     row = int(rows[np.argmax(times.ends[rows])]) if rows.size else NO_ROW
     found: list[Stretch] = []
@@ -62,7 +62,7 @@ def critical_path(replay: Replay, times: Timeline, rows: Ints) -> list[Stretch]:
 
 
 def _members(replay: Replay, rows: Ints) -> dict[int, list[int]]:
-    """Instance -> the rows that meet in it."""
+    """Group the rows by the instance in which they meet."""
     members: dict[int, list[int]] = {}
     for row, instance in zip(rows.tolist(), replay.communication.together[rows].tolist(), strict=True):
         if instance >= 0:

@@ -96,7 +96,7 @@ def _link(rows: Ints, message: Ints, given: Bools, asking: Bools, found: Ints) -
 
 
 def _batches(table: OperationTable, messages: Bools) -> Groups:
-    """By row the number of its batch, -1 for none: messages of a rank with one start and one duration."""
+    """Return by row its batch, -1 for none: messages of a rank with one start and one duration."""
     rows = table.order[messages[table.order]]
     number = np.full(len(table), NO_ROW, dtype=np.int64)
     if rows.size < 2:
@@ -129,7 +129,7 @@ def _are_buffered(table: OperationTable, partner: Ints, receives: Bools, batch: 
 def _transfers(
     table: OperationTable, messages: Bools, partner: Ints, waits_for: Ints, batch: Groups
 ) -> Floats:
-    """By row: what the end that came last spends; in a batch, what its longest message takes."""
+    """Return by row what the end that came last spends; in a batch, what its longest message takes."""
     seconds = np.where(messages, table.duration_seconds, 0.0)
     rows = np.flatnonzero(messages)
     matched = rows[partner[rows] != NO_ROW]
@@ -150,7 +150,7 @@ def _transfers(
 
 
 def _since_enqueued(table: OperationTable, matched: Ints, partner: Ints, seconds: Floats) -> None:
-    """Of a message that one end enqueued before it waited: what the other end spends after both have come."""
+    """Take, of a message enqueued before its end waited, what the other end spends after both have come."""
     ahead = table.ahead_seconds
     if ahead is None:
         return
@@ -172,7 +172,7 @@ def _since_enqueued(table: OperationTable, matched: Ints, partner: Ints, seconds
 def _without_longer_waits(
     table: OperationTable, matched: Ints, partner: Ints, batch: Groups, seconds: Floats
 ) -> None:
-    """In a ring of batches all wait: a transfer there is no longer than what follows the last arrival."""
+    """Shorten transfers in a ring of batches, where all wait, to what follows the last arrival."""
     inside = matched[batch.number[matched] >= 0]
     if inside.size == 0:
         return
@@ -203,7 +203,7 @@ def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Float
 
 
 def _wait_for_passes(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
-    """Without rows of sends: forward waits for the stage before, backward for the stage behind.
+    """Link passes where sends have no rows: forward waits for the stage before, backward for that behind.
 
     The n-th receive waits for the n-th pass of the stage that sends to it; without receives, the pass itself
     waits for that of its microbatch.
@@ -240,7 +240,7 @@ def _in_time(order: Ints, rows: Ints) -> Ints:
 
 
 def _goes_forward(table: OperationTable) -> Bools:
-    """By row: the message goes to the next stage. Without a known direction, forward comes first."""
+    """Say by row if the message goes to the next stage. Without a known direction, forward comes first."""
     sends, receives = table.sends, table.receives
     direction = _directions(table)
     rows = np.flatnonzero(sends | receives)
@@ -255,7 +255,7 @@ def _goes_forward(table: OperationTable) -> Bools:
 
 
 def _directions(table: OperationTable) -> NDArray[np.int8]:
-    """By row: 1 forward, -1 backward, 0 where it is unknown.
+    """Return the direction by row: 1 forward, -1 backward, 0 where it is unknown.
 
     The name of a message gives its direction, or else its neighbour does: a rank sends what it computed just
     before, and it computes next with what it receives.

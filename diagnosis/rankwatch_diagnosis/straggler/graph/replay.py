@@ -39,7 +39,7 @@ class Replay:
     """The dependencies of one table, built once; `step_seconds` replays it."""
 
     def __init__(self, table: OperationTable, communication: Communication | None = None) -> None:
-        """communication: of the table, where it is known."""
+        """Lay out the dependencies of a table; communication: of the table, where it is known."""
         self.before, recorded = chain(table)
         """By row: the row of its rank that it comes after, or -1."""
         self.enqueued_after = _enqueued_after(table, self.before)
@@ -66,7 +66,7 @@ class Replay:
         self._staggered = bool(unexplained < _MOST_UNEXPLAINED * begun.sum())
 
     def step_seconds(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
-        """By step: its duration with these seconds by row (of communication: of the transfer).
+        """Return by step its duration with these seconds by row (of communication: of the transfer).
 
         `pauses` are seconds by row, too; without them the recorded ones.
         """
@@ -79,20 +79,20 @@ class Replay:
         return took
 
     def _delays(self, ends: Floats) -> Floats:
-        """(step, rank): by how much it begins the step after the first rank does, as it ended the one before.
+        """Return by (step, rank) how much later than the first rank it begins, as it ended the step before.
 
         What comes before the first step is taken to be like the last one.
         """
         return np.roll(self._after_the_first(self._cells.groups.max(ends)), 1, axis=0)
 
     def _after_the_first(self, moments: Floats) -> Floats:
-        """(step, rank): the moment less that of the first rank; 0 for ranks that are not there."""
+        """Return by (step, rank) the moment less that of the first rank; 0 for ranks that are not there."""
         there = np.where(np.isfinite(moments), moments, np.nan).reshape(self._cells.shape)
         after: Floats = np.nan_to_num(there - np.nanmin(there, axis=1, keepdims=True))
         return after
 
     def row_ends(self, seconds: Floats, pauses: Floats | None = None, delays: Floats | None = None) -> Floats:
-        """By row: when it ends, in seconds since its step began.
+        """Return by row when it ends, in seconds since its step began.
 
         delays: (step, rank) by how much the rank begins the step later; None: all begin at once.
         """
@@ -103,7 +103,7 @@ class Replay:
 
 
 def slowdown(measured: Floats, ideal: Floats) -> float:
-    """Seconds of all steps over their seconds without the cause; never below 1."""
+    """Return the seconds of all steps over their seconds without the cause; never below 1."""
     total = float(ideal.sum())
     return max(1.0, float(measured.sum()) / total) if total > 0.0 else 1.0
 
@@ -114,7 +114,7 @@ class _Level(NamedTuple):
     rows: slice
     """Their places."""
     starts: Ints | None
-    """Where the instances of collectives begin among the rows; None where each row stands for itself."""
+    """Places in the rows where instances of collectives begin; None where each row stands for itself."""
     member: Ints | None
     """By row: the instance it belongs to."""
     met: bool
@@ -141,7 +141,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Ints], before: Ints, came: Ints, communication: Communication) -> _Layout:
-        """rows: of each level."""
+        """Lay out all rows, level by level; rows: those of each level."""
         order = np.concatenate([*rows, [len(before)]]).astype(np.int64)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -167,7 +167,7 @@ class _Layout(NamedTuple):
         return cls(order, place, *columns, tuple(levels))
 
     def ends(self, seconds: Floats, pauses: Floats) -> Floats:
-        """By row: when it ends; seconds and pauses by row, too."""
+        """Return by row when it ends; seconds and pauses are by row, too."""
         seconds, pause = (np.append(each, 0.0)[self.order] for each in (seconds, pauses))
         ends = np.zeros(len(self.order))
         for rows, starts, member, met, ahead in self.levels:
@@ -200,7 +200,7 @@ def _instances(rows: Ints, together: Ints) -> tuple[Ints | None, Ints | None]:
 
 
 def _pauses(pauses: Floats, follows: Bools, table: OperationTable, communication: Communication) -> Floats:
-    """Seconds of pause before each row without waits for other ranks; `follows`: there is a row before it.
+    """Return by row the pause before it in seconds, without waits for others; `follows`: it has a row before.
 
     Most recorders begin a collective when the rank comes to it, so its duration holds the wait. Some begin it
     when the last member has come: then members take equally long, and the wait lies in the pause before.
@@ -222,14 +222,14 @@ def _pauses(pauses: Floats, follows: Bools, table: OperationTable, communication
 
 
 def _spread(seconds: Floats, instances: Groups) -> float:
-    """Longest less shortest of the members, over all instances."""
+    """Sum the longest less the shortest of the members, over all instances."""
     low, high = instances.min(seconds), instances.max(seconds)
     seen = np.isfinite(low)
     return float(np.sum(high[seen] - low[seen]))
 
 
 def _enqueued_after(table: OperationTable, before: Ints) -> Ints:
-    """By row: the last row of its rank that had ended when it was enqueued, -1 for none."""
+    """Find by row the last row of its rank that had ended when it was enqueued, -1 for none."""
     found = before.copy()
     if table.ahead_seconds is None:
         return found
@@ -243,7 +243,7 @@ def _enqueued_after(table: OperationTable, before: Ints) -> Ints:
 
 
 def _levels(before: Ints, came: Ints, communication: Communication) -> tuple[list[Ints], bool]:
-    """Rows by level of the graph, members of a collective side by side; and whether the graph has a cycle.
+    """Sort rows by level of the graph, members of a collective side by side; say whether it has a cycle.
 
     This is Kahn's algorithm over whole frontiers. Rows in a cycle come last, in one level, and wait for
     nothing that comes later. Cycles stem from wrong guesses, as clocks can cause them.
@@ -276,8 +276,8 @@ def _levels(before: Ints, came: Ints, communication: Communication) -> tuple[lis
 
 
 def _edges(before: Ints, came: Ints, communication: Communication, node: Ints) -> tuple[Ints, Ints]:
-    """Source and target nodes: each row comes after the row before it, the row that it waits for, and the row
-    after which the one was enqueued that it meets.
+    """Return source and target nodes: each row comes after the row before it, the row that it waits for, and
+    the row after which the one was enqueued that it meets.
     """
     met = np.where(communication.meets >= 0, came[communication.meets], NO_ROW)
     parts = [
@@ -291,7 +291,7 @@ def _edges(before: Ints, came: Ints, communication: Communication, node: Ints) -
 
 
 def _ranges(starts: Ints, ends: Ints) -> Ints:
-    """All indices of several ranges, one after the other."""
+    """Return all indices of several ranges, one after the other."""
     sizes = ends - starts
     offsets = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     indices: Ints = np.arange(int(sizes.sum())) + offsets

@@ -68,7 +68,7 @@ def _programs(table: OperationTable, rank: Ints, ranks: int) -> Ints:
 
 
 def _mixed(word: Ints) -> NDArray[np.uint64]:
-    """Hashes whose sum identifies the set of words (the finalizer of splitmix64)."""
+    """Hash words, so that the sum identifies their set (the finalizer of splitmix64)."""
     mixed = word.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

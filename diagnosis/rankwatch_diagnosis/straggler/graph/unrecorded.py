@@ -67,7 +67,7 @@ class _Meeting(NamedTuple):
     """A wait of some ranks for each other."""
 
     unit: int
-    """What they have in common: the job, a replica or a stage."""
+    """Unit that they have in common: the job, a replica or a stage."""
     ranks: Ints
     """Indices of ranks."""
     whole: Bools
@@ -114,7 +114,7 @@ def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]
 
 
 def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[tuple[int, Ints]]:
-    """Ranks that may meet, by unit: the job, each replica, each stage; indices of ranks."""
+    """Find ranks that may meet, by unit: the job, each replica, each stage; indices of ranks."""
     of_rank = np.zeros((_UNITS, ranks), dtype=np.int64)
     of_rank[1, rank], of_rank[2, rank] = table.replica, table.stage
     found = [(0, np.arange(ranks))]
@@ -210,7 +210,7 @@ def _in_turn(spans: _Spans, meetings: list[_Meeting]) -> list[_Meeting]:
 
 
 def _unexplained(spans: _Spans, meetings: list[_Meeting], members: Ints) -> float:
-    """Seconds that the members stay after the last one has come; leaving too early counts as much."""
+    """Sum the seconds that the members stay after the last one has come; leaving too early counts as much."""
     since = spans.arrived.copy()
     for each in meetings:
         since[:, each.ranks] = _when_all_came(since, each)
@@ -218,7 +218,7 @@ def _unexplained(spans: _Spans, meetings: list[_Meeting], members: Ints) -> floa
 
 
 def _when_all_came(since: Floats, meeting: _Meeting) -> Floats:
-    """(step, rank of the meeting): when the last one comes, or itself where not all are there."""
+    """Return by (step, rank of the meeting) when the last one comes, or itself where not all are there."""
     came = since[:, meeting.ranks]
     return np.where(meeting.whole[:, None], came.max(axis=1, keepdims=True), came)
 
@@ -226,7 +226,7 @@ def _when_all_came(since: Floats, meeting: _Meeting) -> Floats:
 def _waits(
     spans: _Spans, meetings: list[_Meeting], shorter: Floats, number: int
 ) -> Iterator[tuple[Ints, Floats, Floats, int]]:
-    """Rows to add: the row that each is like, its start and seconds, and the number of its meeting.
+    """Yield rows to add: the row that each is like, its start and seconds, and the number of its meeting.
 
     A rank may wait in several, one after the other: each begins where the one before ended.
     """
