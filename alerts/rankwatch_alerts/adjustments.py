@@ -87,7 +87,7 @@ def adjusted(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> Iterato
 
 
 def _together(rule: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """One rule for both: Prometheus takes two with equal labels for one that was written twice."""
+    """Return one rule for both: Prometheus takes two with equal labels for one that was written twice."""
     described = {**rule["annotations"]["description"], **other["annotations"]["description"]}
     return {
         **rule,
@@ -113,7 +113,7 @@ def _parts(rule: Mapping[str, Any], config: Adjustments) -> Iterator[Mapping[str
 
 
 def _joined(rule: Mapping[str, Any], how: str, label: str, *reasons: str) -> Mapping[str, Any]:
-    """With an expression that has only these reasons (`and`), or no such reason (`unless`)."""
+    """Return the rule with only these reasons in its expression (`and`), or without them (`unless`)."""
     if not reasons:
         return rule
     lines = "".join(f"  {line}\n" for line in rule["expr"].strip().splitlines())
@@ -124,7 +124,7 @@ def _joined(rule: Mapping[str, Any], how: str, label: str, *reasons: str) -> Map
 
 
 def links(alert: str, dashboard: str = "", *, runbooks: str = "", dashboards: str = "") -> dict[str, str]:
-    """Annotations that link to the runbook and to a dashboard (its uid and variables), below base URLs.
+    """Return annotations that link to the runbook and a dashboard (its uid and variables), below base URLs.
 
     None where a base URL is empty: a link that leads nowhere costs time at night.
     """
@@ -149,7 +149,7 @@ def refuse_unknown(rules: Iterable[Mapping[str, Any]], config: Adjustments) -> N
 
 
 def reasons_by_alert(rules: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Alert -> its reasons: values of its label `reason`, or `cause` of a slow run."""
+    """Return the reasons of each alert: values of its label `reason`, or `cause` of a slow run."""
     found: dict[str, dict[str, None]] = {}
     for rule in rules:
         found.setdefault(rule["alert"], {}).update(dict.fromkeys(reasons_of(rule)))
@@ -162,7 +162,7 @@ def _static(rule: Mapping[str, Any]) -> str:
 
 
 def reasons_of(rule: Mapping[str, Any]) -> tuple[str, ...]:
-    """All that the rule may have: of its label, of `reasons`, of its texts, or of its expression."""
+    """Return all reasons the rule may have: of its label, `reasons`, its texts, or its expression."""
     if static := _static(rule):
         return (static,)
     described = rule.get("annotations", {}).get("description")

@@ -78,7 +78,7 @@ _OF_A_SERVER = frozenset({"rule_group", "job", "instance"})
 
 
 def violations(config: RuleConfig) -> list[Violation]:
-    """All that is wrong with the rules as this configuration renders them. Raises RuleFileError."""
+    """Return all that is wrong with the rules as this configuration renders them. Raises RuleFileError."""
     groups = (*recording_groups(config), *alert_groups(config))
     with declared(recording_rules(config)):
         return [
@@ -114,7 +114,7 @@ def check_group(group: RuleGroup) -> Iterator[Violation]:
 
 
 def check_record(rule: RecordingRule) -> list[Violation]:
-    """Violations in one recording rule."""
+    """Return the violations in one recording rule."""
     presence_of = _EVER_MOVED if rule.record == UNRESPONSIVE else frozenset[str]()
     found = check_expression(rule.record, rule.expression, presence_of)
     if not found and (given := result_labels(parse(rule.expression))) != set(rule.labels):
@@ -124,7 +124,7 @@ def check_record(rule: RecordingRule) -> list[Violation]:
 
 
 def check_alert(rule: AlertRule) -> list[Violation]:
-    """Violations in one alerting rule: expression, annotations and the queries inside them."""
+    """Return the violations in one alerting rule: expression, annotations and the queries inside them."""
     return [
         *check_expression(rule.alert, rule.expression, _PRESENCE_OF.get(rule.alert, frozenset())),
         *_annotation_labels(rule),
@@ -134,7 +134,7 @@ def check_alert(rule: AlertRule) -> list[Violation]:
 
 
 def check_expression(where: str, text: str, presence_of: frozenset[str] = frozenset()) -> list[Violation]:
-    """Violations in one expression; `presence_of` names counters of which only the existence matters."""
+    """Return the violations in one expression; of counters in `presence_of` only the existence matters."""
     try:
         tree = parse(text)
     except ValueError as error:
@@ -143,7 +143,7 @@ def check_expression(where: str, text: str, presence_of: frozenset[str] = frozen
 
 
 def _known_metrics(where: str, expression: Any) -> Iterator[Violation]:
-    """Undeclared names: Prometheus accepts them, the alert stays silent and the panel empty, for ever."""
+    """Yield undeclared names: Prometheus takes them, the alert stays silent and the panel empty, for ever."""
     for each in selectors(expression):
         labels = labels_of(each.metric)
         if labels is None:
@@ -155,7 +155,7 @@ def _known_metrics(where: str, expression: Any) -> Iterator[Violation]:
 
 
 def _counter_use(where: str, expression: Any, presence_of: frozenset[str]) -> Iterator[Violation]:
-    """Raw counters, which tell when a process started, and rated gauges, where each fall is a restart."""
+    """Yield raw counters, which tell when a process started, and rated gauges, whose falls are restarts."""
     for each in selectors(expression):
         rated = each.function in _RATES
         if each.metric in _COUNTERS and not rated:
@@ -166,7 +166,7 @@ def _counter_use(where: str, expression: Any, presence_of: frozenset[str]) -> It
 
 
 def _annotation_labels(rule: AlertRule) -> Iterator[Violation]:
-    """Labels in templates that the expression does not yield: they render as nothing."""
+    """Yield labels in templates that the expression lacks: they render as nothing."""
     labels = possible_labels if len(rule.first_acts) > 1 else result_labels
     present = labels(parse(rule.expression)) | set(rule.labels)
     for annotation, text in rule.annotations.items():
@@ -176,7 +176,7 @@ def _annotation_labels(rule: AlertRule) -> Iterator[Violation]:
 
 
 def _annotation_text(rule: AlertRule) -> Iterator[Violation]:
-    """Summaries, descriptions and links that help nobody."""
+    """Yield summaries, descriptions and links that help nobody."""
     summary = rule.annotations.get("summary", "")
     if "{{" in summary:
         yield Violation("annotation-text", rule.alert, "summary is templated; it must not change")

@@ -30,12 +30,12 @@ class Owner(StrEnum):
 
 
 def all_owners(owners: Mapping[str, str]) -> tuple[str, ...]:
-    """Everybody who acts on alerts, in alphabetical order; `owners` is the setting of that name."""
+    """Return everybody who acts on alerts, in alphabetical order; `owners` is the setting of that name."""
     return tuple(sorted({*map(str, Owner), *owners.values()}))
 
 
 def receiver_names(owners: Mapping[str, str]) -> tuple[str, ...]:
-    """`page` and `ticket` for alerts without a known owner, and both of each owner."""
+    """Return `page` and `ticket` for alerts without a known owner, and both of each owner."""
     return tuple(
         f"{kind}{of}" for kind in (PAGE, TICKET) for of in ("", *(f"-{each}" for each in all_owners(owners)))
     )
@@ -145,7 +145,7 @@ def lacks_slack_url(config: Delivery) -> bool:
 
 
 def allowed_contacts(config: Delivery) -> tuple[str, str]:
-    """Patterns of the mail addresses and the channels that a run may name as its contact; empty for none."""
+    """Return patterns of the mail addresses and channels that a run may name as contact; empty for none."""
     domains = "|".join(config.contact_email_domains).replace(".", "[.]")
     channels = "|".join(config.contact_slack_channels).replace(".", "[.]")
     return (f"[A-Za-z0-9][A-Za-z0-9._+-]*@({domains})" if domains else "", channels)

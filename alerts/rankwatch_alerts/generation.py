@@ -35,7 +35,7 @@ def to_yaml(document: Mapping[str, object] | Sequence[object]) -> str:
 
 
 def yaml_text(document: object) -> str:
-    """As YAML, in which multi-line strings are literal blocks."""
+    """Return the document as YAML, in which multi-line strings are literal blocks."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return text
 

@@ -43,7 +43,7 @@ def wrong_names(names: Mapping[str, str]) -> bool:
 
 
 def in_query(text: str, names: Mapping[str, str]) -> str:
-    """PromQL, also with variables of Grafana, or one of Grafana's `label_values(...)`."""
+    """Rename labels in PromQL, also with variables of Grafana, or in one of Grafana's `label_values(...)`."""
     return "".join(_translated(text, names)) if names else text
 
 

@@ -27,7 +27,7 @@ COUNTERS_OF_PROMETHEUS = tuple(
 
 @cache
 def _declared() -> dict[str, frozenset[str]]:
-    """Each series that a rule may name, with all labels that it may carry."""
+    """Return each series that a rule may name, with all labels that it may carry."""
     buckets = {Kind.HISTOGRAM: frozenset({"le"})}
     return {
         **{
@@ -53,7 +53,7 @@ _OWN: ContextVar[Mapping[str, frozenset[str]]] = ContextVar("_OWN", default=Mapp
 
 @contextmanager
 def declared(rules: Iterable[RecordingRule]) -> Iterator[None]:
-    """Series that rules of one's own record are known inside the block."""
+    """Have the series that rules of one's own record known inside the block."""
     token = _OWN.set({each.record: frozenset(each.labels) for each in rules})
     try:
         yield
@@ -70,7 +70,7 @@ class Selector(NamedTuple):
 
 
 def labels_of(metric: str) -> frozenset[str] | None:
-    """All labels a metric or recorded series may carry; None for a name nobody declared."""
+    """Return all labels a metric or recorded series may carry; None for a name nobody declared."""
     return _OWN.get().get(metric, _declared().get(metric))
 
 
@@ -80,7 +80,7 @@ def parse(expression: str) -> Any:
 
 
 def selectors(node: Any, function: str = "") -> Iterator[Selector]:
-    """Every selector of the tree, in order."""
+    """Yield every selector of the tree, in order."""
     match node:
         case promql_parser.VectorSelector():
             yield _selector(node, function)
@@ -104,13 +104,13 @@ def _selector(node: Any, function: str) -> Selector:
 
 
 def _metric(node: Any) -> str:
-    """Its name; of a selector of several names, the first one, whose labels the others share."""
+    """Return the name of a selector; of several names the first one, whose labels the others share."""
     named = next((each.value for each in node.matchers.matchers if each.name == _NAME), "")
     return str(node.name or named.partition("|")[0])
 
 
 def result_labels(node: Any) -> frozenset[str]:
-    """Labels the result may carry; those of an undeclared metric count as none."""
+    """Return the labels the result may carry; those of an undeclared metric count as none."""
     match node:
         case promql_parser.VectorSelector():
             return labels_of(_metric(node)) or frozenset()
@@ -128,7 +128,7 @@ def result_labels(node: Any) -> frozenset[str]:
 
 
 def possible_labels(node: Any) -> frozenset[str]:
-    """Labels that some of the results carry: parts that are joined by `or` may name different things."""
+    """Return labels that some of the results carry: parts joined by `or` may name different things."""
     match node:
         case promql_parser.ParenExpr():
             return possible_labels(node.expr)

@@ -139,20 +139,20 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
 
 
 def written_alerts(directory: str = "") -> list[Document]:
-    """All alerting rules as the files have them, before settings change them. Raises RuleFileError."""
+    """Return all alerting rules as the files have them, before settings change them. Raises RuleFileError."""
     documents = rule_documents(directory).values()
     groups = [group for document in documents for group in document.get("groups") or ()]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def recording_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """All recording rules. Raises RuleFileError."""
+    """Return all recording rules. Raises RuleFileError."""
     rules = (rule for group in recording_groups(config) for rule in group.rules)
     return tuple(each for each in rules if isinstance(each, RecordingRule))
 
 
 def alert_rules(config: RuleConfig) -> tuple[AlertRule, ...]:
-    """All alerting rules. Raises RuleFileError."""
+    """Return all alerting rules. Raises RuleFileError."""
     rules = (rule for group in alert_groups(config) for rule in group.rules)
     return tuple(each for each in rules if isinstance(each, AlertRule))
 
@@ -246,7 +246,7 @@ class _Renderer:
         return "".join(branches) + "{{ end }}"
 
     def _annotation(self, text: str) -> str:
-        """With settings and what is looked up written out."""
+        """Return the text with settings and what is looked up written out."""
         return _PLACE.sub(lambda found: self._looked_up(found[1]), text)
 
     def _looked_up(self, name: str) -> str:
@@ -287,7 +287,7 @@ def _named(rule: str) -> Iterator[None]:
 
 
 _FIRST_ACT = re.compile(r"\[\[(.+?)\]\]")
-"""What to do first, marked in a description: "[[Check the disk]], and keep the last checkpoint."."""
+"""Mark of what to do first in a description: "[[Check the disk]], and keep the last checkpoint."."""
 _BOARD_OF_RUN = f"{RUN_DEBUG_UID}?cluster&run"
 _OF_ALERT = re.compile(r'"\$(\w+)"')
 _SHOWN = {

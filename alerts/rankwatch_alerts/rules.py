@@ -106,7 +106,7 @@ class AlertRule:
     reasons: tuple[str, ...] = ("",)
     """Values of its label `reason` or `cause`; ("",) if it has none, or none that is known beforehand."""
     first_acts: Mapping[str, str] = field(default_factory=dict)
-    """What to do first, in the words of the description, by reason; `""` where the rule names none."""
+    """First thing to do, in the words of the description, by reason; `""` where the rule names none."""
 
     @property
     def severity(self) -> Severity | None:

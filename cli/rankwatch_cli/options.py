@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rankwatch_diagnosis.prometheus_api import PrometheusApi
 
 FOLDER = "a directory with the black boxes of one run, live or dead, or an evidence bundle"
-"""What commands that read black boxes take in the place of a name."""
+"""Words for what commands that read black boxes take in the place of a name."""
 _WINDOW = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 _STEP = re.compile(r"-?\d{1,18}")
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}

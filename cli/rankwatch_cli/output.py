@@ -44,7 +44,7 @@ def show_json(value: object, *, indent: int | None = None) -> None:
 
 
 def as_json(value: object, *, indent: int | None = None) -> str:
-    """JSON in ASCII without control characters. Raises ValueError for a number that is not finite."""
+    """Return JSON in ASCII without control characters. Raises ValueError for a number that is not finite."""
     return json.dumps(value, allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
 
 

@@ -65,7 +65,7 @@ class RunSeen:
 
 
 def runs_directory(given: Path | None = None) -> Path:
-    """Where the runs are: the directory given, else that of the environment or the default."""
+    """Return where the runs are: the directory given, else that of the environment or the default."""
     return given or Path(os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
 
 
@@ -199,7 +199,7 @@ def _folders(base: Path) -> list[_RunFolder]:
 
 
 def _directories(base: Path, *, of_tenant: bool = False) -> Iterator[tuple[int, Path, int]]:
-    """mtime, path and owner of each directory of a run; links are none."""
+    """Yield mtime, path and owner of each directory of a run; links are none."""
     tenants = []
     try:
         with Folder.open(base, follow=not of_tenant) as folder:
@@ -283,7 +283,7 @@ def _read(folder: _RunFolder, base: Path, ends: float) -> RunSeen | None:
 
 
 def _seconds_left(rank: _Rank) -> float | None:
-    """With the start of the process in the pace, so that it rather says too much."""
+    """Estimate the seconds left, with the start of the process in the pace: it rather says too much."""
     spent = rank.last_sign - rank.started
     if not rank.target_steps or rank.steps_completed < 2 or spent <= 0.0:
         return None

@@ -19,7 +19,7 @@ __all__ = ["dashboards", "all_panels", "write_dashboards"]
 
 
 def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
-    """Every dashboard as Grafana reads it, with what the SDK leaves out filled in. Needs the SDK."""
+    """Return every dashboard as Grafana reads it, with what the SDK leaves out filled in. Needs the SDK."""
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 

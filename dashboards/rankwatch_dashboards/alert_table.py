@@ -23,7 +23,7 @@ from rankwatch_dashboards.panels import (
 from rankwatch_dashboards.words import ALERTS, REASONS, SUSPICIONS, Words
 
 _LABELS = ("alertname", "severity", "reason", "run", "rank", "node", "gpu", "device")
-"""What tells alerts apart in the table."""
+"""Labels that tell alerts apart in the table."""
 _BY = ", ".join(("cluster", *_LABELS))
 _MOST_ROWS, _MOST_QUIET_RUNS = 500, 20
 _UNPRODUCTIVE = f'{CLUSTER}, state!="productive", state!="communication"'
@@ -36,7 +36,7 @@ READS = (
 
 
 def _lost() -> str:
-    """Ranks of each run that make no progress."""
+    """Return a query for the ranks of each run that make no progress."""
     return f"sum by (cluster, run) (run_state:rankwatch_goodput_ranks:mean{{{_UNPRODUCTIVE}}})"
 
 
@@ -53,7 +53,7 @@ def _quiet_runs() -> str:
 
 
 def _blame(rows: str) -> str:
-    """Rows with what to do first, and with the suspect of their run."""
+    """Return the rows with what to do first, and with the suspect of their run."""
     asked = f'label_join({rows}, "act", " ", {_ACT_LABELS})'
     suspect = f'label_join({suspects(CLUSTER)}, "suspect", " on ", "rank", "node")'
     return (
@@ -63,7 +63,7 @@ def _blame(rows: str) -> str:
 
 
 def _index(rows: str) -> str:
-    """Each alert on a GPU with the index that people know it by."""
+    """Return each alert on a GPU with the index that people know it by."""
     index = f"group by (cluster, node, gpu, index) (rankwatch_gpu_info{{{CLUSTER}}})"
     return f"{rows} * on (cluster, node, gpu) group_left (index) {index}"
 
@@ -76,7 +76,7 @@ def firing_alerts(
     no_data: str,
     of_hardware: bool = False,
 ) -> Panel:
-    """One row for each alert: of which run, rank and node, why, what to do, and what it costs.
+    """List alerts, one in each row: of which run, rank and node, why, what to do, and what it costs.
 
     Below them the runs without an alert, except `of_hardware`, whose alerts name the part.
     """
@@ -170,7 +170,7 @@ _ACT_LABELS = '"alertname", "reason"'
 
 
 def first_acts(config: RuleConfig, alerts: Collection[str] = ALERT_NAMES) -> Words:
-    """By patterns of alert and reason, those with a reason first.
+    """Return what to do first by patterns of alert and reason, those with a reason first.
 
     Each matches all of its text, because Grafana replaces only what matches.
     """

@@ -54,7 +54,7 @@ MAIN_HEIGHT = 9
 """Seven rows of a table: pages of several faults at once are all seen."""
 VIEW_HEIGHT = 6
 SCREEN_HEIGHT = VERDICT_HEIGHT + MAIN_HEIGHT + VIEW_HEIGHT
-"""What a screen shows without scrolling."""
+"""Height that a screen shows without scrolling."""
 
 
 BOARDS = ("fleet", "on_call", "run_debug", "learning", "checkpoints_goodput", "hardware", "agents")
@@ -120,7 +120,7 @@ class _BoardFile:
             self._names[name] = self._filled(text)
 
     def _filled(self, value: Any) -> Any:
-        """Texts with what their `${...}` stand for; one that is nothing else is a value of its own type."""
+        """Fill in what `${...}` stands for in texts; one that is nothing else is a value of its own type."""
         match value:
             case str() if whole := _WHOLE.fullmatch(value):
                 return self._jinja.compile_expression(whole[1], undefined_to_none=False)(self._names)
@@ -262,7 +262,7 @@ def _told(panel: Panel, no_data: str) -> Panel:
 
 
 def _flowing(panels: Iterable[Panel], top: int) -> Iterator[tuple[Panel, GridPos]]:
-    """From left to right, and into a new line where one is full."""
+    """Place panels from left to right, and into a new line where one is full."""
     left = height = 0
     for panel in panels:
         if left + panel.span > COLUMNS:

@@ -180,7 +180,7 @@ def _table(panel: Panel) -> table.Panel:
 
 
 def _alert_list(panel: Panel) -> dashboard.Panel:
-    """Grafana's own list of alerts, which the SDK has no builder for."""
+    """Return Grafana's own list of alerts, which the SDK has no builder for."""
     states = ("firing", "error", "recovering")
     options = {
         **_ALERT_LIST,
@@ -215,7 +215,7 @@ _HIDDEN = [
 
 
 def _fields(column: Column) -> tuple[str, ...]:
-    """Names that Grafana gives the column: with one query that has series, its value is just "Value"."""
+    """Return names that Grafana gives the column: with one query that has series, its value is "Value"."""
     if column.name not in ascii_uppercase:
         return (column.name,)
     several = f"Value #{column.name}"
@@ -274,7 +274,7 @@ def _hidden_legend() -> common.VizLegendOptions:
 
 
 def _legend(panel: Panel) -> common.VizLegendOptions:
-    """All names in the little room of a first screen, with their values where there is more."""
+    """Show all names in the little room of a first screen, with their values where there is more."""
     legend = common.VizLegendOptions().placement(common_models.LegendPlacement.BOTTOM).show_legend(True)
     if panel.height < _ROOM_FOR_VALUES:
         return legend.display_mode(common_models.LegendDisplayMode.LIST)

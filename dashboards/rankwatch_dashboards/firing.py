@@ -43,7 +43,7 @@ def _firing(matchers: str, *, since: bool) -> str:
 
 
 def _alike(alerts: str) -> str:
-    """Titles of Grafana's rules become names of alerts, and a cause becomes the reason."""
+    """Turn titles of Grafana's rules into names of alerts, and a cause into the reason."""
     alike = f'label_replace({alerts}, "alertname", "$1", "alertname", "(Rankwatch[A-Za-z]+).*")'
     return f'label_join({alike}, "reason", "", "reason", "cause")'
 
@@ -61,7 +61,7 @@ RANK = "cluster, run, rank, node"
 
 
 def suspects(matchers: str, *, ranks_only: bool = False) -> str:
-    """Series with the labels run, rank, node and cause, also before their alert fires: 1 for a rank.
+    """Return series with the labels run, rank, node and cause, also before their alert fires: 1 for a rank.
 
     A node whose link or host is at fault has no rank and is 0.5: who shows one suspect shows the rank. With
     `ranks_only` it is left out.
@@ -82,7 +82,7 @@ def _as_cause(alerts: str) -> str:
 
 
 def _of_parts(part: str, users: str) -> str:
-    """Who uses the part of a node that an alert is on."""
+    """Return who uses the part of a node that an alert is on."""
     gpu = "!=" if "gpu" in part else "="
     broken = _as_cause(firing(f'{CLUSTER}, gpu{gpu}"", {named(HARDWARE_ALERTS)}'))
     return f"{users} * on ({part}) group_left (cause) topk by ({part}) (1, {broken})"
@@ -104,7 +104,7 @@ def failing_checkpoints(matchers: str) -> str:
 
 
 def failed_checkpoints(matchers: str, label: str) -> str:
-    """Those of them of which the error is known: it stands in `label`."""
+    """Return failing checkpoints of which the error is known: it stands in `label`."""
     known = f"topk by ({RANK}) (1, rankwatch_checkpoint_last_failure_info{{{matchers}}})"
     joined = f"{failing_checkpoints(matchers)} * on ({RANK}) group_left (exception, message) {known}"
     error = f'label_join({joined}, "{label}", ": ", "exception", "message")'
@@ -153,7 +153,7 @@ _RANK_OF_RUN = "run, rank, node"
 
 
 def evidence() -> str:
-    """One series for each rank of the run of which something is known, with the label evidence."""
+    """Return one series for each rank of the run of which something is known, with the label evidence."""
     found = " or ".join(_evidence())
     return f"topk by ({_RANK_OF_RUN}) (1, group by ({_RANK_OF_RUN}, evidence) ({found}))"
 

@@ -28,11 +28,11 @@ class Link:
     new_tab: bool = False
 
     def of_series(self) -> dashboard.DashboardLink:
-        """For a panel that draws series: labels are those of the series."""
+        """Return the link for a panel that draws series: labels are those of the series."""
         return self._built("${{__field.labels.{}}}")
 
     def of_row(self) -> dashboard.DashboardLink:
-        """For a table: labels are columns of the row."""
+        """Return the link for a table: labels are columns of the row."""
         return self._built("${{__data.fields.{}}}")
 
     def _built(self, place: str) -> dashboard.DashboardLink:
@@ -107,7 +107,7 @@ class Drawing(StrEnum):
     TABLE = "table"
     """One row per series, with its present values. All queries have the same labels."""
     ALERT_LIST = "alert list"
-    """What fires by the rules of Grafana and of all its data sources; asks no query."""
+    """List of what fires by the rules of Grafana and of all its data sources; asks no query."""
     ALERT_COUNT = "alert count"
     """How many of them."""
 
@@ -167,7 +167,7 @@ class Panel:
     alerts: str = ""
     """Matchers of the alerts that a list of alerts shows."""
     no_data: str = ""
-    """What it means that nothing is drawn; ends the description."""
+    """Meaning of a panel in which nothing is drawn; ends the description."""
     drawing: Drawing = Drawing.LINES
     span: int = 8
     """Columns of 24. A first screen sets it."""
@@ -180,7 +180,7 @@ class Panel:
     """Colours of values, for drawings without a line."""
     mappings: Mappings = ()
     words: Words = field(default_factory=dict)
-    """What a series is called in the place of its legend."""
+    """Names that series have in the place of their legends."""
     decimals: int | None = None
     least: float | None = None
     """Lowest end of the scale of bars."""

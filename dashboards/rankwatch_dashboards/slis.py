@@ -35,7 +35,7 @@ Objectives, windows and thresholds are [settings of the rules](rules.md#settings
 
 
 def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
-    """Series -> the panels whose queries name it, as "dashboard: title"."""
+    """Return the panels whose queries name a series, by series, as "dashboard: title"."""
     found: dict[str, list[str]] = {}
     for board in dashboards(config):
         name = board["title"].removeprefix("Rankwatch / ")
@@ -100,26 +100,26 @@ class Sli:
 
     name: str
     question: str
-    """What a person on call asks."""
+    """Question that a person on call asks."""
     series: Sequence[str]
     """Metrics of the agent and recorded series that answer it."""
     figure: str
     """The answer as one PromQL expression; `$window` stands for the window."""
     unit: str
     good: str = "lower"
-    """Where the figure is better: `lower`, `higher` or `neither`."""
+    """Side on which the figure is better: `lower`, `higher` or `neither`."""
     objective: str | float | None = None
-    """What the figure is to reach or not to exceed: a setting of the rules, or a number that no user changes.
-    None where each run only has its own past."""
+    """Value that the figure is to reach or not to exceed: a setting of the rules, or a number that no user
+    changes. None where each run only has its own past."""
     window: str = ""
     """The setting that is the window; empty for what holds at this instant."""
     owner: str = "training"
     absent: Sequence[str] = ABSENT
-    """What tells that it is not measured: alerts, each `name` or `name/reason`."""
+    """Alerts that tell that it is not measured, each `name` or `name/reason`."""
     needs: str = ""
-    """Where it is never measured in health, and no alert can ask for it: what a run or a node must have."""
+    """Thing a run or node must have where it is never measured in health, and no alert can ask for it."""
     alerts: Sequence[str] = ()
-    """What judges it: alerts, each `name` or `name/reason`."""
+    """Alerts that judge it, each `name` or `name/reason`."""
     no_alert: str = ""
     """Why nothing does; empty where something does."""
 
@@ -129,7 +129,7 @@ class Sli:
         return self.figure.replace("$window", window)
 
     def objectives(self, config: RuleConfig) -> Mapping[str, float]:
-        """Class of runs -> objective; the class `default` stands for all others. Empty for none."""
+        """Return objectives by class of runs; the class `default` stands for all others. Empty for none."""
         if self.objective is None:
             return {}
         value = getattr(config, self.objective) if isinstance(self.objective, str) else self.objective
@@ -143,7 +143,7 @@ class Sli:
 
 @cache
 def slis(directory: str = "") -> Mapping[str, tuple[Sli, ...]]:
-    """Every indicator, by what it is about; of the user's own directory if it has the file. Raises
+    """Return every indicator, by what it is about; of the user's own directory if it has the file. Raises
     RuleFileError for a field that is missing or unknown, or names no setting."""
     try:
         parts = document("slis", directory).items()

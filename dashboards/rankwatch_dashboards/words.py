@@ -45,7 +45,7 @@ SUSPICIONS: Words = {
         for reason in reasons
     },
 }
-"""What the cause of a run can be: few, because each is an override in the JSON."""
+"""Causes that a run can have: few, because each is an override in the JSON."""
 PHASES: Words = _FILE["phases"]
 STATES: Words = _FILE["states"]
 """States of goodput, where their own names say less."""

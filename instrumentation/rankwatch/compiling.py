@@ -118,7 +118,7 @@ class Substitutes:
 
 
 def _with_compiler_off(function: Any, frames: Any) -> Any:
-    """For torch 2.6, which can skip a function, but not the functions that it calls."""
+    """Wrap it for torch 2.6, which can skip a function, but not the functions that it calls."""
     switch = frames.set_eval_frame
 
     def around(*arguments: Any, **named: Any) -> Any:

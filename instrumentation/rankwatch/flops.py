@@ -74,7 +74,7 @@ class FlopCount(AbstractContextManager["FlopCount"]):
 
 
 def _counter(failures: Failures) -> Any:
-    """torch's counter. It runs inside each operation of the block, so its own failures must stay there."""
+    """Return torch's counter. It runs inside each operation of the block, so its failures must stay there."""
     from torch.utils.flop_counter import FlopCounterMode
 
     class Counter(FlopCounterMode):

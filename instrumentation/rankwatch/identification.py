@@ -164,7 +164,7 @@ def _local_rank(place: Place, env: Mapping[str, str]) -> int:
 
 
 def _distributed() -> Any:
-    """torch.distributed if the process has loaded it and it can be used."""
+    """Return torch.distributed if the process has loaded it and it can be used, else None."""
     module: Any = sys.modules.get("torch.distributed")
     return module if module is not None and module.is_available() else None
 
@@ -189,7 +189,7 @@ def has_store() -> bool:
 
 
 def _launcher_store() -> tuple[str, str] | None:
-    """Address and port of torchrun's own store, which is there before `init_process_group`."""
+    """Return address and port of torchrun's own store, which is there before `init_process_group`."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
         return address, port

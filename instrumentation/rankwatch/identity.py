@@ -40,7 +40,7 @@ class Identity(NamedTuple):
     """Rank within the node; usually the index of the GPU."""
     host: str = ""
     short_name: str = ""
-    """What people call the run: the name of its script or of its job. Not unique."""
+    """Name by which people call the run: that of its script or of its job. Not unique."""
     attempt: int = 0
     """Number of the start of the job, from 0; see `rankwatch.launchers`."""
     most_attempts: int = 0
@@ -128,12 +128,12 @@ def rank_step_span(trace: int, rank: int) -> int:
 
 
 def trace_text(trace: int) -> str:
-    """32 hexadecimal digits."""
+    """Return a trace as 32 hexadecimal digits."""
     return f"{trace:032x}"
 
 
 def span_text(span_id: int) -> str:
-    """16 hexadecimal digits."""
+    """Return a span as 16 hexadecimal digits."""
     return f"{span_id:016x}"
 
 

@@ -163,7 +163,7 @@ def is_first_here(env: Mapping[str, str]) -> bool:
 
 
 def ranks_here(env: Mapping[str, str]) -> int:
-    """Ranks of the job on this node. It is a guess where the launcher does not say it."""
+    """Count the ranks of the job on this node. It is a guess where the launcher does not say it."""
     try:
         number = _number(env, *_PROCESSES_PER_NODE, *_RANKS_OF_NODE)
     except IdentityError:
@@ -200,8 +200,8 @@ def attempt_by(env: Mapping[str, str]) -> int:
 
 
 def most_attempts_by(env: Mapping[str, str]) -> int:
-    """How many attempts there may be, unless the scheduler starts the job again; 0 if the launcher does not
-    say."""
+    """Return how many attempts there may be, unless the scheduler starts the job again; 0 if the launcher
+    does not say."""
     if _count(env, _MOST_RESTARTS) is None:
         return 0
     before, _, most_restarts = _counted(env)
@@ -209,14 +209,14 @@ def most_attempts_by(env: Mapping[str, str]) -> int:
 
 
 def started_before_by(env: Mapping[str, str]) -> tuple[int, int]:
-    """How often the scheduler has started the job before, and how often the launcher the ranks since."""
+    """Return how often the scheduler started the job before, and how often the launcher the ranks since."""
     requeues, restarts, _ = _counted(env)
     return requeues, restarts
 
 
 def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """How often the scheduler has started the job before, how often torchrun has started the ranks since, and
-    how often it may."""
+    """Return how often the scheduler has started the job before, how often torchrun has started the ranks
+    since, and how often it may."""
     started_before = _count(env, environment.ATTEMPT)
     if started_before is None:
         started_before = _count(env, "SLURM_RESTART_COUNT")

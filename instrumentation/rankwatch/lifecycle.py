@@ -191,6 +191,6 @@ def _interpreter(env: Mapping[str, str]) -> list[str]:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """One thread is enough for NumPy: the node may still train."""
+    """Return `env` with one thread for NumPy, which is enough: the node may still train."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**env, **threads, environment.DISABLE: "1"}

@@ -52,7 +52,7 @@ def is_child_without_rank(env: Mapping[str, str]) -> bool:
 
 
 def number_of_child() -> int | None:
-    """Position of this child among those of its parent; None in any other process."""
+    """Return the position of this child among those of its parent; None in any other process."""
     module: Any = sys.modules.get("multiprocessing.process")
     identity = () if module is None else getattr(module.current_process(), "_identity", ())
     return identity[-1] - 1 if identity else None
@@ -80,7 +80,7 @@ def run_of_job(address: str | None, port: str | None) -> str:
 
 
 def started_text(*, by_launcher: bool) -> str:
-    """When the job started: its launcher, or else this process, now.
+    """Return when the job started: its launcher, or else this process, now.
 
     All processes of a launcher get the same text, also those that torchrun starts again.
     """
@@ -89,7 +89,7 @@ def started_text(*, by_launcher: bool) -> str:
 
 
 def own_start() -> float | None:
-    """Unix time at which this process started, to a hundredth of a second; None where /proc is of no use."""
+    """Return the Unix time of this process's start, to 10 ms; None where /proc is of no use."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
         return time.time() - age
@@ -124,7 +124,7 @@ def fill_standard_streams() -> None:
 
 
 def _ticks(pid: int) -> int:
-    """When a process started, in ticks since the boot. Raises OSError, ValueError or IndexError."""
+    """Return when a process started, in ticks since the boot. Raises OSError, ValueError or IndexError."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -137,7 +137,7 @@ def _text(moment: float) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Unix time at which a process started, in whole numbers, so that it comes out the same everywhere."""
+    """Return the Unix time of a process's start, in whole numbers, so that it is the same everywhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         ticks = _ticks(pid)
         for line in Path("/proc/stat").read_text().splitlines():

@@ -35,7 +35,7 @@ _REQUEST_SUFFIX = ".profile-request"
 
 
 def request_path(directory: Path, run: str, rank: int, user: int) -> Path:
-    """Where a user leaves a request. Each user has a name, because nobody can replace another's file."""
+    """Return where a user leaves a request. Each user has a name, as nobody can replace another's file."""
     return directory / f".{run}.{rank}.{user}{_REQUEST_SUFFIX}"
 
 

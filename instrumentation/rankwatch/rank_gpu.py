@@ -91,7 +91,7 @@ class RankGpu:
         return _with_prefix(str(getattr(properties, "uuid", "")), str(properties.name))
 
     def _allocated_bytes(self, device: int) -> int:
-        """Bytes on the device that tensors of this process occupy."""
+        """Return the bytes on the device that tensors of this process occupy."""
         try:
             return int(self._cuda.memory_allocated(device))
         except RuntimeError:  # an allocator of the trainer without statistics

@@ -104,7 +104,7 @@ class Run:
     # Some methods catch errors themselves instead of by `guarded`: it saves a frame in every step.
 
     def step(self, number: int | None = None) -> AbstractContextManager[None]:
-        """`with run.step():` records one training step, from the wait for its batch to the optimizer.
+        """Record one training step, from the wait for its batch to the optimizer: `with run.step():`.
 
         Without a number it is the one after the last step. Raises UsageError inside another step.
         """
@@ -158,7 +158,7 @@ class Run:
         return Batches(loader, self._wait)
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """`with run.evaluation():` times an evaluation, inside a step or between two steps."""
+        """Time an evaluation, inside a step or between two steps: `with run.evaluation():`."""
         if is_compiling():
             return nullcontext()
         self._steps.waiting_since(0.0)
@@ -198,7 +198,7 @@ class Run:
 
     @guarded("count FLOPs", lambda *_, **__: NullSpan())
     def count_flops(self, *, tokens: float) -> AbstractContextManager[object]:
-        """`with run.count_flops(tokens=inputs.numel()):` around forward and backward of one step.
+        """Count FLOPs of forward and backward of one step: `with run.count_flops(tokens=inputs.numel()):`.
 
         torch counts the floating-point operations of the block, which it makes slower. They are stated as the
         FLOPs of a token from then on. What is computed again for activation checkpointing counts, too.
@@ -227,8 +227,8 @@ class Run:
     def checkpoint(
         self, operation: str, *, step: int | None = None, path: object = None
     ) -> CheckpointOperation | DisabledOperation:
-        """`with run.checkpoint("save", path=folder) as operation:` records a save, a verify, a load or an
-        upload.
+        """Record a save, a verify, a load or an upload:
+        `with run.checkpoint("save", path=folder) as operation:`.
 
         `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
         Operation and stage can also be used by plain calls of `begin` and `end`.
@@ -357,7 +357,7 @@ class Run:
             follow()
 
     def _end(self, event: Lifecycle, error: Sequence[str] = ()) -> None:
-        """error: type of the exception, then its message in pieces."""
+        """End the run by this event. error: type of the exception, then its message in pieces."""
         if self._ended:
             return
         self._resolve()

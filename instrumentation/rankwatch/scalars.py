@@ -102,7 +102,7 @@ class Scalars:
 
 
 def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: float) -> _Pending | None:
-    """None while a CUDA graph is captured: the tensor has no value yet, and pinned memory cannot be had."""
+    """Copy it; None while a CUDA graph is captured: it has no value yet, and pinned memory cannot be had."""
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return None
@@ -126,7 +126,7 @@ class StatedValues:
         self._steps_left = 0
 
     def state(self, name: str, value: float) -> None:
-        """From now on this is the value; 0 states none. The next step records it."""
+        """State the value from now on; 0 states none. The next step records it."""
         if value:
             self._values[name], self._steps_left = value, 0
 

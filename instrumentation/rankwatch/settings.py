@@ -123,7 +123,7 @@ def read_flags(cls: type, flags: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    """Names of all settings, in the order of declaration."""
+    """Return the names of all settings, in the order of declaration."""
     return tuple(_kinds(cls))
 
 
@@ -133,7 +133,7 @@ def flag_name(field: str) -> str:
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """Field name -> the string below the field, read from the source of the class and of those it extends."""
+    """Return the string below each field, read from the source of the class and of those it extends."""
     found: dict[str, str] = {}
     for base in reversed(cls.__bases__):
         if base is not object:
@@ -204,7 +204,7 @@ class _Kind(NamedTuple):
     """How fields of one type are read."""
 
     expected: str
-    """What an error says is expected."""
+    """Words of an error for what is expected."""
     metavar: str
     """The value of the flag in the help; empty for a switch."""
     read: Callable[[Any], Any]
@@ -325,7 +325,7 @@ _KINDS: Mapping[Any, _Kind] = MappingProxyType(
 
 
 def _shown(value: object) -> str:
-    """Short, on one line; paths as the text that was given."""
+    """Show it short, on one line; paths as the text that was given."""
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     shown = repr(str(value) if isinstance(value, PurePath) else value)

@@ -268,7 +268,7 @@ _TRUSTED = (
 
 
 def _names(phases: Iterable[str]) -> dict[str, None]:
-    """All phases of the run: those that every run has, and its own."""
+    """Return all phases of the run: those that every run has, and its own."""
     if isinstance(phases, str):
         raise UsageError(f"phases is the text {shown(phases)}, expected names: phases=({shown(phases)},)")
     own = tuple(phases)

@@ -149,13 +149,13 @@ def _remove(boxes: Folder, ended: _Ended) -> None:
 
 
 def _used(boxes: Folder) -> int:
-    """Bytes that are in use in the file system."""
+    """Return the bytes that are in use in the file system."""
     found = os.fstatvfs(boxes.fileno())
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def _own_bytes(folder: Folder, in_time: _InTime, deeper: int = 2) -> int:
-    """Bytes of this user's files in the folders of runs, and in those that they hold."""
+    """Count the bytes of this user's files in the folders of runs, and in those that they hold."""
     found = 0
     for name in in_time(folder.names()):
         with contextlib.suppress(OSError):

@@ -72,7 +72,7 @@ def amount(variable: str, env: Mapping[str, str], expected: str = "a number") ->
 
 
 def unix_time(value: float | str | datetime) -> float:
-    """Unix time of a number of seconds, a text or a datetime with its zone. Raises ValueError."""
+    """Return the Unix time of a number of seconds, a text or a datetime with its zone. Raises ValueError."""
     from datetime import datetime
 
     expected = "expected Unix seconds or a time with its zone, such as 2026-12-01T08:00Z"
@@ -91,7 +91,7 @@ def unix_time(value: float | str | datetime) -> float:
 
 
 def profile_on_slow(env: Mapping[str, str]) -> int:
-    """How many traces of slow steps a rank may keep; 0: it never profiles."""
+    """Return how many traces of slow steps a rank may keep; 0: it never profiles."""
     text = env.get(environment.PROFILE_ON_SLOW, "")
     if text.lower() in environment.OFF:
         return 0

@@ -67,7 +67,7 @@ class VerificationSettings(NamedTuple):
     rootfs: Path
     """The host's root, as the agent sees it."""
     directory: Path | None
-    """Where results are kept across restarts."""
+    """Folder that keeps results across restarts."""
 
 
 class _Task(NamedTuple):
@@ -233,7 +233,7 @@ class CheckpointsCollector:
             self._ending[task.owner] = process
 
     def _path_of(self, path: str) -> Path:
-        """Where a path of the training process lies for the agent."""
+        """Return where a path of the training process lies for the agent."""
         for source, target in self._settings.path_map:
             if path == source or path.startswith(f"{source.rstrip('/')}/"):
                 path = f"{target.rstrip('/')}/{path[len(source.rstrip('/')) :].lstrip('/')}"
@@ -301,7 +301,7 @@ class CheckpointsCollector:
             yield from self._damaged(condition, records)
 
     def _damaged(self, condition: RunCondition, records: list[VerificationRecord]) -> Iterator[Series]:
-        """One series for each path, of its newest verification."""
+        """Yield one series for each damaged path, of its newest verification."""
         bad = [
             each
             for each in newest_of_paths(records)
@@ -313,7 +313,7 @@ class CheckpointsCollector:
             yield sample("rankwatch_checkpoint_damaged_step", (condition.run, *labels), each.step)
 
     def _is_there(self, condition: RunCondition, path: str) -> bool:
-        """Whether a damaged checkpoint was still there at the last look; looks again from time to time."""
+        """Return whether a damaged checkpoint was still there at the last look; looks again now and then."""
         there, next_look = self._there.get((condition.run, path), (True, 0.0))
         if self._wall() >= next_look:
             rank = condition.ranks[0]

@@ -106,7 +106,7 @@ def _rank(name: str) -> int:
 
 
 def _check_ranks(files: list[str], names: list[str], prefix: str, found: Verification) -> None:
-    """Every rank writes its own metadata last; a shard of a rank without it is unfinished."""
+    """Report each rank without its own metadata, which it writes last: its shards are unfinished."""
     ranks = {_rank(name) for name in files}
     shards = {int(match[1]) for name in names if (match := _SHARD.fullmatch(name))}
     missing = chain(absent(ranks), sorted(each for each in shards if each > max(ranks)))

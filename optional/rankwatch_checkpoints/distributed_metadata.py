@@ -195,7 +195,7 @@ def _add_tensor(found: DistributedMetadata, name: str, entry: Any, chunks: Any) 
 
 
 def _dtype(properties: Any) -> str | None:
-    """`torch.float32`, by the state of TensorProperties: a tuple, or a dictionary in old versions."""
+    """Return `torch.float32` by the state of TensorProperties: a tuple, or a dictionary in old versions."""
     if not isinstance(properties, Call) or name_of(properties) != f"{_PACKAGE}TensorProperties":
         return None
     state = properties.state
@@ -285,7 +285,7 @@ def _check_hint(found: DistributedMetadata, name: str, offsets: tuple[int, ...] 
 
 
 def _compare_names(found: DistributedMetadata, planner_data: Any) -> None:
-    """`planner_data` holds the path of keys behind each name."""
+    """Compare the names with `planner_data`, which holds the path of keys behind each name."""
     if not isinstance(planner_data, Pairs):
         return
     paths = {name: path for name, path in planner_data if isinstance(name, str) and isinstance(path, tuple)}
@@ -317,7 +317,7 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 
 def coverage_problem(tensor: TensorEntry) -> str:
-    """Why the chunks are not exactly the tensor; empty if they are."""
+    """Return why the chunks are not exactly the tensor; empty if they are."""
     for chunk in tensor.chunks:
         ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
         if any(end > size for end, size in zip(ends, tensor.shape, strict=True)):

@@ -106,7 +106,7 @@ def _check_step(tree: Tree, found: Verification) -> None:
 
 
 def _check_megatron(above: Tree | None, names: list[str], found: Verification) -> None:
-    """Megatron writes the tracker file beside the folder after the folder is whole."""
+    """Check the tracker file, which Megatron writes beside the folder after the folder is whole."""
     try:
         last = read_pointer(above, TRACKER) if above is not None else ""
     except CheckpointError:

@@ -34,7 +34,7 @@ _PART = re.compile(r"rankwatch-manifest\.rank-(\d+)\.json")
 _FORMAT = "rankwatch checkpoint manifest 1"
 _LARGEST_SIZE = (1 << 63) - 1
 ALGORITHMS = ("sha256", "sha512", "blake2b", "sha1", "md5")
-"""What a manifest may be made with; the last two only because Megatron's may."""
+"""Algorithms that a manifest may be made with; the last two only because Megatron's may."""
 
 
 class FileDigest(NamedTuple):
@@ -204,7 +204,7 @@ def parse(data: bytes, path: Path) -> Manifest:
 
 
 def parse_megatron(data: bytes, path: Path) -> Manifest:
-    """Megatron's `integrity.json`. Raises CheckpointError if it is none, and TooMuchError."""
+    """Parse Megatron's `integrity.json`. Raises CheckpointError if it is none, and TooMuchError."""
     try:
         body = parse_json(data)
         algorithm = str(body["algorithm"])

@@ -123,7 +123,7 @@ def _order(each: Candidate) -> tuple[int, bool, str]:
 
 
 def reason_of(found: Verification) -> str:
-    """Why a checkpoint is not good, in one line."""
+    """Return why a checkpoint is not good, in one line."""
     if found.problems:
         more = len(found.problems) - 1 + found.more_problems
         return f"{found.outcome}: {found.problems[0]}" + (f", and {more} more" if more else "")

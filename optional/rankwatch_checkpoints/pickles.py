@@ -16,8 +16,8 @@ from rankwatch_checkpoints.reading import TooMuchError
 MOST_BYTES = 256 << 20
 """Bytes of a pickle that is read; what fits into MOST_MEMORY_BYTES is smaller, but for huge texts."""
 MOST_MEMORY_BYTES = 1 << 30
-"""What the content of a pickle may take. Metadata of torch.distributed.checkpoint counts for about 3,100
-bytes for each stored piece of a tensor, and takes 2,000: 340,000 pieces are read."""
+"""Memory that the content of a pickle may take. Metadata of torch.distributed.checkpoint counts for about
+3,100 bytes for each stored piece of a tensor, and takes 2,000: 340,000 pieces are read."""
 _MOST_ATTRIBUTES = 100
 """Of an object that is read by name. Looking for one of them takes time that grows with their number."""
 _LONGEST_NAME = 1000
@@ -92,7 +92,7 @@ def read_pickle(data: bytes) -> Pickled:
 
 
 def name_of(value: Any) -> str:
-    """`module.name` of what is a Global or a Call of one; empty for anything else."""
+    """Return `module.name` of what is a Global or a Call of one; empty for anything else."""
     function = value.function if isinstance(value, Call) else value
     return f"{function.module}.{function.name}" if isinstance(function, Global) else ""
 

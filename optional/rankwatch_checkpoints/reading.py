@@ -117,7 +117,7 @@ class OpenFile:
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Exactly these bytes. Raises ShortFileError."""
+        """Return exactly these bytes. Raises ShortFileError."""
         content = io.BytesIO()  # joining pieces would hold them twice
         for block in self.blocks(offset, count):
             content.write(block)
@@ -145,7 +145,7 @@ class OpenFile:
             count -= got
 
     def crc32(self, offset: int, count: int) -> int:
-        """CRC-32 of these bytes, in time that grows with those that are written. Raises ShortFileError."""
+        """Return their CRC-32, in time that grows with the bytes that are written. Raises ShortFileError."""
         value = 0
         for start, length, is_hole in self._parts(offset, offset + count):
             if is_hole:
@@ -187,14 +187,14 @@ class OpenFile:
             offset = hole
 
     def _seek(self, offset: int, whence: int, end: int, unknown: int) -> int:
-        """Where data or a hole begins, at most `end`; `unknown` where the file system cannot tell."""
+        """Return where data or a hole begins, at most `end`; `unknown` where the file system cannot tell."""
         try:
             return min(os.lseek(self._descriptor, offset, whence), end)
         except OSError as error:
             return end if error.errno == errno.ENXIO else unknown
 
     def first_hole(self, offset: int = 0) -> int | None:
-        """Where the first bytes lie that were never written and read as zeros; None if there are none."""
+        """Find where the first bytes lie that were never written and read as zeros; None where none do."""
         try:
             hole = os.lseek(self._descriptor, offset, os.SEEK_HOLE)
         except OSError:
@@ -211,22 +211,22 @@ class Region:
         self.size = file.size - start if size is None else size
 
     def read(self, offset: int, count: int) -> bytes:
-        """Bytes of the region. Raises ShortFileError at its end."""
+        """Return bytes of the region. Raises ShortFileError at its end."""
         if offset < 0 or count < 0 or offset + count > self.size:
             raise ShortFileError(f"bytes {offset} to {offset + count} lie beyond its {self.size}")
         return self.file.read(self.start + offset, count)
 
     def blocks(self, offset: int, count: int) -> Iterator[memoryview]:
-        """As OpenFile.blocks."""
+        """Yield the bytes as OpenFile.blocks does."""
         return self.file.blocks(self.start + offset, count)
 
     def crc32(self, offset: int, count: int) -> int:
-        """As OpenFile.crc32."""
+        """Return the CRC-32 as OpenFile.crc32 does."""
         return self.file.crc32(self.start + offset, count)
 
 
 def file_state(status: os.stat_result) -> tuple[int, int, int]:
-    """Inode, size and time: what differs once a file has been written to or replaced."""
+    """Return inode, size and time: what differs once a file has been written to or replaced."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -247,7 +247,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def crc32_of_zeros(value: int, count: int) -> int:
-    """CRC-32 after `count` more bytes of zero, in time that grows with the digits of `count`.
+    """Return the CRC-32 after `count` more bytes of zero, in time that grows with the digits of `count`.
 
     As crc32_combine of zlib: a zero byte multiplies the register by x^8, modulo the polynomial.
     """
@@ -261,7 +261,7 @@ def crc32_of_zeros(value: int, count: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Of two polynomials over GF(2), modulo that of CRC-32."""
+    """Multiply two polynomials over GF(2), modulo that of CRC-32."""
     product = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:

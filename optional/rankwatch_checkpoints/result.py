@@ -97,7 +97,7 @@ class Verification:
     unchecked: list[Unchecked] = field(default_factory=list)
     more_unchecked: int = 0
     too_much: bool = False
-    """What decides takes more memory or time to read than a checkpoint may: it cannot be called good."""
+    """True if what decides takes more memory or time to read than it may: it cannot be called good."""
     _left: list[int] = field(default_factory=lambda: [_MOST_CHARACTERS] * 2, init=False, repr=False)
 
     @property
@@ -137,7 +137,7 @@ class Verification:
         return listed < MOST_PROBLEMS and self._left[which] >= 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, for `--json` and other programs."""
+        """Return plain values, for `--json` and other programs."""
         return {
             "path": str(self.path),
             "outcome": self.outcome.value,

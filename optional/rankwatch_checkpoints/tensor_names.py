@@ -94,7 +94,7 @@ def is_shape(value: Any) -> TypeGuard[tuple[int, ...]]:
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element of `torch.float32` or of `float32`; None for an unknown type."""
+    """Return the bytes of one element of `torch.float32` or of `float32`; None for an unknown type."""
     return _DTYPE_BYTES.get(dtype.removeprefix("torch."))
 
 
@@ -108,7 +108,7 @@ _DTYPE_BYTES = {
 
 
 def _storage(value: Any) -> tuple[str | None, int | None]:
-    """Key and size in bytes of torch's persistent id `("storage", type, key, location, elements)`."""
+    """Return key and size in bytes of torch's persistent id `("storage", type, key, location, elements)`."""
     if not isinstance(value, tuple) or len(value) < 5 or value[0] != "storage":
         return None, None
     key, elements = value[2], value[4]
@@ -119,14 +119,14 @@ def _storage(value: Any) -> tuple[str | None, int | None]:
 
 
 def _width(value: Any) -> int | None:
-    """Bytes of an element by torch's persistent id."""
+    """Return the bytes of an element by torch's persistent id."""
     kind = name_of(value[1]) if isinstance(value, tuple) and len(value) > 1 else ""
     return _STORAGE_BYTES.get(kind.rpartition(".")[2].removesuffix("Storage"))
 
 
 def _persistent(value: Any) -> Iterator[tuple[_Path, Persistent]]:
-    """Every persistent id in the value with the path of keys that leads to it; each object is met once per
-    name as long as the value is small, so that tied weights show both names."""
+    """Yield every persistent id in the value with the path of keys that leads to it; each object is met once
+    per name as long as the value is small, so that tied weights show both names."""
     pending: list[Iterator[tuple[_Path, Any]]] = [iter([(None, value)])]
     seen: set[int] = set()
     for _ in range(_MOST_VALUES):

@@ -166,7 +166,7 @@ def _verify_content(check: _Check, entry: Entry, begin: int) -> None:
 
 
 def _crc_of_compressed(region: Region, begin: int, entry: Entry) -> int | None:
-    """CRC-32 of the content, never held in memory as a whole; None if it does not decompress to its size."""
+    """Return the CRC-32 of the content, never whole in memory; None if it does not unpack to its size."""
     unpacker = zlib.decompressobj(-15)
     crc = size = 0
     try:
@@ -215,7 +215,7 @@ def _name_the_cut(check: _Check) -> None:
 
 
 def _last_entry(check: _Check) -> tuple[str, str]:
-    """Entry and tensor in which the file ends; empty if it ends behind the last entry."""
+    """Return the entry and the tensor in which the file ends; empty if it ends behind the last entry."""
     at, region = 0, check.region
     passed: set[str] = set()
     while True:
@@ -241,7 +241,7 @@ def _last_entry(check: _Check) -> tuple[str, str]:
 
 
 def _content_length(check: _Check, name: str, begin: int) -> int | None:
-    """Bytes of an entry without the directory: by the pickle, or up to the descriptor behind it."""
+    """Return bytes of an entry without the directory: by the pickle, or up to the descriptor behind it."""
     region = check.region
     key = name.rpartition("/data/")[2]
     if key in check.storages:
@@ -258,7 +258,7 @@ def _content_length(check: _Check, name: str, begin: int) -> int | None:
 
 
 def _find_descriptor(region: Region, begin: int) -> int | None:
-    """Bytes up to the descriptor of an entry, read by no more than twice as many."""
+    """Return the bytes up to the descriptor of an entry, read by no more than twice as many."""
     at, count, until = begin, 256, min(begin + _PICKLE_READ_BYTES, region.size)
     while at < until:
         place = region.read(at, min(count, until - at)).find(b"PK\x07\x08")

@@ -90,7 +90,7 @@ class Tree:
             return self._folder.open_beneath(target, owner=self.owner)
 
     def _target(self, path: str) -> str | None:
-        """Where a link leads that names the folder by its whole path; None for another."""
+        """Return where a link leads that names the folder by its whole path; None for another."""
         parent, _, name = path.rpartition("/")
         try:
             with self._below(parent) as folder:
@@ -103,7 +103,7 @@ class Tree:
         return self._folder.folder_beneath(path) if path else nullcontext(self._folder)
 
     def files(self, leave: Callable[[str, str], None]) -> Iterator[tuple[str, os.stat_result]]:
-        """Each file with its path and status; for a link, that of the link.
+        """Yield each file with its path and status; for a link, that of the link.
 
         Calls `leave` with each folder that is not looked into, and why. Raises CheckpointError if there are
         too many.

@@ -48,7 +48,7 @@ _LATEST = "latest"
 _MOST_NAME_CHARACTERS = 128 << 20
 """Of the tensors in a folder that has an index of them."""
 _LEAST_NAME_BYTES = 100
-"""What a name takes in memory besides its characters."""
+"""Memory that a name takes besides its characters."""
 _MOST_TIMES_READ = 8
 """Each byte of a checkpoint is read at most three times, unless files share it."""
 _MOST_COMPRESSED = 64
@@ -200,7 +200,7 @@ def _verify_files(tree: Tree, above: Tree | None, found: Verification) -> None:
 
 
 def _list(tree: Tree, found: Verification) -> list[str]:
-    """Paths of all files in the folder, and how much may be read of them."""
+    """Return the paths of all files in the folder, and limit how much may be read of them."""
     names, most = [], 0
     shared: set[tuple[int, int]] = set()
     for name, status in tree.files(found.not_checked):
@@ -354,7 +354,7 @@ class _Names:
             kept.add(name)
 
     def by_file(self) -> dict[str, set[str]]:
-        """All of them. Raises TooMuchError if they were too many."""
+        """Return all of them. Raises TooMuchError if they were too many."""
         if self._left < 0:
             raise TooMuchError("the shards hold more tensors than can be compared with it")
         return self._files

@@ -138,7 +138,7 @@ class VerifyingProcess:
 
 
 def memory_bytes(procfs: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory of one process: of half of what the cgroup of the agent may take, an equal part for each.
+    """Return the memory of one process: of half of what the agent's cgroup may take, an equal part for each.
 
     So all of them leave the agent its room, which ends with them where the kernel ends a cgroup as a whole.
     """

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     compressed: int
     size: int
     header: int
-    """Where its local header begins."""
+    """Offset at which its local header begins."""
     raw_name: bytes
     constants: tuple[int, ...]
     """Fields that a writer gives the same value in every entry: versions, time, date, disk, attributes."""
@@ -88,7 +88,7 @@ def read_layout(region: Region, report: Report) -> Layout:
 
 
 def check_entry(region: Region, entry: Entry, until: int, by_torch: bool, report: Report) -> int | None:
-    """Where the content of the entry begins, after holding the bytes around it against the directory.
+    """Return where the content of the entry begins, after holding the bytes around it against the directory.
 
     `until` is where the next entry or the directory begins. None if the content cannot be found.
     """

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine(traces: TraceTable) -> Examination:
-    """By the engine, with what the traces show and do not show as evidence."""
+    """Examine them by the engine, with what the traces show and do not show as evidence."""
     from rankwatch_diagnosis.straggler.engine import Examination, examine
 
     found, case = examine(traces.table)

@@ -101,14 +101,14 @@ def share_collectives(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> S
 
 
 def _uneven(runs: Sequence[_Run]) -> float:
-    """Seconds between the least and the most that a member sees of the transfer itself, without its wait."""
+    """Return the seconds from the least to the most that a member sees of the transfer, without its wait."""
     transfer = min(each.seconds for each in runs)
     seen = [max(0.0, each.exposed - (each.seconds - transfer)) for each in runs]
     return max(seen) - min(seen)
 
 
 def _seconds(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> float:
-    """Of all steps, as long as the longest rank takes."""
+    """Return the seconds of all steps, each as long as the longest rank takes."""
     longest: dict[int, float] = defaultdict(float)
     for each in ranks:
         for line in each.timeline.steps:

@@ -34,9 +34,8 @@ def facts_of(
 
 
 def collectives_of(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> list[dict[str, Any]]:
-    """Per operation and group: runs and bytes in a step, and seconds of a step in which a rank only waits for
-    them; the costliest first.
-    """
+    """Return per operation and group: runs and bytes in a step, and seconds of a step in which a rank only
+    waits for them; the costliest first."""
     met: dict[tuple[str, str], list[Meeting]] = defaultdict(list)
     holders: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
     for each in ranks:
@@ -52,7 +51,7 @@ def collectives_of(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> list
 
 
 def _summary(operation: str, group: str, met: Sequence[Meeting], held: int) -> dict[str, Any]:
-    """Means over the `held` steps of ranks that it took part in."""
+    """Return means over the `held` steps of ranks that it took part in."""
     return {
         "operation": operation,
         "group": group or None,
@@ -66,7 +65,7 @@ def _summary(operation: str, group: str, met: Sequence[Meeting], held: int) -> d
 def notes_on(
     traces: Sequence[Trace], ranks: Sequence[RankTimeline], steps: frozenset[int], shared: Shared
 ) -> tuple[str, ...]:
-    """Sentences on what is missing, and what that costs the diagnosis."""
+    """Return sentences on what is missing, and what that costs the diagnosis."""
     return (
         *_on_files(traces),
         *_on_ranks(traces, ranks),

@@ -91,7 +91,7 @@ class Phases:
         return found
 
     def optimizer_ends(self) -> NDArray[np.float64]:
-        """When each run of optimizers ended, with any other phase between the runs."""
+        """Return when each run of optimizers ended, with any other phase between the runs."""
         by_time = np.argsort(self._begin, kind="stable")
         optimizer = self._phase[by_time] == Phase.OPTIMIZER
         last = optimizer & ~np.r_[optimizer[1:], False]
@@ -99,7 +99,7 @@ class Phases:
         return ends
 
     def _between(self, moment: NDArray[np.float64]) -> NDArray[np.int8]:
-        """Phases by the marks around a moment, on whatever thread."""
+        """Return the phase of each moment by the marks around it, on whatever thread."""
         place = np.searchsorted(self._all_begin, moment, side="right")
         around = np.r_[np.int8(-1), self._all_phase, np.int8(-1)]
         clips = (around[place] == Phase.BACKWARD) & (around[place + 1] == Phase.OPTIMIZER)
@@ -137,7 +137,7 @@ def _columns(marks: Intervals, phase: Phase) -> _Columns:
 def _outermost(
     begin: NDArray[np.float64], end: NDArray[np.float64], thread: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Of intervals in the order of thread, begin and length: those that lie in no other one."""
+    """Mark, of intervals in the order of thread, begin and length, those that lie in no other one."""
     keep = np.ones(len(begin), dtype=np.bool_)
     if not len(begin):
         return keep
@@ -179,7 +179,7 @@ class Steps(NamedTuple):
     by_launch: bool
     """Times are of the host, where kernels are launched; else of the place where they run."""
     source: str
-    """What showed them; empty for the profiler's own annotation."""
+    """Name of what showed them; empty for the profiler's own annotation."""
 
     def of(self, moments: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the index of the step of each moment, NO_STEP for none."""
@@ -214,7 +214,7 @@ def steps_of(
 
 
 def _annotated(steps: Sequence[Step], *, by_launch: bool) -> Steps:
-    """Without a number that comes again, as on a second thread or stream."""
+    """Return the steps, each number once: some come again, as on a second thread or stream."""
     seen: dict[int, Step] = {}
     for each in sorted(steps, key=lambda step: (step.begin, -step.end)):
         seen.setdefault(each.number, each)

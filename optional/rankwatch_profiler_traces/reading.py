@@ -117,8 +117,8 @@ def _read_all(files: Sequence[Path]) -> list[Trace]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Inside, Python starts without its working directory in the path: multiprocessing starts it by `-c`, and
-    who made the traces may have put modules beside them."""
+    """Have Python start without its working directory in the path while the block runs: multiprocessing
+    starts it by `-c`, and who made the traces may have put modules beside them."""
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -199,7 +199,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _reason(rank: int | None, recording: Recording, timeline: Timeline | None, *, cut_off: bool) -> str:
-    """Why a trace is of no use; empty if it is of some."""
+    """Return why a trace is of no use; empty if it is of some."""
     if rank is None:
         return _NO_RANK
     if not len(recording.kernels) and not len(recording.operators) and not recording.calls:
@@ -216,7 +216,7 @@ def _origin_ns(framing: Framing, timeline: Timeline | None) -> int:
 
 
 def of_one_kind(traces: Sequence[Trace]) -> list[Trace]:
-    """Where some traces hold kernels, the others are of no use beside them."""
+    """Refuse traces without kernels where others hold some: they are of no use beside them."""
     if not any(each.timeline is not None and each.timeline.on_device for each in traces):
         return list(traces)
     return [

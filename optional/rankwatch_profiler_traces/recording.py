@@ -90,7 +90,7 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, args: bytes | msgspec.Raw) -> Described:
-        """By the arguments of an event; those that are no JSON object, or nested too deep, give nothing."""
+        """Describe by the arguments of an event; those that are no JSON object, or too deep, give nothing."""
         try:
             return cls._of(_ARGUMENTS.decode(args))
         except UNREADABLE:
@@ -134,7 +134,7 @@ def is_host_collective(annotation: str) -> bool:
 
 
 def name_of_kernel(kernel: str) -> str:
-    """AllReduce_Sum_f32_RING_LL of `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`."""
+    """Return AllReduce_Sum_f32_RING_LL of `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`."""
     return _KERNEL.sub("", kernel.partition("(")[0])[:_MOST_TEXT]
 
 
@@ -182,7 +182,7 @@ def _message_bytes(found: _Arguments) -> int:
 
 
 def _shape_bytes(shapes: object, types: object) -> int:
-    """Of the first input, as gloo records it: [[263168]] and ["float"]."""
+    """Return the bytes of the first input, as gloo records it: [[263168]] and ["float"]."""
     if not (isinstance(shapes, Sequence) and shapes and isinstance(types, Sequence) and types):
         return 0
     shape = shapes[0]
@@ -195,7 +195,7 @@ def _shape_bytes(shapes: object, types: object) -> int:
 
 
 def _bytes_of(type_name: object) -> int:
-    """0 for a type that is not known."""
+    """Return the bytes of an element of this type; 0 for a type that is not known."""
     if not isinstance(type_name, str):
         return 0
     return _BYTES.get(_NO_LETTERS_OR_DIGITS.sub("", type_name.lower().removeprefix("c10::")), 0)

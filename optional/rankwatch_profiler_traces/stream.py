@@ -22,7 +22,7 @@ from rankwatch_diagnosis.opening import DAMAGED, open_bytes, unpacked
 
 _BLOCK_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
-"""Of what stands before the events, and behind them: the ranks of all process groups of a large job."""
+"""Most bytes before the events, and behind them: the ranks of all process groups of a large job."""
 _MOST_EVENT_BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
@@ -39,7 +39,7 @@ _MOST_VALUES = 1 << 20
 _EVENTS = b'"traceEvents"'
 _QUOTE = ord('"')
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a text that is damaged, no UTF-8, or too deep."""
+"""Errors that msgspec raises for a text that is damaged, no UTF-8, or too deep."""
 _FILE_FORM = "a trace of the PyTorch profiler is a JSON object with traceEvents"
 
 
@@ -182,9 +182,8 @@ class _Blocks:
         self._framing.fields.update(found)
 
     def _take_apart(self, text: bytes) -> tuple[list[Event], int, bytes | None]:
-        """Events of a text that does not decode as a whole, the bytes that they take, and what stands behind
-        the end of the list; None before it.
-        """
+        """Return events of a text that does not decode as a whole, the bytes that they take, and what stands
+        behind the end of the list; None before it."""
         found: list[Event] = []
         used = 0
         for end in [*(each.end() for each in _SURELY_BETWEEN.finditer(text)), len(text)]:
@@ -228,7 +227,7 @@ class _Blocks:
 
 
 def _last_cut(text: bytes) -> int:
-    """Where the last pair of events seems to part; 0 for nowhere."""
+    """Return where the last pair of events seems to part; 0 for nowhere."""
     for size in (1 << 14, len(text)):
         start = max(0, len(text) - size)
         cut = 0
@@ -264,7 +263,7 @@ class _HeadSearch:
         self._next = 0
 
     def events_in(self, head: bytes) -> int:
-        """Position of the first event; -1 where its list is not begun yet."""
+        """Return the position of the first event; -1 where its list is not begun yet."""
         for token in _TOKEN_OR_CUT.finditer(head, self._next):
             sign = token[0]
             if sign[0] == _QUOTE and token.end() == len(head):
@@ -307,7 +306,7 @@ class Group(NamedTuple):
 
 
 def rank_of(fields: Mapping[str, object], file_name: str) -> int | None:
-    """By what the profiler wrote, else by the name of the file; None where neither tells."""
+    """Return the rank by what the profiler wrote, else by the name of the file; None where neither tells."""
     info = fields.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, str) and rank.isdecimal() and len(rank) < 9:
@@ -319,7 +318,7 @@ def rank_of(fields: Mapping[str, object], file_name: str) -> int | None:
 
 
 def world_size_of(fields: Mapping[str, object]) -> int:
-    """Ranks of the job; 0 where it is unknown."""
+    """Return the number of ranks of the job; 0 where it is unknown."""
     info = fields.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
     return size if isinstance(size, int) and 0 < size < _MOST_RANK else 0
@@ -336,7 +335,7 @@ def groups_of(fields: Mapping[str, object]) -> Iterator[Group]:
 
 
 def place_of(rank: int, fields: Mapping[str, object]) -> Place:
-    """By the names of process groups, as Megatron and device meshes give them.
+    """Return the place by the names of process groups, as Megatron and device meshes give them.
 
     A rank of a job without such names has batches of its own.
     """

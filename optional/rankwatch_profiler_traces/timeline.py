@@ -75,7 +75,7 @@ class Timeline(NamedTuple):
     on_device: bool
     phases_known: bool
     steps_by: str
-    """What showed the steps; empty for the profiler's annotation."""
+    """Name of what showed the steps; empty for the profiler's annotation."""
     described: int
     """Collectives with a process group, of all there are."""
     sized: int
@@ -162,7 +162,7 @@ class _Launches:
         self._thread = np.asarray(recording.launch_thread, dtype=np.int64)[order]
 
     def of(self, correlation: Ints) -> tuple[Floats, Ints]:
-        """Moment and thread of each launch; NaN and -1 where it is not recorded."""
+        """Return moment and thread of each launch; NaN and -1 where it is not recorded."""
         if not len(self._correlation):
             return np.full(len(correlation), np.nan), np.full(len(correlation), -1)
         place = np.minimum(np.searchsorted(self._correlation, correlation), len(self._correlation) - 1)
@@ -171,7 +171,7 @@ class _Launches:
 
 
 def _device_pieces(recording: Recording, launches: _Launches, phases: Phases, steps: Steps) -> _Pieces:
-    """Kernels and copies of all streams, in the step and phase of their launch."""
+    """Return kernels and copies of all streams, in the step and phase of their launch."""
     begin = np.asarray(recording.kernels.begin, dtype=np.float64)
     order = np.argsort(begin, kind="stable")
     begin = begin[order]
@@ -193,7 +193,7 @@ def _filled(moment: Floats, begin: Floats) -> Floats:
 
 
 def _host_pieces(recording: Recording, phases: Phases, steps: Steps) -> _Pieces:
-    """Operators of all threads of a rank without a device, but for those that make up a batch."""
+    """Return operators of all threads of a rank without a device, but for those that make up a batch."""
     begin, end, thread = top_level(recording.operators)
     order = np.argsort(begin, kind="stable")
     begin, end, thread = begin[order], end[order], thread[order]
@@ -266,11 +266,11 @@ class _Union:
         self._sum = np.r_[0.0, np.cumsum(end - begin)]
 
     def covers(self, begin: float, end: float) -> float:
-        """Length of what lies between the two moments."""
+        """Return the length of what lies between the two moments."""
         return max(0.0, self._before(end) - self._before(begin)) if end > begin else 0.0
 
     def holds(self, moments: Floats) -> NDArray[np.bool_]:
-        """By moment: it lies in one of the intervals."""
+        """Return for each moment whether it lies in one of the intervals."""
         if not len(self.begin):
             return np.zeros(len(moments), dtype=np.bool_)
         place = np.searchsorted(self.begin, moments, side="right") - 1
@@ -324,9 +324,8 @@ def _items(
 
 
 def _placed(pieces: _Pieces, call: Call, window: tuple[float, float]) -> _Placed:
-    """Where a call stands between the pieces. A hidden one stands where the piece ends that hides its end; a
-    hidden message that is sent, where the rank gave it away.
-    """
+    """Return where a call stands between the pieces. A hidden one stands where the piece ends that hides its
+    end; a hidden message that is sent, where the rank gave it away."""
     begin, end = max(call.begin, window[0]), min(call.begin + call.length, window[1])
     end = max(begin, end)
     place = int(np.searchsorted(pieces.begin, end, side="left")) - 1

@@ -55,7 +55,7 @@ class TraceSettings:
     heartbeat_seconds: float
     hold_seconds: float = HOLD_SECONDS
     directory: Path | None = None
-    """Where the state is kept."""
+    """Folder that keeps the state."""
 
 
 class TracesCollector:

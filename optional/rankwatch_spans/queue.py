@@ -16,7 +16,7 @@ class SpanLink(NamedTuple):
     trace: int
     span: int
     to: str
-    """What it leads to."""
+    """Name of what it leads to."""
 
 
 class SpanEvent(NamedTuple):
@@ -40,7 +40,7 @@ class TraceSpan(NamedTuple):
     attributes: Mapping[str, Value]
     links: tuple[SpanLink, ...] = ()
     error: str | None = None
-    """What failed; empty if it failed without a word, None if it did not."""
+    """Failure; empty if it failed without a word, None if it did not fail."""
     parental: bool = False
     """Other spans have it as parent: of too many spans it goes last."""
     events: tuple[SpanEvent, ...] = ()

@@ -252,7 +252,7 @@ class _Attempts(DeadlineAdapter):
         self.begin()
 
     def begin(self) -> None:
-        """Another batch follows."""
+        """Begin another batch."""
         self.outcome = Outcome.LOST
         """If it fails. What was never asked for could not be encoded."""
         self.problem = "it could not be encoded"
@@ -323,7 +323,7 @@ class SpanFile:
         return Outcome.SENT
 
     def close(self) -> None:
-        """Nothing is open between two batches."""
+        """Do nothing: between two batches nothing is open."""
 
     def _rotate(self, more: int) -> None:
         try:

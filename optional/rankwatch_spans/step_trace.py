@@ -84,7 +84,7 @@ def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan
 
 
 def _parts(step: StepDone) -> list[tuple[float, float, str]]:
-    """Phases, and the time blocked in collectives, in the order of their starts."""
+    """Return phases, and the time blocked in collectives, in the order of their starts."""
     phases, collectives = list(step.phases), list(step.collectives)
     blocked = blocked_times(step.start, step.end, phases, collectives) if collectives else []
     parts = [*phases, *((start, end, COMMUNICATION) for start, end, _ in blocked)]
@@ -97,7 +97,7 @@ _MAX_COORDINATES = 8
 
 
 def fit(values: Mapping[Attribute, Value], aliases: Mapping[Attribute, str]) -> dict[str, Value]:
-    """Attributes with their aliases; texts are bounded, and what is empty or no number is left out."""
+    """Return attributes with aliases: texts bounded, empty ones left out, numbers not finite as text."""
     found: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, str):
@@ -113,13 +113,13 @@ def fit(values: Mapping[Attribute, Value], aliases: Mapping[Attribute, str]) -> 
 
 
 def of_run(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
-    """Attributes of the span of a run."""
+    """Return the attributes of the span of a run."""
     named: dict[Attribute, Value] = {Attribute.RUN_CLASS: process.header.run_class}
     return fit({**_of_any(process), **named, **values}, RUN_ALIASES)
 
 
 def of_attempt(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
-    """Attributes of the span of an attempt."""
+    """Return the attributes of the span of an attempt."""
     named: dict[Attribute, Value] = {Attribute.ATTEMPT: process.attempt}
     return fit({**_of_any(process), **named, **values}, ATTEMPT_ALIASES)
 
@@ -134,7 +134,7 @@ def _of_any(process: Process) -> dict[Attribute, Value]:
 
 
 def of_rank(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
-    """Attributes of a span of one rank."""
+    """Return the attributes of a span of one rank."""
     identity = process.header.identity
     named: dict[Attribute, Value] = {
         Attribute.RUN: process.run,
@@ -152,7 +152,7 @@ def of_rank(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Va
 
 
 def of_scalars(scalars: Mapping[str, float]) -> dict[Attribute, Value]:
-    """Attributes of a step for the scalars that others name too."""
+    """Return the attributes of a step for the scalars that others name too."""
     return {SCALARS[name]: value for name, value in scalars.items() if name in SCALARS}
 
 
@@ -209,7 +209,7 @@ class Heartbeats:
         return True
 
     def event(self, event: SpanEvent) -> None:
-        """Something went wrong that whoever looks at the run should see."""
+        """Note that something went wrong that whoever looks at the run should see."""
         events = self._at(event.moment).events
         if len(events) < MAX_EVENTS:
             events.append(event)

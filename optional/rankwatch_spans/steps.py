@@ -71,7 +71,7 @@ class _RunSteps:
         """Of steps that are not decided, what is known before."""
 
     def repeat(self, rank: _Rank, step: StepDone, known: RunState | None, until: int) -> int | None:
-        """How often the numbers have begun again before this step; None if the step was there before.
+        """Return how often the numbers have begun again before this step; None if the step was there before.
 
         known: what the agent before this one has counted. until: the Unix time of that, in nanoseconds.
         """
@@ -185,7 +185,7 @@ class HeldSteps:
         return found
 
     def _due(self, run: _RunSteps, moment: float, all_of_them: bool) -> Iterator[_Key]:
-        """In the order of arrival, which is that of the steps."""
+        """Yield the steps that are due in the order of arrival, which is that of the steps."""
         early = self._count > MAX_HELD
         for key, held in run.held.items():
             if not (all_of_them or early or held.until <= moment):
@@ -252,7 +252,7 @@ _POWERS = tuple(accumulate(repeat(_GRID, 220), mul, initial=1e-6))
 
 
 def by_chance(cluster: str, run: str, step: int, one_in: int) -> bool:
-    """Whether the step is one of the 1 in `one_in` that every node samples; 0 samples none."""
+    """Return whether the step is one of the 1 in `one_in` that every node samples; 0 samples none."""
     if one_in <= 1:
         return one_in == 1
     digest = blake2b(f"{cluster}\0{run}\0{step}".encode("utf-8", "surrogatepass"), digest_size=8)

@@ -149,7 +149,7 @@ def _serialize(state: dict[str, Any]) -> bytes:
 
 
 def _deserialize(contents: dict[str, bytes], path: Path) -> dict[str, Any]:
-    """Tensors and plain values only: a checkpoint cannot make this process run code."""
+    """Load tensors and plain values only: a checkpoint cannot make this process run code."""
     try:
         state: dict[str, Any] = torch.load(
             io.BytesIO(contents[_STATE]), map_location="cpu", weights_only=True

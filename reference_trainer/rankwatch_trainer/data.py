@@ -45,7 +45,7 @@ def read_corpus(root: Path, limit_bytes: int) -> Corpus:
 
 
 def standard_library() -> Path:
-    """Folder of the source files of the running Python."""
+    """Return the folder of the source files of the running Python."""
     return Path(sysconfig.get_path("stdlib"))
 
 

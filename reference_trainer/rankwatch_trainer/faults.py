@@ -72,7 +72,7 @@ _TOGETHER: Mapping[str, Callable[[Any, Any], Any]] = {
     "stall_seconds": max,
     "length_ratio": max,
 }
-"""What several faults of one step do to a condition; of the other conditions the last fault counts."""
+"""Effect of several faults of one step on a condition; of the other conditions the last fault counts."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Fault:
     name: str
     """Name on the command line."""
     meaning: str
-    """What the help says."""
+    """Text that the help shows."""
     worsens: Mapping[str, float | str]
     """Conditions of a step in which it is active: a value, or the parameter that holds it."""
     parameters: Mapping[str, float] = field(default_factory=dict)

@@ -84,30 +84,30 @@ class Injection:
         return loss * math.nan if self.conditions.loss_is_nan else loss
 
     def reduction(self, model: DistributedDataParallel, *, last: bool) -> AbstractContextManager[None]:
-        """Around a micro-batch: the backward of the last one reduces the gradients, if this rank does."""
+        """Wrap a micro-batch: the backward of the last one reduces the gradients, if this rank does."""
         return nullcontext() if last and self.conditions.gradients_are_reduced else model.no_sync()
 
     def call_other(self, loss: Tensor) -> None:
-        """Follows a backward; here a rank waits for a broadcast that nobody sends."""
+        """Wait after a backward, where the fault asks for it, for a broadcast that nobody sends."""
         if self.conditions.calls_broadcast:
             self.conditions.calls_broadcast = False  # once per step, not once per micro-batch
             dist.broadcast(loss.detach().clone(), src=(self._rank + 1) % dist.get_world_size())
 
     def enlarge(self, parameters: Sequence[Tensor]) -> None:
-        """Follows the last backward, before gradients are clipped."""
+        """Multiply the gradients after the last backward, before they are clipped."""
         if self.conditions.gradient_factor != 1.0:
             for each in parameters:
                 if each.grad is not None:
                     each.grad.mul_(self.conditions.gradient_factor)
 
     def raise_learning_rate(self, optimizer: Optimizer) -> None:
-        """Scales the learning rate of this step; the schedule sets the next one afresh."""
+        """Scale the learning rate of this step; the schedule sets the next one afresh."""
         if self.conditions.learning_rate_factor != 1.0:
             for group in optimizer.param_groups:
                 group["lr"] *= self.conditions.learning_rate_factor
 
     def flip_bit(self, parameters: Sequence[Tensor]) -> None:
-        """Follows the update; here memory loses a bit of a parameter, the lowest one of the first element."""
+        """Change a bit of a parameter after the update, as memory may: the lowest of the first element."""
         if self.conditions.parameter_is_flipped:
             parameters[0].detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1)
 

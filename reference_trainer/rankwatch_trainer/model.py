@@ -35,7 +35,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, context, width) in and out."""
+        """Take and return (batch, context, width)."""
         x = x + self._attend(self.attention_norm(x))
         return x + self.feed_forward(x)  # type: ignore[no-any-return]
 
@@ -136,7 +136,7 @@ class EmulatedBlock(nn.Module):
         self._sleep = sleep
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) in and out."""
+        """Take and return (batch, length, width)."""
         out: Tensor = _Pause.apply(  # type: ignore[no-untyped-call]
             x + self.linear(x), self._pause_forward, self._pause_backward
         )
@@ -208,7 +208,7 @@ class _SpinStretch:
 
 
 def _spin_cycles_per_ms() -> float:
-    """Speed of the spinning kernel, measured once before training, where waiting for the GPU is free."""
+    """Measure the speed of the spinning kernel, once before training, where waiting for the GPU is free."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(_CALIBRATION_CYCLES)  # the first launch loads the kernel
     began.record()
@@ -225,7 +225,7 @@ def slow_layers_on_cpu(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Stretches forward and backward of each layer to `compute_factor` times their measured time."""
+    """Stretch forward and backward of each layer to `compute_factor` times their measured time."""
     _stretch(layers, lambda: _SleepStretch(conditions, clock, sleep))
 
 

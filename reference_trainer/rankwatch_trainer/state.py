@@ -49,7 +49,7 @@ class TrainingState:
         }
 
     def restore(self, saved: dict[str, Any], world: World) -> None:
-        """Goes back to what `gather` gave. Raises CheckpointError where it does not fit this run."""
+        """Go back to what `gather` gave. Raises CheckpointError where it does not fit this run."""
         if len(saved["ranks"]) != world.size:
             raise CheckpointError(
                 f"could not resume: the checkpoint is of {len(saved['ranks'])} ranks, this run {world.size}"
@@ -100,7 +100,7 @@ def fresh_state(
 
 
 def learning_rate(config: TrainerConfig, completed_steps: int) -> float:
-    """Learning rate of the step that follows `completed_steps`."""
+    """Return the learning rate of the step that follows `completed_steps`."""
     if completed_steps < config.warmup_steps:
         return config.learning_rate * (completed_steps + 1) / config.warmup_steps
     decay_steps = max(1, config.steps - 1 - config.warmup_steps)
@@ -115,7 +115,7 @@ def warmup_then_cosine(optimizer: Optimizer, config: TrainerConfig) -> LambdaLR:
 
 
 def _settle_gradient_buckets(model: DistributedDataParallel, text: Tensor) -> None:
-    """One backward ahead of training, whose gradients are thrown away.
+    """Run one backward ahead of training, whose gradients are thrown away.
 
     DDP orders its gradient buckets anew after the first backward, and the order decides how the ranks'
     gradients are added up. Settled before the first step, it is the same in a resumed run, which then

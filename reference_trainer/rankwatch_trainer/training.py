@@ -100,7 +100,7 @@ class Evaluation:
             self._batches = next(share).to(device)
 
     def due(self, step: int) -> bool:
-        """Whether an evaluation follows this step."""
+        """Return whether an evaluation follows this step."""
         return self._every > 0 and step % self._every == 0
 
     @torch.no_grad()

@@ -41,7 +41,7 @@ class World:
         return cls(rank=rank, size=size, local_rank=local_rank, launched="MASTER_ADDR" in environment)
 
     def device(self, device: Device) -> torch.device:
-        """Where this rank's tensors live. Raises UsageError if there is no such GPU."""
+        """Return where this rank's tensors live. Raises UsageError if there is no such GPU."""
         if device != "cuda":
             return torch.device("cpu")
         if self.local_rank >= torch.cuda.device_count():

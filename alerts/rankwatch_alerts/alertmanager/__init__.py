@@ -67,7 +67,7 @@ def alertmanager_config(config: RuleConfig) -> dict[str, object]:
 
 
 _DETAILS = ("who", "cause", "cost", "since")
-"""What a page of PagerDuty lists of its first alert, each by the template of that name."""
+"""Details that a page of PagerDuty lists of its first alert, each by the template of that name."""
 _OF_GLOBAL = {
     "from": ("email_from", "smtp_from"),
     "smarthost": ("smtp_smarthost", "smtp_smarthost"),
@@ -79,7 +79,7 @@ _CONTACT = "{{ .CommonLabels.contact }}"
 
 
 def receivers(config: RuleConfig, theirs: Mapping[str, Any]) -> list[dict[str, object]]:
-    """One for each kind and owner; `theirs`, a table `global`, has what is not set."""
+    """Return the receivers, one for each kind and owner; `theirs`, a table `global`, has what is not set."""
     found: list[dict[str, object]] = [
         {"name": in_alertmanager(name), **_of(config, name, theirs)} for name in receiver_names(config.owners)
     ]
@@ -113,7 +113,7 @@ def _contacts(config: RuleConfig, theirs: Mapping[str, Any]) -> Iterator[dict[st
 
 
 def _set(config: RuleConfig, theirs: Mapping[str, Any], *fields: str) -> dict[str, object]:
-    """Fields of a receiver, without those that `theirs` has and that the settings leave as they are."""
+    """Return the fields of a receiver, but for those that `theirs` has and the settings leave as they are."""
     found = {}
     for field in fields:
         setting, of_global = _OF_GLOBAL[field]
@@ -184,8 +184,8 @@ def _text(template: str) -> str:
 
 
 def _detail(template: str) -> str:
-    """Newer versions of Alertmanager read a detail as YAML, and `who: rank 5` as a map. No YAML begins with a
-    tab, so that the text stays a text; it is no part of what people see."""
+    """Return a detail behind a tab: newer versions of Alertmanager read a detail as YAML, and `who: rank 5`
+    as a map. No YAML begins with a tab, so that the text stays a text; it is no part of what people see."""
     return "\t" + _text(template)
 
 
@@ -194,7 +194,7 @@ TICKET_HOURS = in_alertmanager("ticket-hours")
 
 
 def route(config: RuleConfig) -> dict[str, object]:
-    """Pages to the receiver of the owner at once, tickets in working hours, context to nobody.
+    """Return what routes pages to the owner's receiver at once, tickets in working hours, context to nobody.
 
     Only alerts with the label of the product enter, so it can stand first among the routes of others.
     """
@@ -260,7 +260,7 @@ def _tickets(config: RuleConfig) -> dict[str, object]:
 
 
 def time_intervals(config: RuleConfig) -> list[dict[str, object]]:
-    """When tickets are delivered; empty for always. A ticket that resolves before is never delivered."""
+    """Return when tickets are delivered; empty for always. One that resolves before is never delivered."""
     if not config.ticket_hours:
         return []
     start, _, end = config.ticket_hours.partition("-")
@@ -300,7 +300,7 @@ class Inhibition:
     severity: str = "any"
 
     def rules(self) -> Iterator[dict[str, list[str]]]:
-        """As Alertmanager reads it."""
+        """Yield its rules as Alertmanager reads them."""
         present = tuple(f'{label}=~".+"' for label in self.equal if label != "alertname")
         for of_source, *of_target in _SEVERITIES[self.severity]:
             yield {
@@ -324,7 +324,7 @@ def inhibitions(directory: str = "") -> tuple[Inhibition, ...]:
 
 
 def inhibit_rules(directory: str = "") -> list[dict[str, list[str]]]:
-    """All of them, as Alertmanager reads them."""
+    """Return all inhibitions as Alertmanager reads them."""
     return [rule for each in inhibitions(directory) for rule in each.rules()]
 
 

@@ -32,7 +32,7 @@ class Merged(NamedTuple):
 
     text: str
     notes: tuple[str, ...]
-    """What whoever asked for it should know, a sentence each."""
+    """Sentences on what whoever asked for it should know."""
 
 
 class _Edit(NamedTuple):
@@ -144,7 +144,7 @@ def _all(listed: Any, kind: type) -> bool:
 
 
 def _without_marked(text: str) -> str:
-    """Without the lines from each mark to the next. Raises SettingError for a mark without the other."""
+    """Leave out the lines from each mark to the next. Raises SettingError for a mark without the other."""
     kept, opened = [], 0
     for number, line in enumerate(StringIO(text), 1):
         mark = _MARK.match(line)
@@ -172,7 +172,7 @@ def _without_ours(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(entries: Iterable[Any]) -> list[Any]:
-    """Those of a list that are not ours: neither name nor first matcher is, nor is it the file of texts."""
+    """Return entries that are not ours: neither name nor first matcher is, nor is it the file of texts."""
 
     def is_ours(entry: Any) -> bool:
         if not isinstance(entry, dict):
@@ -184,7 +184,7 @@ def _others(entries: Iterable[Any]) -> list[Any]:
 
 
 def _refuse_clashes(document: Mapping[str, Any], ours: Mapping[str, list[Any]]) -> None:
-    """Alertmanager takes each name of a receiver and of a time interval once."""
+    """Refuse names that are taken: Alertmanager takes each name of a receiver and of a time interval once."""
     for what, lists in (
         ("receiver", ("receivers",)),
         ("time interval", ("time_intervals", "mute_time_intervals")),
@@ -205,12 +205,12 @@ def _in_brackets(text: str, ours: Iterable[str]) -> str:
 
 
 def _place(name: str) -> tuple[str, ...]:
-    """Where a list stands."""
+    """Return the path at which a list stands."""
     return ("route", name) if name == "routes" else (name,)
 
 
 def _found(root: Any, path: tuple[str, ...]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Key and value of each step of the path, as far as it is there."""
+    """Yield key and value of each step of the path, as far as it is there."""
     for name in path:
         pair = next((each for each in root.value if each[0].value == name), None)
         if pair is None:

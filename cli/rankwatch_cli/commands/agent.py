@@ -60,7 +60,7 @@ def _run(config: AgentConfig) -> int:
 
 
 def _serve_until_stopped(driver: Driver) -> None:
-    """SIGUSR1 releases the GPU driver, SIGUSR2 takes it up again, SIGTERM and SIGINT end it."""
+    """Serve until SIGTERM or SIGINT; SIGUSR1 releases the GPU driver, SIGUSR2 takes it up again."""
     while True:
         received = signal.sigwait(_SIGNALS)
         if signal.sigpending() & set(_STOP_SIGNALS):  # not after what others ask for

@@ -169,7 +169,7 @@ def _texts_beside(file: Path, config: RuleConfig) -> Path:
 
 
 def _overwrite(file: Path, text: str, before: str) -> None:
-    """In place, so that owner, group, mode and links stay. Puts back what was there if the disk is full."""
+    """Write in place: owner, group, mode and links stay. Puts back what was there if the disk is full."""
     try:
         file.write_text(text, encoding="utf-8", newline="")
     except OSError:
@@ -178,7 +178,7 @@ def _overwrite(file: Path, text: str, before: str) -> None:
 
 
 def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, object]]:
-    """Files that Grafana reads at its start: where the data are, and where the dashboards lie."""
+    """Return files that Grafana reads at its start: where the data are, and where the dashboards lie."""
     source = {
         "name": "Rankwatch",
         "uid": config.grafana_datasource_uid,

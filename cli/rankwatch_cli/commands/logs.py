@@ -30,7 +30,7 @@ _MOST_LINES = 100_000
 _MOST_COPY_BYTES = 8 * FILE_BYTES
 """Of a copy in a bundle: JSON escapes a control character by six."""
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-"""What programs print to colour a terminal."""
+"""Codes that programs print to colour a terminal."""
 _LEVELS = ((21, "FATAL"), (17, "ERROR"), (13, "WARN"), (9, "INFO"), (5, "DEBUG"), (1, "TRACE"))
 """Least severity of OpenTelemetry -> its name."""
 

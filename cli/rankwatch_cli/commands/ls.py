@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _verdicts(runs: Sequence[RunSeen], seconds: float) -> dict[Path, str]:
-    """Directory of a run -> its verdict in a word, as far as the time and the installed extras reach.
+    """Return verdicts in a word by directory of the run, as far as the time and the installed extras reach.
 
     Users take turns, the newest run of each first. The other runs show none.
     """

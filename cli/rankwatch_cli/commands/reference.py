@@ -90,4 +90,4 @@ def _slis() -> Iterator[str]:
 _SUBJECTS: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
     {"metrics": _metrics, "slis": _slis, "settings": _settings, "rules": _rules}
 )
-"""What can be asked for, and what prints it."""
+"""Subjects that can be asked for, and what prints them."""

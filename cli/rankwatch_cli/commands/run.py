@@ -110,7 +110,7 @@ def _parser() -> SentenceParser:
 
 
 def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Variables of the environment that the options set. Raises UserError."""
+    """Yield variables of the environment that the options set. Raises UserError."""
     for option, value in (("run", given.run), ("run-class", given.run_class)):
         if value is not None and not value.strip():
             raise UserError(f"--{option} is empty, expected a name")
@@ -155,7 +155,7 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def _obstacles(program: str | None, command: Sequence[str]) -> Iterator[str]:
-    """Why a Python that this command starts will not find rankwatch, as far as its words show it."""
+    """Yield why a Python that this command starts will not find rankwatch, as far as its words show it."""
     if is_disabled(os.environ):
         yield f"{environment.DISABLE} is set"
     words = [*_shebang(program), *command]
@@ -170,7 +170,7 @@ def _obstacles(program: str | None, command: Sequence[str]) -> Iterator[str]:
 
 
 def _of_launcher(name: str, options: Sequence[str]) -> Iterator[str]:
-    """Why a launcher with these options does not pass PYTHONPATH on."""
+    """Yield why a launcher with these options does not pass PYTHONPATH on."""
     if name == "env" and {"-", "-i", "--ignore-environment"} & set(options):
         yield "env -i clears the environment"
     if name in _SLURM_EXPORTS:

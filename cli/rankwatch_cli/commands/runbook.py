@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def shipped_pages() -> dict[str, Path]:
-    """Alert -> its page. Raises UserError where no page is installed."""
+    """Return the page of each alert. Raises UserError where no page is installed."""
     for folder in _FOLDERS:
         found = {path.stem: path for path in sorted(folder.glob(f"{_PREFIX}*.md"))}
         if found:
@@ -138,7 +138,7 @@ def _is_of(alert: FiringAlert, name: str) -> bool:
 
 
 def _alerts_in(parsed: Any) -> Iterator[FiringAlert]:
-    """One alert, a list, what a webhook gets, or an answer of the API of Prometheus."""
+    """Yield what fires in an alert, a list, what a webhook gets, or an answer of the API of Prometheus."""
     if isinstance(parsed, list):
         for each in parsed:
             yield from _alerts_in(each)
@@ -168,7 +168,7 @@ def _texts(table: Any) -> dict[str, str]:
 
 
 def _root(link: Any) -> str:
-    """Of a link such as http://prometheus:9090/graph?g0.expr=... what stands before its page."""
+    """Return what stands before the page in a link such as http://prometheus:9090/graph?g0.expr=..."""
     parts = _url(printable(link)) if isinstance(link, str) else None
     if parts is None:
         return ""
@@ -176,7 +176,7 @@ def _root(link: Any) -> str:
 
 
 def _url(text: str) -> urllib.parse.SplitResult | None:
-    """Its parts; None if it is no URL of a web server."""
+    """Return the parts of a URL; None if it is none of a web server."""
     try:
         parts = urllib.parse.urlsplit(text)
         return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
@@ -243,8 +243,8 @@ def _described(alert: FiringAlert) -> Iterator[str]:
 
 
 def _filled(line: str, alert: FiringAlert) -> str:
-    """Values are quoted for the shell; what the alert does not name stays as an example, but for the cluster:
-    series of a cluster without a name have no such label."""
+    """Fill in values, quoted for the shell; what the alert does not name stays as an example, but for the
+    cluster: series of a cluster without a name have no such label."""
 
     def value(found: re.Match[str]) -> str:
         given = alert.value_of(found[1])

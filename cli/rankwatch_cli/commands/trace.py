@@ -68,7 +68,7 @@ def _write(events: Iterable[dict[str, Any]], target: str) -> None:
 
 
 def _write_to(file: TextIO, events: Iterable[dict[str, Any]]) -> None:
-    """One event a line, so that nothing as large as the trace is in memory."""
+    """Write one event a line, so that nothing as large as the trace is in memory."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     for number, event in enumerate(events):
         file.write(("\n" if number == 0 else ",\n") + as_json(event))

@@ -38,7 +38,7 @@ _COMPUTING = ("--device", "cpu", "--layers", str(_LAYERS), "--width", "64", "--b
 
 
 def find_servers() -> dict[str, str]:
-    """Paths of Prometheus and Alertmanager by name, of those that are installed."""
+    """Return the paths of Prometheus and Alertmanager by name, of those that are installed."""
     names = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
     found = {name: next(filter(None, map(shutil.which, commands)), None) for name, commands in names.items()}
     return {name: path for name, path in found.items() if path}
@@ -159,7 +159,7 @@ def answers(url: str) -> bool:
 
 
 def missing_servers(found: Sequence[str]) -> str | None:
-    """One sentence about what is missing and how to get it, or None."""
+    """Return one sentence about what is missing and how to get it, or None."""
     if {"prometheus", "alertmanager"} <= set(found):
         return None
     return (

@@ -53,7 +53,7 @@ class Outcome:
     """From the injection to the alert's arrival, or to the engine's verdict."""
     alert: Alert | None
     verdict: Verdict | None
-    """What the straggler engine says of the black boxes, without Prometheus."""
+    """Verdict of the straggler engine on the black boxes, without Prometheus."""
     false_alarms: tuple[Alert, ...]
 
     @property
@@ -218,7 +218,7 @@ class Demo:
         self._last_progress = (moment, step)
 
     def _steps(self, addresses: Addresses) -> dict[int, float]:
-        """One scrape of the agent. A failed one is repeated: a busy machine must not end the demo."""
+        """Read steps from the agent. A failed scrape is repeated: a busy machine must not end the demo."""
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:

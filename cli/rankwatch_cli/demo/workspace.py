@@ -94,7 +94,7 @@ class Workspace:
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """HOST:PORT on the loopback interface that the kernel gives to no other socket within the block.
+    """Yield HOST:PORT on the loopback interface that the kernel gives to no other socket within the block.
 
     A server that sets SO_REUSEADDR, as Prometheus and Alertmanager do, can still listen there.
     """

@@ -77,7 +77,7 @@ class ObservedOperation:
         self._places.append(place_of(file))
 
     def lies_at(self, path: object) -> None:
-        """Its file or folder is this one. The first call counts."""
+        """Note where its file or folder lies. The first call counts."""
         self.path = self.path or place_of(path)
 
     def renamed(self, source: str, target: str) -> None:
@@ -134,7 +134,7 @@ class Part:
         self.lasting = False
 
     def lies_at(self, path: object) -> None:
-        """Its file or folder is this one: that of the operation, unless another call made this one."""
+        """Note where its file or folder lies: that of the operation, unless another call made this one."""
         (self.operation.holds if self.outer else self.operation.lies_at)(path)
 
 
@@ -321,7 +321,7 @@ class Checkpoints:
         self.end(part)
 
     def settle(self) -> None:
-        """Training goes on: the files of the pause are complete. Does nothing if `waiting` is False."""
+        """Note that training goes on: the files of the pause are complete. Does nothing unless `waiting`."""
         if not self.waiting:
             return
         if self._run is not None:

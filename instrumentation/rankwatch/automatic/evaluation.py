@@ -98,7 +98,7 @@ class Evaluation:
             self._begin(self._candidate)
 
     def training_goes_on(self, module: Any = None) -> None:
-        """Training goes on: a forward pass of this module with gradient, a backward pass, an optimizer."""
+        """Note that training goes on: a forward pass of this module with gradient, backward, an optimizer."""
         if module is not None and module is not self._latest():
             self._learn(module)
         if self._candidate:
@@ -143,7 +143,7 @@ class Evaluation:
             self._parameters.update(id(each) for each in module.parameters() if each.requires_grad)
 
     def _was_trained(self, module: Any) -> bool:
-        """By the first of its parameters: a module and its wrapper share them."""
+        """Return whether it was trained, by the first of its parameters: module and wrapper share them."""
         if module in self._known:
             return True
         first = next((each for each in module.parameters() if each.requires_grad), None)

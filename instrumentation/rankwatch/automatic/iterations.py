@@ -88,7 +88,7 @@ class Iterations:
         return self._open
 
     def training_goes_on(self, moment: float) -> bool:
-        """Training goes on: forward, backward or an optimizer. True if `begin` must follow."""
+        """Note that training goes on: forward, backward or optimizer. True if `begin` must follow."""
         if self._stepped:
             undecided = not self._following_since
             if undecided:
@@ -276,8 +276,8 @@ class Waits:
         self._waits.append(Wait(began, ended, _reference(iterator), amounts, False))
 
     def exhausted(self, began: float, ended: float, iterator: object) -> None:
-        """There was no further batch. If training follows at once, the loop fetches a batch ahead; if nothing
-        was trained with the batches before, the loop has only read them."""
+        """Note that there was no further batch. If training follows at once, the loop fetches a batch ahead;
+        if nothing was trained with the batches before, the loop has only read them."""
         reference = _reference(iterator)
         before = len(self._waits)
         self.drop(reference)

@@ -15,7 +15,7 @@ SITE = Path(__file__).resolve().parent / "site"
 
 
 def recording_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with what zero-code recording needs: the folder in front of PYTHONPATH, and two variables.
+    """Return `env` with what zero-code recording needs: the folder in front of PYTHONPATH, and two variables.
 
     Raises UsageError if PYTHONPATH cannot hold the folder.
     """

@@ -287,7 +287,7 @@ class Loop:
         visibility.sees(Capability.STEPS)
 
     def _training_goes_on(self, moment: float) -> None:
-        """Training goes on at this moment, so the waits before were for training."""
+        """Note that training goes on at this moment, so the waits before were for training."""
         assert self._iterations is not None
         if self._deferred.pending:
             self._count_deferred()
@@ -342,7 +342,7 @@ class Loop:
         self._phases.optimizer.begin(moment)
 
     def optimizers_raised(self) -> None:
-        """No optimizer is stepping any more: those that were have raised."""
+        """Note that no optimizer is stepping any more: those that were have raised."""
         self.stepping.clear()
         if self._phases is not None:
             self._phases.optimizer.abandon()

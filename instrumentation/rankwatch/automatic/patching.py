@@ -188,7 +188,7 @@ def _watching(
 
 
 def _compiling() -> Callable[[], bool]:
-    """torch's own function, which the compiler knows; inside a graph nothing is watched."""
+    """Return torch's own function, which the compiler knows; inside a graph nothing is watched."""
     compiler: Any = sys.modules.get("torch.compiler")
     return getattr(compiler, "is_compiling", None) or bool
 

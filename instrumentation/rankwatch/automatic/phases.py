@@ -133,7 +133,7 @@ class Forward:
         self._close(self._returned if self._loss_computed and not inside else moment)
 
     def end(self) -> None:
-        """Something else begins: the phase is over since its last pass has returned."""
+        """End the phase: something else begins, so it is over since its last pass has returned."""
         if self.began:
             self._close(self._clock() if self.running else self._returned)
 

@@ -33,7 +33,7 @@ from rankwatch.starting import run_of_script, start_automatically
 _STEPS_BEFORE = 20
 """Steps after which rank 0 says what is not visible. By then each hook has had its chance."""
 _PLACE = (*RANK_VARIABLES, "LOCAL_RANK", "NODE_RANK")
-"""What tells the processes of a job apart; a process that a rank starts has the same values."""
+"""Variables that tell the processes of a job apart; a process that a rank starts has the same values."""
 
 _run: Run | DisabledRun | None = None
 _replicas: list[weakref.ref[Any]] = []

@@ -79,7 +79,7 @@ class Values:
             self._scaled.append((weakref.ref(result), loss.detach()))  # type: ignore[attr-defined]
 
     def clips(self, norm: object) -> None:
-        """Gradients are about to be clipped by this total norm."""
+        """Note that gradients are about to be clipped by this total norm."""
         if len(self._clip_norms) < _MOST_NORMS:
             self._clip_norms.append(norm)
 
@@ -127,8 +127,8 @@ class Values:
             self._skips(index, state)
 
     def _skips(self, index: int, state: Any) -> None:
-        """Whether a scaler has found gradients that are not finite: only the device knows it yet. A fused
-        optimizer is called all the same, and updates nothing."""
+        """Hold whether a scaler has found gradients that are not finite: only the device knows it yet. A
+        fused optimizer is called all the same, and updates nothing."""
         found = list(state.get("found_inf_per_device", {}).values())
         if index >= _MOST_OPTIMIZERS or len(found) != 1:
             return
@@ -152,7 +152,7 @@ class Values:
         self._updates = 0
 
     def forget_optimizers(self) -> None:
-        """Another training begins. Optimizers of the one before may still exist, but its own count anew."""
+        """Forget all: another training begins. Old optimizers may still exist, but its own count anew."""
         self.forget()
         self._optimizers.clear()
 
@@ -261,7 +261,7 @@ def _device(value: Any) -> Any:
 
 
 def _sum(values: list[Any], *, in_32_bits: bool = False) -> Any:
-    """in_32_bits: what a loop gets, bit for bit, that adds up its tensors as they come."""
+    """Add up; `in_32_bits` gives, bit for bit, what a loop gets that adds up its tensors as they come."""
     total = values[0]
     for each in values[1:]:
         total = total + each
@@ -334,7 +334,7 @@ def _tokens(inputs: Any, mask: Any) -> float | None:
 
 
 def _tensors(batch: object) -> Iterator[Any]:
-    """Tensors of the batch: the batch itself, its items, and the values of mappings among them.
+    """Yield tensors of the batch: the batch itself, its items, and the values of mappings among them.
 
     Lists inside of it are left out: their tensors may be one for each sample.
     """

@@ -9,7 +9,7 @@ from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
 IMPORTANT = (Capability.STEPS, Capability.DATA_WAIT, Capability.LOSS, Capability.CHECKPOINTS)
-"""What rank 0 says on standard error if it is not visible. The others are in the record only."""
+"""Capabilities that rank 0 reports on standard error if not visible. The others are in the record only."""
 _IN_EVERY_LOOP = (Capability.STEPS, Capability.DATA_WAIT, Capability.LOSS)
 _MOST_FAILURES = 20
 

@@ -17,7 +17,7 @@ from collections import deque
 from rankwatch.blackbox import layout
 
 _PAUSE_SECONDS = 0.1
-"""What a process writes in the last tenth of a second before it is killed is lost."""
+"""Pause between two copies: what a process writes in it before it is killed is lost."""
 _ALL_EACH = 10
 """Each so many times all of the file is read and compared, else only what it has written of the newest
 parts: a file that is cut while a copy writes behind the cut has its old size again, and zeros before it."""

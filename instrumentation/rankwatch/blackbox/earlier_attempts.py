@@ -53,7 +53,7 @@ def keep(run: Folder, rank: int, box: int) -> None:
 
 
 def place_of(path: Path, attempt: int) -> Path:
-    """Where the box at this path is kept, once another attempt has taken its place."""
+    """Return where the box at this path is kept, once another attempt has taken its place."""
     return path.parent / FOLDER / f"{path.stem}-{attempt}{layout.SUFFIX}"
 
 

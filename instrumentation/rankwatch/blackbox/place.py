@@ -59,7 +59,7 @@ REMEDY = (
     "give the container more shared memory (`docker run --shm-size=1g`, in Kubernetes an emptyDir of medium "
     "Memory with a sizeLimit), or set RANKWATCH_DIR to another directory"
 )
-"""What a user can do about too little room."""
+"""Things that a user can do about too little room."""
 
 
 def open_directory(path: Path) -> Folder:
@@ -85,7 +85,7 @@ def is_shared_by_tenants(boxes: Folder) -> bool:
 
 
 def distrust(boxes: Folder) -> str:
-    """Why other users could remove or replace what this user has in this directory; empty if they cannot.
+    """Return why other users could remove or replace what this user has in this folder; empty if they cannot.
 
     The own directory of a tenant is mounted, too, but has no sticky bit: so Kubernetes makes an emptyDir and
     a subPath. Nobody else is there.
@@ -245,7 +245,7 @@ def own_run(boxes: Folder, run: str) -> Folder:
 
 
 def _names_by_time(boxes: Folder, beginning: str) -> list[str]:
-    """Names that end in the moment at which this user has made them, the first of them first.
+    """Return names that end in the moment at which this user has made them, the first of them first.
 
     Others may take all names that can be guessed. So the first rank makes a folder with the present moment,
     and the others find it.
@@ -260,7 +260,7 @@ def _names_by_time(boxes: Folder, beginning: str) -> list[str]:
 
 
 def _own_names(boxes: Folder, beginning: str) -> list[str]:
-    """Names of this user's folders with this beginning and a number, in the order of the numbers."""
+    """Return names of this user's folders with this beginning and a number, in the order of the numbers."""
     end = time.monotonic() + _LOOK_SECONDS
     found = []
     for name in takewhile(lambda _: time.monotonic() < end, boxes.names()):

@@ -113,7 +113,7 @@ class Operator:
         return layout.message(arguments[peer], received=received)
 
     def input_bytes(self, arguments: Sequence[Any]) -> int:
-        """Bytes of the rank's input."""
+        """Return the bytes of the rank's input."""
         tensors = arguments[self._inputs]
         if type(tensors) is list:
             if len(tensors) != 1:
@@ -233,7 +233,7 @@ class Call:
             self._group.complete(self)
 
     def wait_only(self) -> None:
-        """Only a wait for it, if there is one, shows its end. Until then it does not count as in flight."""
+        """Leave it to a wait, if there is one, to show its end. Until then it does not count as in flight."""
         self._seen_by_wait = True
         self._group.complete(self)
 
@@ -274,8 +274,8 @@ class Call:
             self._group.complete(self)
 
     def abandoned(self) -> None:
-        """Nobody will wait for its work. Its end stays unknown, unless a thread waits for its output or
-        there is a future."""
+        """Note that nobody will wait for its work. Its end stays unknown, unless a thread waits for its
+        output or there is a future."""
         if not self._seen_by_wait:
             return
         if self._storages and self.lives_by_output:
@@ -284,7 +284,7 @@ class Call:
             self._record(self.enqueued, self.enqueued, failed=False, flags=layout.UNTIMED)
 
     def outputs_gone(self) -> None:
-        """No thread can wait for its outputs any more."""
+        """Note that no thread can wait for its outputs any more."""
         self._forget_outputs()
         if self._dropped:
             self._record(self.enqueued, self.enqueued, failed=False, flags=layout.UNTIMED)

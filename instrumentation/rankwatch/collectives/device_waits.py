@@ -177,7 +177,7 @@ class DeviceWaits:
             self._failures.note(_FOLLOW, error)
 
     def begins_work(self, work: Any) -> bool:
-        """As `begins`, for `Work.wait`. The work shows its kind of operation, but not its group."""
+        """Do as `begins`, for `Work.wait`. The work shows its kind of operation, but not its group."""
         key = self._latest
         try:
             kind = work._get_op_type()
@@ -192,7 +192,7 @@ class DeviceWaits:
         return self.begins(key)
 
     def begins_for(self, tensor: Any) -> bool:
-        """As `begins`, for the output of a functional collective."""
+        """Do as `begins`, for the output of a functional collective."""
         try:
             key = self._by_storage.get(tensor.untyped_storage()._cdata)
         except Exception as error:  # noqa: BLE001 - as above
@@ -266,7 +266,7 @@ class DeviceWaits:
         return wait
 
     def _begins_on(self, stream: Any, key: WaitKey) -> bool:
-        """As `begins`, for a wait of this stream. Another stream that waits communicates from then on."""
+        """Do as `begins`, for a wait of this stream. Another stream that waits communicates from then on."""
         try:
             compute, address = self._compute(), self._address(stream)
             if compute is None or self._gpu.captures.going_on():

@@ -210,7 +210,7 @@ class ExitWait:
         atexit.register(self._wait)
 
     def cancel(self) -> None:
-        """No further collective is followed. Those in flight are still waited for."""
+        """Cancel the wait, as no further collective is followed. Those in flight are still waited for."""
         if not self._in_flight:
             atexit.unregister(self._wait)
 

@@ -65,7 +65,7 @@ class Label(StrEnum):
     TENSOR = "tensor"
     """Name of a tensor of a checkpoint; empty where none is meant alone."""
     DAMAGE = "damage"
-    """What is wrong with a file of a checkpoint: flipped, truncated, missing, ..."""
+    """Damage to a file of a checkpoint: flipped, truncated, missing, ..."""
     CHECKPOINT_STAGE = "checkpoint_stage"
     """Stage of a checkpoint operation: serialize, write, fsync, ..."""
     HOST = "host"
@@ -127,7 +127,7 @@ class Label(StrEnum):
     CURRENCY = "currency"
     """Three letters of ISO 4217: EUR."""
     BASIS = "basis"
-    """What a price stands for: list, contracted, amortised."""
+    """Meaning of a price: list, contracted, amortised."""
     ARCHITECTURE = "architecture"
     SERIAL = "serial"
     DRIVER_VERSION = "driver_version"
@@ -149,7 +149,7 @@ class Label(StrEnum):
     AVAILABILITY = "availability"
     """How many spare rows a bank of device memory has left."""
     ACTION = "action"
-    """What to do about a fault."""
+    """Thing to do about a fault."""
     PROFILE = "profile"
     """Profile of a MIG instance: 1g.10gb, ..."""
     GPU_INSTANCE = "gpu_instance"
@@ -196,7 +196,7 @@ class Label(StrEnum):
     COMMUNICATOR_RANK = "communicator_rank"
     """Rank in a communicator; in the largest one mostly the global rank."""
     TERM = "term"
-    """What a sum of squares is of: local, work, forward, backward, or the sum of two of them."""
+    """Term that a sum of squares is of: local, work, forward, backward, or the sum of two of them."""
     FIELD = "field"
     """A field of DCGM by its name."""
 
@@ -282,6 +282,6 @@ OF_RANKS_THAT_HAD_THEM: Mapping[str, str] = MappingProxyType(
 """Metrics that not every run has, but which must not vanish from a running rank that had them."""
 
 TOGETHER = ("work", "microbatches")
-"""What may explain that a rank's own time varies: label `reason`."""
+"""Reasons that may explain why a rank's own time varies: label `reason`."""
 OUTSTANDING = "outstanding"
 """Label `shown`: of this large run only ranks that may stand out are exported. Empty for all other runs."""

@@ -24,7 +24,7 @@ class Instrument(StrEnum):
 
     COUNTER = "counter"
     UP_DOWN_COUNTER = "up_down_counter"
-    """What the conventions want for sizes and states; a gauge that may be added up."""
+    """Kind that the conventions want for sizes and states; a gauge that may be added up."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -43,11 +43,11 @@ class OtelMetric:
     constants: Mapping[str, str] = field(default_factory=dict)
     """Attributes with the same value on every series of the Prometheus metric."""
     only: Mapping[Label, str] = field(default_factory=dict)
-    """Where not empty, only series with these labels; the others go by their own name."""
+    """Labels without which a series goes by its own name; empty where all series go by this one."""
 
 
 def otel_metric(metric: Metric, labels: tuple[str, ...]) -> OtelMetric:
-    """Under what a series (its label values in declared order) goes over OTLP."""
+    """Return the metric as which a series (its label values in declared order) goes over OTLP."""
     standard = STANDARD.get(metric.name)
     if standard is None:
         return own_metric(metric)
@@ -84,7 +84,7 @@ _UNITS = {
     "1": "1",
 }
 _COUNTED = {"seconds": "_time", "bytes": "_io"}
-"""What a counter of a unit is called, as in system.cpu.time and system.network.io."""
+"""Endings of counters by unit, as in system.cpu.time and system.network.io."""
 _PARTS = ("flight_recorder", "kernel_log")
 """Parts of rankwatch whose names are two words; all others are one."""
 _OWN_NAMES = {
@@ -111,7 +111,7 @@ _ATTRIBUTES = {
 }
 """Labels that mean the same as a standard attribute; the others are attributes `rankwatch.<label>`."""
 _DEVICES = {"rankwatch_network_": "network.interface.name", "rankwatch_disk_": "system.device"}
-"""What the label device is, by the beginning of the metric's name."""
+"""Attributes that the label device stands for, by the beginning of the metric's name."""
 
 
 def _own_name(metric: Metric) -> str:

@@ -243,8 +243,8 @@ class PriceBasis(StrEnum):
     """What a price stands for. Costs of different bases are never added."""
 
     LIST = "list"
-    """What anybody pays."""
+    """Price that anybody pays."""
     CONTRACTED = "contracted"
-    """What this customer pays."""
+    """Price that this customer pays."""
     AMORTISED = "amortised"
-    """What own machines cost over their life, with power and people."""
+    """Cost of own machines over their life, with power and people."""

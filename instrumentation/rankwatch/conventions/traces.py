@@ -59,7 +59,7 @@ class Attribute(StrEnum):
     SCHEDULER_TRACE = "rankwatch.scheduler.trace_id"
     """Trace of whoever started the job, by its TRACEPARENT."""
     LINK = "rankwatch.link"
-    """What a link leads to."""
+    """Target of a link."""
     EXCEPTION_TYPE = "exception.type"
     EXCEPTION_MESSAGE = "exception.message"
 

@@ -56,7 +56,7 @@ class ComputeStream:
         return self._current(self.device) == self.handle
 
     def current(self) -> int:
-        """Address of the stream to which this thread enqueues on the device."""
+        """Return the address of the stream to which this thread enqueues on the device."""
         return self._current(self.device)
 
     def in_backward(self) -> bool:
@@ -113,9 +113,9 @@ class Captures:
             return True
 
     def still_going_on(self) -> bool:
-        """As `going_on`, for the end of a step: forgets captures that nobody has ended and whose streams
-        capture nothing any more. Any thread may ask for the state of a stream, also while another captures.
-        """
+        """Answer as `going_on`, at the end of a step: forgets captures that nobody has ended and whose
+        streams capture nothing any more. Any thread may ask for the state of a stream, also while another
+        captures."""
         for graph, stream in list(self.open.items()):
             if stream is not None and not self._captures(stream):
                 self._over(graph)

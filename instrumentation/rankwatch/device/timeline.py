@@ -283,7 +283,7 @@ class DeviceTimeline:
         self._step_open = False
 
     def sees_no_waits(self) -> None:
-        """Nobody shows the waits, so that own time is never known."""
+        """Note that nobody shows the waits, so that own time is never known."""
         self._blind = True
 
     def _mark(self, moment: float) -> None:
@@ -370,7 +370,7 @@ class DeviceTimeline:
         self._free += [mark[EVENT] for mark in marks[:-1]]
 
     def _moment_of(self, marks: list[Mark], seconds: float) -> float:
-        """When the device passed the first mark, on the host's clock.
+        """Return when the device passed the first mark, on the host's clock.
 
         Counted from the last step, so that the drift between the clocks does not add up: the device passes a
         mark neither before it was enqueued nor after it was seen passed.

@@ -45,7 +45,7 @@ class Digest:
     """
 
     def __init__(self, tensors: Sequence[Any], *, blocks_at_once: int | None = None) -> None:
-        """blocks_at_once: by default what suits the device. The sums are the same."""
+        """Prepare for these tensors. blocks_at_once: by default what suits the device, with the same sums."""
         torch = _torch()
         device = tensors[0].device
         # The CPU reads a block once, from its cache; only there integers have a product of vectors.
@@ -101,7 +101,7 @@ class Digest:
 
 
 def layout_of(tensors: Sequence[Any]) -> tuple[object, ...]:
-    """Equal for tensors that one `Digest` can be used for."""
+    """Return what is equal for tensors that one `Digest` can be used for."""
     return tuple((each.device, each.dtype, each.numel()) for each in tensors)
 
 
@@ -137,7 +137,7 @@ def as_integers(tensor: Any) -> Any:
 
 
 def _part(flat: Any, begin: int, end: int) -> Any:
-    """Integers of 64 bits of a tensor; `flat` may consist of smaller ones."""
+    """Return integers of 64 bits of a tensor; `flat` may consist of smaller ones."""
     torch = _torch()
     if flat.dtype == torch.int64:
         return flat[begin:end]
@@ -189,7 +189,7 @@ def _length(chunks: Sequence[Sequence[Piece]]) -> int:
 
 
 def _odd(numbers: Any) -> Any:
-    """Odd numbers that look random: the mixing function of SplitMix64, modulo 2**64."""
+    """Return odd numbers that look random: the mixing function of SplitMix64, modulo 2**64."""
     mixed = numbers * _signed(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         shifted = (mixed >> shift) & ((1 << (64 - shift)) - 1)  # torch's shift keeps the sign

@@ -195,7 +195,7 @@ def _compute(torch: Any, device: Any, digest: Any, tensors: list[Any]) -> tuple[
 
 
 def _obstacle(torch: Any, tensor: Any) -> Unseen | None:
-    """Why the bits of a tensor cannot be read; None if they can. The other tensors are read without it."""
+    """Return why the bits of a tensor cannot be read; None if they can. The others are read without it."""
     if tensor.device.type not in _DEVICES:
         return Unseen.DEVICE
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -231,8 +231,8 @@ def replicas_of_modules(modules: Iterable[Any]) -> tuple[list[Replicas], Unseen 
 def replicas_of_tensors(
     named: Iterable[tuple[str, Any]], identity: Identity
 ) -> tuple[list[Replicas], Unseen | None]:
-    """Tensors of which a script says that they are the same on all ranks with the same position in all
-    parallel dimensions but the data-parallel ones."""
+    """Return the replicas of tensors of which a script says that they are the same on all ranks with the same
+    position in all parallel dimensions but the data-parallel ones, or why there are none."""
     named = [(name, each) for name, each in named if each.numel()]
     if not named:
         return [], Unseen.NOT_CALLED

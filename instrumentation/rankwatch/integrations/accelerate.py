@@ -113,7 +113,7 @@ class _Tracker:
                 run.scalar(name, value)
 
     def finish(self) -> None:
-        """Only rank 0 is told that the training is over. The run ends on each rank when its process does."""
+        """Do nothing: only rank 0 is told the end of training. The run ends on each rank with its process."""
 
 
 def _bases() -> list[type]:

@@ -26,7 +26,7 @@ def require(package: str, *, integration: str, name: str) -> None:
 
 
 def class_when_used(module: str, name: str, own: type, bases: Callable[[], Iterable[type]]) -> Any:
-    """`__getattr__` of a module that has a class of this name, which inherits from classes of a framework.
+    """Return `__getattr__` of a module with a class of this name, which inherits from a framework's classes.
 
     It is made when somebody asks for it: the import of an integration imports no framework.
     """
@@ -86,7 +86,7 @@ def watch_checkpoint(
 
 
 def checkpoint_ended(part: Part | None, result: object, error: BaseException | None) -> None:
-    """For `watch`: the call that is this part of a checkpoint has ended. None: it is none."""
+    """Note, for `watch`, that the call that is this part of a checkpoint has ended. None: it is none."""
     if part is not None:
         checkpoints.end(part, error=error)
 

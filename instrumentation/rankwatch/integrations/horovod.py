@@ -33,7 +33,7 @@ _MODULES = (
 
 
 def start(**options: Any) -> rankwatch.Run | rankwatch.DisabledRun:
-    """`rankwatch.start` with rank, world size and local rank by Horovod. Call it after `hvd.init()`.
+    """Call `rankwatch.start` with rank, world size and local rank by Horovod; only after `hvd.init()`.
 
     options: those of `rankwatch.start`. Raises UsageError if Horovod is not initialised.
     """

@@ -75,7 +75,7 @@ _ORBAX_STAGES = {
 def start(
     *, phases: Iterable[str] = (), annotation: str | None = "train", **options: Any
 ) -> rankwatch.Run | rankwatch.DisabledRun:
-    """`rankwatch.start` with the rank by JAX, and with what JAX reports. Call it after
+    """Call `rankwatch.start` with the rank by JAX, and with what JAX reports; only after
     `jax.distributed.initialize`.
 
     annotation: name of the `StepTraceAnnotation` that is a training step; None for a loop that calls
@@ -123,7 +123,7 @@ def listen(run: Run) -> None:
 
 
 def _coordinator() -> str | None:
-    """Address of the process that JAX's processes meet at; None without `jax.distributed`."""
+    """Return the address of the process that JAX's processes meet at; None without `jax.distributed`."""
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src.distributed import global_state
 

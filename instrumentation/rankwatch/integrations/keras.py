@@ -89,7 +89,7 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @_guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """At the first epoch all callbacks have restored what they restore."""
+        """Begin an epoch; at the first one all callbacks have restored what they restore."""
         assert self._run is not None
         if self._first_epoch:
             self._first_epoch = False

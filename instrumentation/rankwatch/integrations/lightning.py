@@ -98,7 +98,7 @@ def _fabric_save_ended(save: tuple[Any, Any, Part] | None, result: Any, error: B
 
 
 def _add_place(part: Part, path: Any, *, written: bool) -> None:
-    """Lightning saves into memory, and that into the file: torch has told no size, and no path."""
+    """Add path and size: Lightning saves into memory, and that into the file, so torch has told neither."""
     part.lies_at(path)
     if written and not part.operation.size:
         part.operation.size = bytes_of(path)
@@ -166,7 +166,7 @@ def _load_ended(token: tuple[Any, Part] | None, result: Any, error: BaseExceptio
 
 
 def _steps_done(trainer: Any) -> int:
-    """Lightning's `global_step` counts each optimizer of a manual optimization: then batches are counted."""
+    """Return `global_step`; of a manual optimization, where it counts each optimizer, the batches."""
     module = trainer.lightning_module
     if module is None or module.automatic_optimization:
         return int(trainer.global_step)
@@ -292,7 +292,7 @@ def _bases() -> list[type]:
 
 
 def _namespaces() -> list[str]:
-    """Those that the script uses; all that are installed if it has imported none so far."""
+    """Return those that the script uses; all that are installed if it has imported none so far."""
     loaded = [each for each in NAMESPACES if each in sys.modules]
     return loaded or [each for each in NAMESPACES if find_spec(each.partition(".")[0])]
 

@@ -30,7 +30,7 @@ _OF_THIS_PROCESS = (variables.RANK_PROCESS,)
 
 
 def environment(*, run: str | None = None) -> dict[str, str]:
-    """Variables with which Ray's workers record themselves: PYTHONPATH, and what this process has of
+    """Return variables with which Ray's workers record themselves: PYTHONPATH, and what this process has of
     rankwatch's variables.
 
     run: id of the run. Without it, and without `RANKWATCH_RUN`, all trainings of a driver share the id of
@@ -46,7 +46,7 @@ def environment(*, run: str | None = None) -> dict[str, str]:
 
 
 def start(**options: Any) -> rankwatch.Run | rankwatch.DisabledRun:
-    """`rankwatch.start` in a worker, with rank, world size, local rank and name of the run by Ray Train.
+    """Call `rankwatch.start` in a worker, with rank, world size, local rank and name of the run by Ray Train.
 
     options: those of `rankwatch.start`. Raises UsageError outside of a worker.
     """

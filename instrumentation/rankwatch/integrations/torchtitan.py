@@ -24,7 +24,7 @@ from rankwatch.conventions.vocabulary import TOKENS
 from rankwatch.integrations.frameworks import begin_reporting, evaluation_began, evaluation_ended
 
 _FACTORY = "rankwatch.integrations.torchtitan.register"
-"""What the variable holds, alone or among others, separated by commas."""
+"""Value that the variable holds, alone or among others, separated by commas."""
 _JSON_LINES = "torchtitan.observability.structured_logger.jsonl_handler"
 _NAME = "torchtitan"
 
@@ -80,7 +80,7 @@ class _Events:
         self._no_batch = False
 
     def follow(self, name: str, record: logging.LogRecord) -> None:
-        """One record. A span has two: `..._start` and `..._end`, and before it `..._error` if it raises."""
+        """Follow a record. A span has `..._start` and `..._end`, and before it `..._error` if it raises."""
         if name == "step_start":
             self._step_begins(record)
         elif self._reported is None:

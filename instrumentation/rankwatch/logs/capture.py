@@ -26,7 +26,7 @@ _LONGEST_OUTPUT = SLOTS * LONGEST_BYTES
 """Characters of one write that are looked at; more would not fit the file."""
 _MOST_ARGUMENTS = 32
 _writer: LineWriter | None = None
-"""Where lines go; None before the first run, and in a forked child, which is not the rank."""
+"""Writer that lines go to; None before the first run, and in a forked child, which is not the rank."""
 _installed = False
 _within: set[int] = set()
 """Threads inside `Logger.callHandlers`. Mostly empty, which costs less to see than a thread's variable."""

@@ -85,7 +85,7 @@ class JsonHandler(logging.StreamHandler[TextIO]):
 
 
 def severity_number(level: int) -> int:
-    """OpenTelemetry's number of a level of logging."""
+    """Return OpenTelemetry's number of a level of logging."""
     for least, number in _SEVERITIES:
         if level >= least:
             return number

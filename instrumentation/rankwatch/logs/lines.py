@@ -123,7 +123,7 @@ class LineWriter:
             self._copies.copy()
 
     def close(self) -> None:
-        """Another file takes over. Writing stays possible."""
+        """Stop the copies: another file takes over. Writing stays possible."""
         copies, self._copies = self._copies, None
         if copies is not None:
             copies.close()
@@ -147,7 +147,7 @@ def read_lines(file: int, name: object) -> list[Line]:
 
 
 def read_lines_at(path: Path) -> list[Line]:
-    """As `read_lines`, for a file by its path. A link is not followed."""
+    """Read a file by its path as `read_lines` does. A link is not followed."""
     file = open_regular(path, follow_folder=True)
     try:
         return read_lines(file, path)

@@ -66,13 +66,13 @@ def find(modules: Mapping[str, Any], env: Mapping[str, str], trackio_run: Any = 
 
 
 def current_trackio_run(modules: Mapping[str, Any]) -> Any:
-    """trackio's run, which only the thread that began it can see; None without one."""
+    """Return trackio's run, which only the thread that began it can see; None without one."""
     variables = modules.get("trackio.context_vars")
     return None if variables is None else variables.current_run.get()
 
 
 def tensorboard_writers(modules: Mapping[str, Any]) -> list[Found]:
-    """TensorBoard's writers that are alive. It looks at all objects of the process: for its exit only."""
+    """Find TensorBoard's writers that are alive. Looks at all objects of the process: for its exit only."""
     kinds = tuple(
         kind
         for name, attribute in _WRITERS

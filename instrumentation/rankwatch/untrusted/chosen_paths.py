@@ -32,7 +32,7 @@ _ENOUGH_BYTES = 6 << 20
 _MOST_OUTPUT_BYTES = 2 * _ENOUGH_BYTES
 """Base64 takes a third more than the content."""
 _MOST_ANSWER_BYTES = 16 << 20
-"""What waits to be fetched."""
+"""Bytes that wait to be fetched."""
 _BYTES_OF_ANSWER = 256
 """Of an answer without content, besides its path."""
 _MOST_WAITING = 2048

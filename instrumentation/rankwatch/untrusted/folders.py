@@ -133,7 +133,7 @@ class Folder:
         return file
 
     def open_beneath(self, path: str | PurePosixPath, *, owner: int | None = None) -> int:
-        """As `open_file`, for a path of several names below this folder.
+        """Open a path of several names below this folder, as `open_file` does.
 
         Links are followed if they stay below it, on Linux 5.6 and newer; else they are an error.
         """
@@ -280,7 +280,7 @@ class Folder:
         self.remove_empty(name)
 
     def distrust(self) -> str:
-        """Why an ordinary user could exchange what others have in this folder; empty if none can.
+        """Return why an ordinary user could exchange what others have in this folder; empty if none can.
 
         Root, this user and services of the node are trusted. Where others may write, too, the sticky bit
         keeps them from what is not theirs.

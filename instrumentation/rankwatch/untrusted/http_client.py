@@ -144,7 +144,7 @@ def connect_tcp(host: str, port: int, end: float) -> socket.socket:
 
 
 def seconds_left(end: float) -> float:
-    """Seconds until `end`, in monotonic seconds. Raises TimeoutError once it has passed."""
+    """Return the seconds until `end`, in monotonic seconds. Raises TimeoutError once it has passed."""
     left = end - time.monotonic()
     if left <= 0.0:
         raise TimeoutError("timed out")

@@ -80,7 +80,7 @@ def _by_names(folder: int, path: PurePosixPath) -> int:
 
 
 def _openat2(folder: int, path: str) -> int:
-    """openat2(2) of Linux 5.6. Raises NotImplementedError where there is none."""
+    """Call openat2(2) of Linux 5.6. Raises NotImplementedError where there is none."""
     import ctypes  # 10 ms that only who verifies checkpoints pays
 
     flags = os.O_PATH | os.O_CLOEXEC

@@ -24,7 +24,7 @@ _MESSAGE_READ = 4096
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""What shows nothing although Python calls it printable (Default_Ignorable_Code_Point of Unicode)."""
+"""Characters that Python calls printable and that show nothing (Unicode's Default_Ignorable_Code_Point)."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 """First characters from which a spreadsheet takes a cell as a formula (OWASP, CSV injection)."""
 
@@ -32,7 +32,7 @@ _WORD = re.compile(r"[^\s\"<>`]++")
 _AUTHORITY = re.compile(
     r":(?:\\?/){2}|\b(?:https?|ftps?|s3[an]?|gs|gcs|abfss?|wasbs?|(?:web)?hdfs):/(?!/)", re.IGNORECASE
 )
-"""What stands before the authority of a URL. `Path("https://host")` and JSON change the slashes."""
+"""Text before the authority of a URL. `Path("https://host")` and JSON change the slashes."""
 _HOST = re.compile(r"(?:\[[^\]]*+\]|[^:]*+)(?::\d*+)?|[0-9A-Fa-f:.]*+")
 """Authorities without a password: `host`, `host:443`, `[::1]:443`, `::1`."""
 _CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
@@ -57,10 +57,10 @@ _SECRET = r"""(?xi) (?= [abceghlmoprst] [aceifnoprtuw] ) (?:  # as all names bel
     (?P<value> (?=[^\s,;&]) (?: "[^"\n]*+" | '[^'\n]*+' )?+ (?P<rest> [^\s,;&]*+ ) )
     | \b bearer \s{1,4} (?P<bearer> [\w.~+/=-]{12,}+ )
     )"""
-"""What is called a secret. Many a `token: ` is none: there the value must have letters and digits, and be no
-number with a unit. Compiled at its first use: few processes have anything to redact."""
+"""Things that are called a secret. Many a `token: ` is none: there the value must have letters and digits,
+and be no number with a unit. Compiled at its first use: few processes have anything to redact."""
 _MOST_PASSES = 4
-"""What is left of a text that is made for it may look like a login again."""
+"""Passes over a text: what one leaves of a text that is made for it may look like a login again."""
 _SHORTEST_WEAK = 6
 """Characters of a token: `pad_token=0` is none."""
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _diagnose(path: Path) -> HangVerdict:
-    """By dumps; of a directory of black boxes, by the ranks themselves."""
+    """Diagnose a hang by dumps; in a directory of black boxes, by the ranks themselves."""
     if boxes_of(path):
         return diagnose_waiting(path)
     reading = read_source(path)

@@ -44,7 +44,7 @@ def _aligned(columns: Sequence[_Column], rows: Sequence[RankRow]) -> list[str]:
 
 
 def _columns(rows: Sequence[RankRow]) -> list[_Column]:
-    """Without those that say nothing in this job."""
+    """Return the columns, without those that say nothing in this job."""
     columns = [
         _Column("", lambda row: "!" if row.named else ""),
         _Column("rank", lambda row: str(row.rank)),

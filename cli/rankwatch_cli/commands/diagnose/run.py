@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _state_of_agent() -> Path | None:
-    """Of this node, if this user may look into it."""
+    """Return the state directory of this node's agent if this user may look into it, else None."""
     state = Path(AgentConfig.state_directory)
     return state if os.access(state, os.R_OK | os.X_OK) else None
 

@@ -104,7 +104,7 @@ def add_output_flags(parser: SentenceParser) -> None:
 
 
 def _examine(path: Path) -> Examination:
-    """Of a run's directory, or of a file."""
+    """Examine a run's directory or a file."""
     if path.is_dir():
         return examine(table_of_run(path))
     reading = read_operations(path)

@@ -44,8 +44,8 @@ def _began(iterator: Any) -> tuple[float, Any]:
 
 
 def _place() -> Hashable:
-    """Where the script asks for the batch, by the instructions of the innermost functions: a loop may do so
-    through a generator or a function that it calls at several places."""
+    """Return where the script asks for the batch, by the instructions of the innermost functions: a loop may
+    do so through a generator or a function that it calls at several places."""
     frame: FrameType | None = sys._getframe(1)
     place: list[Hashable] = []
     while frame is not None and len(place) < _FUNCTIONS:

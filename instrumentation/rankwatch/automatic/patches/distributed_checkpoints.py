@@ -80,7 +80,7 @@ class DistributedCheckpoints(logging.Handler):
         self.handle = guarded("follow torch.distributed.checkpoint", self._handle)  # type: ignore[method-assign]
 
     def createLock(self) -> None:  # noqa: N802 - the name that logging gives it
-        """Without a lock: the training thread must not wait for a background thread."""
+        """Do without a lock: the training thread must not wait for a background thread."""
         self.lock = None
 
     def _handle(self, record: logging.LogRecord) -> bool:
@@ -183,7 +183,7 @@ class DistributedCheckpoints(logging.Handler):
         return next(iter(named or uploads), None)
 
     def upload_began(self, future: Any) -> None:
-        """`async_save` of this thread has got the future of its upload."""
+        """Follow the upload whose future `async_save` of this thread has got."""
         upload = self._upload_of_call()
         if upload is not None:
             upload.future = future
@@ -192,7 +192,7 @@ class DistributedCheckpoints(logging.Handler):
             _watch_waits(future, upload.operation, CheckpointStage.WAIT_PREVIOUS)
 
     def staging_began(self, future: Any) -> None:
-        """`async_save` of this thread is about to return the future of its copy."""
+        """Watch the future of the copy, which `async_save` of this thread is about to return."""
         upload = self._upload_of_call()
         if upload is not None:
             _watch_waits(future, upload.operation, CheckpointStage.SYNCHRONIZE_STAGING)
@@ -249,7 +249,7 @@ def _wait(
 
 
 def _sizes(folder: str, rank: int) -> Iterator[int]:
-    """Of the files that a rank wrote into a folder. It lists the folder: only for background threads."""
+    """Yield sizes of the files that a rank wrote into a folder. Lists it: only for background threads."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

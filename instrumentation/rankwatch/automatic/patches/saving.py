@@ -35,7 +35,7 @@ class _File(NamedTuple):
     target: Any
     """Path, or an open file."""
     position: int
-    """Where the open file stood; 0 for a path."""
+    """Position at which the open file stood; 0 for a path."""
     began: float
     part: Part | None
     """None for a file that only belongs to an operation that has begun before, or that is read."""
@@ -97,7 +97,7 @@ def _is_file(target: object) -> bool:
 
 
 def _position(target: Any) -> int:
-    """Of an open file. A file that does not know it gives 0."""
+    """Return the position of an open file; 0 of one that does not know it."""
     tell = getattr(target, "tell", None)
     try:
         return int(tell()) if tell is not None else 0
