@@ -57,7 +57,7 @@ class GpuState(StrEnum):
     SPINS = "spins in a kernel"
     """A kernel is resident and does next to nothing: the rank waits for others on its device."""
     NOT_LAUNCHED = "runs no kernel"
-    """No kernel was launched of what the rank is to take part in."""
+    """No kernel was launched of the collective that the rank is to take part in."""
     COMPUTES = "computes"
     """A kernel does work: it is slow, or does not end."""
     DEAD = "does not answer"
