@@ -14,7 +14,7 @@ import pytest
 from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import find, parse_note
-from rankwatch.trackers.watching import Facts, tell
+from rankwatch.trackers.telling import Facts, tell
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.incidents.trackers import build_trackers
 from rankwatch_agent.runtime.config import AgentConfig

@@ -16,8 +16,7 @@ import pytest
 from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import Tracker, find, parse_note, without_credentials, write_note
-from rankwatch.trackers.mlflow import MlflowServer, credentials
-from rankwatch.trackers.watching import dashboard_url
+from rankwatch.trackers.telling import MlflowServer, credentials, dashboard_url
 from rankwatch.untrusted.folders import Folder
 from support.processes.python import python
 from support.trackers.mlflow import stand_in

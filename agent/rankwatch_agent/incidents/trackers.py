@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from rankwatch.conventions.vocabulary import TrackerKind, TrackerMetric, TrackerTag
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.mlflow import MlflowServer
-from rankwatch.trackers.watching import run_tags, step_metrics
+from rankwatch.trackers.telling import MlflowServer, run_tags, step_metrics
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collection, Schedule, sample
 from rankwatch_agent.runtime.config import AgentConfig

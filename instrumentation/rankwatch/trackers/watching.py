@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import environment
-from rankwatch.conventions.vocabulary import DASHBOARD_PATH, TrackerKind, TrackerMetric, TrackerTag
+from rankwatch.conventions.vocabulary import TrackerKind
 from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import (
     SUFFIX,
@@ -31,6 +30,7 @@ from rankwatch.variables import is_on
 
 if TYPE_CHECKING:
     from rankwatch.run import Run
+    from rankwatch.trackers.telling import Facts
 
 
 EXIT_SECONDS = 5.0
@@ -38,43 +38,6 @@ EXIT_SECONDS = 5.0
 _MODULES = ("mlflow", "wandb", "trackio", "tensorboardX", "torch.utils.tensorboard")
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two looks: a tracker usually comes soon after the start."""
-
-
-class Facts(NamedTuple):
-    """What a tracker is told at the end."""
-
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float]
-    """At most ten."""
-    step: int
-    """Of the metrics; the last one, -1 before the first."""
-
-
-def dashboard_url(grafana: str, run: str) -> str:
-    """Return the page of a run in the Grafana at this address."""
-    return grafana.rstrip("/") + DASHBOARD_PATH.format(run=quote(run, safe=""))
-
-
-def run_tags(run: str, grafana: str, goodput: float | None) -> dict[str, str]:
-    """Return the tags that rank 0 gives at its exit, and the agent while the run goes on.
-
-    grafana: address for the link to the dashboard; empty leaves it out. goodput: None before the first step.
-    """
-    tags = {TrackerTag.RUN.value: run}
-    if grafana:
-        tags[TrackerTag.DASHBOARD_URL.value] = dashboard_url(grafana, run)
-    if goodput is not None:
-        tags[TrackerTag.GOODPUT.value] = f"{goodput:.3f}"
-    return tags
-
-
-def step_metrics(goodput: float, steps: int, step_seconds: float, passed: float) -> dict[str, float]:
-    """Return the metrics of so many steps, which took `step_seconds` of the seconds that have passed."""
-    return {
-        TrackerMetric.GOODPUT.value: goodput,
-        TrackerMetric.STEP_SECONDS.value: step_seconds / steps,
-        TrackerMetric.STEPS_PER_SECOND.value: steps / passed,
-    }
 
 
 class TrackerWatch:
@@ -167,43 +130,14 @@ class TrackerWatch:
             self._failed("tell the experiment trackers", error)
 
     def _tell(self, found: list[Found]) -> None:
+        from rankwatch.trackers.telling import tell  # with an HTTP client, which no training needs before
+
         facts = self._facts()
         for each in found:
             try:
                 tell(each, facts, os.environ, timeout_seconds=self._exit_seconds)
             except Exception as error:  # noqa: BLE001 - code of others
                 self._failed(f"tell {each.tracker.kind.value}", error)
-
-
-def tell(found: Found, facts: Facts, env: Mapping[str, str], *, timeout_seconds: float) -> None:
-    """Give one tracker tags and metrics, the way it has them. Raises whatever it raises."""
-    tracker, handle = found
-    step = max(0, facts.step)
-    match tracker.kind:
-        case TrackerKind.MLFLOW if tracker.endpoint:
-            from rankwatch.trackers.mlflow import MlflowServer, credentials  # an HTTP client: only here
-
-            server = MlflowServer(tracker.endpoint, headers=credentials(env), timeout_seconds=timeout_seconds)
-            server.log_batch(tracker.run, tags=facts.tags, metrics=facts.metrics, step=step)
-        case TrackerKind.MLFLOW if (
-            handle is not None
-        ):  # files or a database, which only its library can write
-            client = handle.MlflowClient()
-            for name, value in facts.metrics.items():
-                client.log_metric(tracker.run, name, value, step=step)
-            for name, text in facts.tags.items():
-                client.set_tag(tracker.run, name, text)
-        case TrackerKind.WANDB:
-            handle.config.update(dict(facts.tags), allow_val_change=True)
-            handle.summary.update(dict(facts.metrics))
-        case TrackerKind.TRACKIO:
-            handle.log({**facts.tags, **facts.metrics})
-        case TrackerKind.TENSORBOARD:
-            for name, text in facts.tags.items():
-                handle.add_text(name, text, step)
-            for name, value in facts.metrics.items():
-                handle.add_scalar(name, value, step)
-            handle.flush()
 
 
 _watch: TrackerWatch | None = None
@@ -229,6 +163,8 @@ def watch_trackers(run: Run, writer: Writer, env: Mapping[str, str]) -> None:
 
 
 def _facts(run: Run, writer: Writer, grafana: str, seconds: float) -> Facts:
+    from rankwatch.trackers.telling import Facts, run_tags, step_metrics
+
     name, completed, in_steps = run.identity.run, writer.integers[Now.STEPS_COMPLETED], run._steps.seconds
     if not completed or seconds <= 0.0:
         return Facts(run_tags(name, grafana, None), {}, -1)

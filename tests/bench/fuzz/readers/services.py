@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from rankwatch.errors import TrackerError
-from rankwatch.trackers.mlflow import MlflowServer
+from rankwatch.trackers.telling import MlflowServer
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents
