@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rankwatch_agent.collectors import Shared
 from rankwatch_agent.runtime.collector import Collector, Schedule
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.source import source
 
 
 @source(interval_seconds=5.0, deadline_seconds=10.0)

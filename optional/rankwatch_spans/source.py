@@ -11,7 +11,8 @@ from rankwatch.conventions.states import IncidentKind
 from rankwatch_agent.collectors import Shared
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.training.notes import OpenIncident
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.collectors import build_collectors, build_shared
-from rankwatch_agent.runtime.config import COLLECTORS, AgentConfig
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.source import COLLECTORS
 from support.agent.process import values
 from support.training.ranks import rank
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.config import source_of
+from rankwatch_agent.runtime.source import source_of
 from support.gpu.nvml import FakeDriver, build_library
 from support.gpu.nvml_node import hopper_node, running
 from support.sources.kubelet import Kubelet, devices, kubelet, pod

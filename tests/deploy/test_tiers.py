@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rankwatch_agent.runtime.config import COLLECTORS
+from rankwatch_agent.runtime.source import COLLECTORS
 from support.agent.process import agent_process, until
 from support.deploy.chart import DROP_INS, container, directives
 from support.gpu.nvml import FakeDriver, build_library

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from rankwatch_agent.incidents.episodes import IncidentRegistry
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.runtime.collector import Collector
-from rankwatch_agent.runtime.config import AgentConfig, source_of
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
+from rankwatch_agent.runtime.source import source_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.shared import Shared as SharedBySources

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from rankwatch_agent.collectors import Shared
 from rankwatch_agent.runtime.collector import Collector, Schedule
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.source import source
 
 
 # The ring of a black box must be read before it is overwritten: this one runs often.

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rankwatch.conventions import environment
 from rankwatch.settings import Effective, Setting, build, expect, read_environment, read_file, read_flags
-from rankwatch_agent.runtime import plugins
-from rankwatch_agent.runtime.collector import Collector, Schedule
+from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.source import COLLECTORS, source_of
 
 ENVIRONMENT_PREFIX = "RANKWATCH_AGENT_"
 """`RANKWATCH_AGENT_LISTEN` sets `listen`, and so on; `RANKWATCH_AGENT_CONFIG` names the TOML file."""
@@ -25,37 +24,6 @@ CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 
 # Kubernetes sets such variables in every pod where a Service is called rankwatch-agent.
 _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
-
-_OURS = {
-    "ranks": ".collectors.training",
-    "collectives": ".collectors.training",
-    "nccl_ras": ".sources.nccl_ras.collector",
-    "incidents": ".collectors.training",
-    "evidence": ".collectors.training",
-    "trackers": ".collectors.training",
-    "cost": ".collectors.training",
-    "host": ".sources.host",
-    "clock": ".sources.clock",
-    "network": ".sources.network",
-    "tcp": ".sources.tcp",
-    "rdma": ".sources.rdma",
-    "ethtool": ".sources.ethtool",
-    "disk": ".sources.disk",
-    "processes": ".sources.process_table",
-    "preemption": ".sources.preemption",
-    "nvrx": ".sources.nvrx",
-    "mounts": ".sources.mounts",
-    "gpu": ".sources.gpu.collector",
-    "gpu_driver": ".sources.gpu.collector",
-    "kernel_log": ".sources.kernel_log",
-    "xid": ".sources.xid",
-    "dcgm": ".sources.dcgm",
-    "affinity": ".sources.affinity",
-    "pods": ".sources.pods",
-    "slurm": ".sources.slurm",
-}
-COLLECTORS: Mapping[str, str] = _OURS | plugins.added(plugins.SOURCES) | _OURS
-"""Every collector by name, ours first, and the module that declares it: a `source` of the same name."""
 
 DCGM_FIELDS = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
@@ -321,33 +289,6 @@ def load_config(
     }
     given |= read_environment(AgentConfig, ENVIRONMENT_PREFIX, ours)
     return build(AgentConfig, given | read_flags(AgentConfig, flags))
-
-
-_Build = Callable[[AgentConfig, Any, Schedule], Iterator[Collector]]
-
-
-class Source(NamedTuple):
-    """How one name in COLLECTORS becomes collectors: none, one, or several."""
-
-    schedule: Schedule
-    """The default. Prometheus commonly scrapes every 15 s; more often pays for ranks only."""
-    build: _Build
-    """From the settings, what the collectors of an agent share, and the schedule in force."""
-
-
-def source(*, interval_seconds: float, deadline_seconds: float) -> Callable[[_Build], Source]:
-    """Declare, by the function that builds the collectors of a name, their default schedule."""
-    schedule = Schedule(interval_seconds, deadline_seconds)
-    return lambda build: Source(schedule, build)
-
-
-def source_of(collector: str) -> Source:
-    """Import the module of a collector and return what it declares. Raises UserError for one that was added
-    and cannot be loaded."""
-    name = COLLECTORS[collector]
-    module = import_module(name, "rankwatch_agent") if name.startswith(".") else plugins.load(name)
-    found: Source = getattr(module, collector)
-    return found
 
 
 def _is_whole(url: str) -> bool:

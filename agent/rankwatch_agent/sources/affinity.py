@@ -8,8 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.pci import PciDevice, is_address, is_virtual_function, locate

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.shared import Shared
 
 _TIMEX = struct.Struct("@I4li")

@@ -21,9 +21,10 @@ from urllib.parse import urlsplit
 from rankwatch.settings import FieldError
 from rankwatch.untrusted.http_client import ask
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.dcgm_fields import KNOWN_FIELDS, all_names, is_blank, old_name
 from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuFinder, GpuInventory, normalise_bus_id
 from rankwatch_agent.sources.shared import Shared

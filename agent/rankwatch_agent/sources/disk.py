@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
 from rankwatch_agent.sources.shared import Shared
 

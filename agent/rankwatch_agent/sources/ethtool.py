@@ -28,9 +28,10 @@ from typing import NamedTuple, TypeVar
 
 from rankwatch.conventions.metrics import Metric, metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import list_names, parse_kernel_file, read_kernel_file
 from rankwatch_agent.sources.network import DeviceFilter, with_hardware
 from rankwatch_agent.sources.shared import Shared

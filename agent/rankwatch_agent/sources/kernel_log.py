@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents, OomKill
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.sources.kernel_log_lines import (

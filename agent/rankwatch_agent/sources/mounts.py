@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty

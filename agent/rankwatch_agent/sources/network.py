@@ -24,9 +24,10 @@ from rankwatch_agent.runtime.collector import (
     collect_parts,
     sample,
 )
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import (
     OUT_OF_DESCRIPTORS,
     OutOfDescriptorsError,

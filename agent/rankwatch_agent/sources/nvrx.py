@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 from rankwatch.untrusted.folders import NotRegularError, open_regular
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import RestartCycle, RestartCycles
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import Turns
 from rankwatch_agent.sources.shared import Shared
 

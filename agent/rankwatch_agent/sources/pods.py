@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
 from rankwatch_agent.sources.shared import Shared
 

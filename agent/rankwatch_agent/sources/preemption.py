@@ -16,9 +16,10 @@ from types import MappingProxyType
 from rankwatch.untrusted.http_client import ask
 from rankwatch.untrusted.text import printable
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents, PreemptionNotice
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.shared import Shared
 
 METADATA_SERVER = "http://169.254.169.254"

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty
 from rankwatch_agent.sources.network import DeviceFilter
 from rankwatch_agent.sources.pci import driver_of, is_virtual_function, pci_labels

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_kernel_file
 from rankwatch_agent.sources.shared import Shared

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rankwatch.conventions.metrics import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, collect_parts
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.network import node_network
 from rankwatch_agent.sources.shared import Shared

@@ -9,7 +9,8 @@ from typing import Any
 
 from rankwatch.conventions.metrics import METRICS
 from rankwatch.settings import SentenceParser, field_help, flag_name
-from rankwatch_agent.runtime.config import COLLECTORS, ENVIRONMENT_PREFIX, AgentConfig, source_of
+from rankwatch_agent.runtime.config import ENVIRONMENT_PREFIX, AgentConfig
+from rankwatch_agent.runtime.source import COLLECTORS, source_of
 from rankwatch_cli.output import show_text
 
 _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankwatch.conventions.metrics import metric
 from rankwatch.untrusted.folders import read_regular
-from rankwatch_agent.runtime.config import source_of
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.source import source_of
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 

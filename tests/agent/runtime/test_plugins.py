@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.agent.process import agent_process, clean_environment, until
+from support.servers.otlp import numbers, otlp_receiver
 
 pytestmark = pytest.mark.process
 
@@ -29,9 +30,11 @@ run = toy_command
 broken = toy_broken
 """
 SOURCE = """
-from rankwatch.conventions.metrics import metric
-from rankwatch_agent.runtime.collector import Collection, sample
-from rankwatch_agent.runtime.config import source
+from rankwatch.conventions.metrics import Kind, Label, Metric
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.source import source
+
+WEAR = Metric("site_disk_wear_ratio", Kind.GAUGE, "1", (Label.DEVICE,), "What smartctl says.")
 
 
 class Toy:
@@ -41,13 +44,15 @@ class Toy:
         self.interval_seconds, self.deadline_seconds = schedule
 
     def collect(self):
-        return Collection(series=[sample("rankwatch_host_cpus", (), 0.5)])
+        return Collection(series=[Series(WEAR, ("sda",), 0.5)])
 
 
 @source(interval_seconds=21.0, deadline_seconds=3.0)
 def toy(config, shared, schedule):
     yield Toy(schedule)
 """
+WEAR = ("rankwatch.site.disk_wear", frozenset({("rankwatch.device", "sda")}))
+"""As it goes over OTLP."""
 COMMAND = """
 HELP = "say what was given"
 
@@ -79,11 +84,17 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("added")
 def test_source(tmp_path: Path) -> None:
-    """It is on the page, with its schedule."""
-    with agent_process(tmp_path, "--collectors", "toy") as agent:
-        until(lambda: "rankwatch_host_cpus{" in agent.page(), "the toy has run")
-        found = agent.page()
-    assert re.search(r"^rankwatch_host_cpus\{.*} 0.5$", found, re.MULTILINE)
+    """It is on the page with its schedule and its own metric, and goes over OTLP."""
+    with otlp_receiver() as receiver:
+        flags = ("--collectors", "toy", "--otlp-endpoint", receiver.url, "--otlp-interval-seconds", "0.1")
+        with agent_process(tmp_path, *flags) as agent:
+            until(lambda: "site_disk_wear_ratio{" in agent.page(), "the toy has run")
+            found = agent.page()
+            until(
+                lambda: any(numbers(each.metrics()).get(WEAR) == 0.5 for each in list(receiver.exports)),
+                "it is exported",
+            )
+    assert re.search(r'^site_disk_wear_ratio\{device="sda".*} 0.5$', found, re.MULTILINE)
     assert re.search(r'^rankwatch_collector_interval_seconds\{collector="toy".*} 21.0$', found, re.MULTILINE)
 
 

@@ -23,9 +23,10 @@ from rankwatch.conventions.metrics import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch.untrusted.folders import Folder
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, Series, sample
-from rankwatch_agent.runtime.config import AgentConfig, source
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.sources.nccl_ras.client import Address, ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.communicators import (
