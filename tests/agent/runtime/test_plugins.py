@@ -34,7 +34,9 @@ from rankwatch.conventions.metrics import Kind, Label, Metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.source import source
 
-WEAR = Metric("site_disk_wear_ratio", Kind.GAUGE, "1", (Label.DEVICE,), "What smartctl says.")
+WEAR = Metric(
+    name="site_disk_wear_ratio", kind=Kind.GAUGE, unit="1", labels=(Label.DEVICE,), help="What smartctl says."
+)
 
 
 class Toy:
