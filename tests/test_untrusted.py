@@ -100,7 +100,7 @@ ALLOWED = {
     "agent/rankwatch_agent/sources/process_table.py": KERNEL,
     "agent/rankwatch_agent/sources/rdma_counters.py": KERNEL,
     "agent/rankwatch_agent/sources/xid.py": PACKAGE,
-    "optional/rankwatch_checkpoints/verifying.py": KERNEL,
+    "optional/rankwatch_checkpoints/child.py": KERNEL,
     "agent/rankwatch_agent/training/cost/collector.py": PACKAGE,
     "agent/rankwatch_agent/training/cost/price_table.py": SETTING,
     "agent/rankwatch_agent/training/life/ends.py": KERNEL,

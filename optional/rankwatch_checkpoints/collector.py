@@ -31,7 +31,7 @@ from rankwatch_agent.training.checkpoints.verifications import (
     newest_of_paths,
 )
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_checkpoints.verifying import MOST_AT_ONCE, VerifyingProcess
+from rankwatch_checkpoints.child import MOST_AT_ONCE, VerifyingProcess
 
 logger = logging.getLogger(__name__)
 

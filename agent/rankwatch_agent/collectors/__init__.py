@@ -13,7 +13,7 @@ from rankwatch_agent.runtime.node_events import NodeEvents, RestartCycles
 from rankwatch_agent.runtime.source import source_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
-from rankwatch_agent.sources.shared import Shared as SharedBySources
+from rankwatch_agent.sources.shared import NodeShared
 from rankwatch_agent.sources.xid import XidCounter, load_table
 from rankwatch_agent.training.conditions import RunConditions, living_ranks
 from rankwatch_agent.training.notes import Exemplars, Notes
@@ -24,7 +24,7 @@ FIRST_READING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(SharedBySources):
+class Shared(NodeShared):
     """What several collectors of one agent use: one of each."""
 
     run_conditions: RunConditions

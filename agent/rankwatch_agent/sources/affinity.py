@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.pci import PciDevice, is_address, is_virtual_function, locate
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 
 class Distance(StrEnum):
@@ -33,7 +33,7 @@ class Distance(StrEnum):
 
 
 @source(interval_seconds=60.0, deadline_seconds=10.0)
-def affinity(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def affinity(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield AffinityCollector(sysfs=config.sysfs, inventory=shared.inventory, schedule=schedule)
 
 

@@ -12,7 +12,7 @@ from rankwatch_agent.runtime.collector import Collection, Collector, Schedule, s
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.source import source
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _TIMEX = struct.Struct("@I4li")
 """The first members of `struct timex` (linux/timex.h): modes, offset, freq, maxerror, esterror, status."""
@@ -32,7 +32,7 @@ class ClockState(NamedTuple):
 
 
 @source(interval_seconds=15.0, deadline_seconds=5.0)
-def clock(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def clock(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield ClockCollector(schedule=schedule)
 
 

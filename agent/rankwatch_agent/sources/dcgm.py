@@ -27,7 +27,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.dcgm_fields import KNOWN_FIELDS, all_names, is_blank, old_name
 from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuFinder, GpuInventory, normalise_bus_id
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _EMPTY_RUNS = 3
 
 
 @source(interval_seconds=15.0, deadline_seconds=5.0)  # dcgm-exporter itself collects every 30 s by default
-def dcgm(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def dcgm(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield DcgmCollector(
         endpoint=config.dcgm_endpoint,
         fields=config.dcgm_fields,

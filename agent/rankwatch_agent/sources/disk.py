@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _DISK_COUNTERS = {
     "reads": metric("rankwatch_disk_reads_total"),
@@ -37,7 +37,7 @@ class DiskCounters(NamedTuple):
 
 
 @source(interval_seconds=15.0, deadline_seconds=10.0)  # often a network file system under load, and slow
-def disk(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def disk(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     # One for each path: a file system that hangs costs only its own series.
     for path in dict.fromkeys(config.checkpoint_paths):
         yield DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=schedule)

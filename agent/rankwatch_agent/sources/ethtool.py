@@ -34,7 +34,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import list_names, parse_kernel_file, read_kernel_file
 from rankwatch_agent.sources.network import DeviceFilter, with_hardware
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 PAUSES = metric("rankwatch_network_pause_frames_total")
 PAUSE_SECONDS = metric("rankwatch_network_pause_seconds_total")
@@ -132,7 +132,7 @@ class _Selection(NamedTuple):
 
 # Each network driver returns thousands of statistics, under a kernel lock.
 @source(interval_seconds=10.0, deadline_seconds=5.0)
-def ethtool(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def ethtool(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     device_filter = DeviceFilter(include=config.network_include, exclude=config.network_exclude)
     yield EthtoolCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=schedule)
 

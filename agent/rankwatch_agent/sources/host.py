@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _MEMORY = {
     "MemTotal": metric("rankwatch_host_memory_total_bytes"),
@@ -27,7 +27,7 @@ RESOURCES = ("cpu", "memory", "io")
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def host(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield HostCollector(procfs=config.procfs, schedule=schedule)
 
 

@@ -42,7 +42,7 @@ from rankwatch_agent.sources.kernel_log_lines import (
     parse_sxid,
     parse_xid,
 )
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 from rankwatch_agent.sources.xid import (
     LOG_LEVELS,
     Nvlink5Error,
@@ -72,7 +72,7 @@ _MAX_GPUS = 64
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def kernel_log(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def kernel_log(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield KernelLogCollector(
         path=config.kernel_log,
         procfs=config.procfs,

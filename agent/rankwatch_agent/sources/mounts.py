@@ -24,7 +24,7 @@ from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 ANSWER_SECONDS = 2.0
 """Time that all file systems together get for their answers."""
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
 
 @source(interval_seconds=15.0, deadline_seconds=10.0)  # a file server that is gone costs two seconds
-def mounts(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def mounts(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield MountsCollector(
         procfs=config.procfs, rootfs=config.rootfs, ranks=shared.living_ranks, schedule=schedule
     )

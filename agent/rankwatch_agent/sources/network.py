@@ -38,7 +38,7 @@ from rankwatch_agent.sources.kernel_files import (
     parse_lines,
 )
 from rankwatch_agent.sources.pci import driver_of, pci_labels
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _COUNTERS = {
     "receive_bytes": metric("rankwatch_network_receive_bytes_total"),
@@ -116,7 +116,7 @@ class _CachedSpeed(NamedTuple):
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def network(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def network(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield NetworkCollector(
         procfs=config.procfs,
         sysfs=config.sysfs,

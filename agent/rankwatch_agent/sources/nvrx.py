@@ -27,7 +27,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import RestartCycle, RestartCycles
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import Turns
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _SkipError(Exception):
 
 
 @source(interval_seconds=15.0, deadline_seconds=10.0)  # often on a file system that all nodes share
-def nvrx(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def nvrx(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     if config.nvrx_directory is not None:
         yield NvrxCollector(directory=config.nvrx_directory, cycles=shared.cycles, schedule=schedule)
 

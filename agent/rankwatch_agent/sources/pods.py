@@ -15,7 +15,7 @@ from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 if TYPE_CHECKING:
     from rankwatch_agent.sources.pod_resources import PodDevice
@@ -30,7 +30,7 @@ _DEADLINE_SHARE = 0.8
 
 # The allocation of GPUs changes with a job, not every second.
 @source(interval_seconds=30.0, deadline_seconds=10.0)
-def pods(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def pods(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield PodsCollector(socket=config.kubelet_socket, inventory=shared.inventory, schedule=schedule)
 
 

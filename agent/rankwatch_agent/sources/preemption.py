@@ -20,7 +20,7 @@ from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.node_events import NodeEvents, PreemptionNotice
 from rankwatch_agent.runtime.source import source
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 METADATA_SERVER = "http://169.254.169.254"
 """Of all three clouds."""
@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 2.0
 
 # Clouds announce the end of a machine 30 s to two minutes before.
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def preemption(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def preemption(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     if config.preemption_cloud:
         yield PreemptionCollector(cloud=config.preemption_cloud, events=shared.events, schedule=schedule)
 

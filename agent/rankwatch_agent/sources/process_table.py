@@ -18,7 +18,7 @@ from rankwatch_agent.runtime.source import source
 from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.runtime.writers import RankProcess
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 MAX_RANKS = 256
 """Ranks whose threads are read."""
@@ -52,7 +52,7 @@ class Process(NamedTuple):
 
 
 @source(interval_seconds=30.0, deadline_seconds=10.0)  # one file of each process of the node
-def processes(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def processes(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield ProcessesCollector(
         procfs=config.procfs, sysfs=config.sysfs, ranks=shared.living_ranks, schedule=schedule
     )

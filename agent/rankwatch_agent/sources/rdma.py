@@ -32,7 +32,7 @@ from rankwatch_agent.sources.rdma_counters import (
     parse_word,
     read_counters,
 )
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _UP = metric("rankwatch_rdma_port_up")
 
@@ -49,7 +49,7 @@ _ALWAYS_ACTIVE = "efa"
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def rdma(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def rdma(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     device_filter = DeviceFilter(include=config.rdma_include, exclude=config.rdma_exclude)
     yield RdmaCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=schedule)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # these modules declare sources themselves
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class NodeShared:
     """One of each, for whichever source needs it."""
 
     driver: Driver

@@ -20,7 +20,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuFinder, GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_kernel_file
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Allocation(NamedTuple):
 
 # The allocation of GPUs changes with a job, not every second.
 @source(interval_seconds=30.0, deadline_seconds=10.0)
-def slurm(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def slurm(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield SlurmCollector(
         job_map=config.slurm_job_map, procfs=config.procfs, inventory=shared.inventory, schedule=schedule
     )

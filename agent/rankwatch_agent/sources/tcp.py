@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.network import node_network
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _COLUMNS = {
     "OutSegs": metric("rankwatch_tcp_sent_segments_total"),
@@ -23,7 +23,7 @@ _COLUMNS = {
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def tcp(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def tcp(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield TcpCollector(procfs=config.procfs, schedule=schedule)
 
 

@@ -28,13 +28,13 @@ from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable, UserError
 from rankwatch_agent.runtime.source import source
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 _OTHER_CODES = "other"
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def xid(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def xid(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield XidCollector(inventory=shared.inventory, xids=shared.xids, schedule=schedule)
 
 
@@ -105,7 +105,7 @@ class XidCount(NamedTuple):
 
 
 class XidCounter:
-    """Shared by the collectors that find XID errors and the one that exports them; safe for threads."""
+    """NodeShared by the collectors that find XID errors and the one that exports them; safe for threads."""
 
     def __init__(
         self, table: Mapping[int, XidMeaning], *, monotonic: Callable[[], float] = time.monotonic

@@ -20,12 +20,12 @@ from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.training.checkpoints.verifications import VerificationRecord, VerificationRecords
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from rankwatch_checkpoints import ManifestWriter
+from rankwatch_checkpoints.child import VerifyingProcess
 from rankwatch_checkpoints.collector import (
     CheckpointsCollector,
     VerificationSettings,
     saves_beside,
 )
-from rankwatch_checkpoints.verifying import VerifyingProcess
 from support.agent.process import until
 from support.processes.users import ALICE, BOB
 from support.training.checkpoint import checkpoint, note

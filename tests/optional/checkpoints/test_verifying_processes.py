@@ -17,11 +17,11 @@ from rankwatch.conventions.states import RankState
 from rankwatch.untrusted.children import Limits, Owner, confined
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_checkpoints.child import LONGEST_SECONDS, MOST_AT_ONCE, VerifyingProcess, memory_bytes
 from rankwatch_checkpoints.collector import (
     CheckpointsCollector,
     VerificationSettings,
 )
-from rankwatch_checkpoints.verifying import LONGEST_SECONDS, MOST_AT_ONCE, VerifyingProcess, memory_bytes
 from support.agent.process import until
 from support.processes.mounts import run_beside_dead_server, run_with_read_only_root
 from support.processes.users import ALICE, BOB, CAROL, node_directory, run_as
@@ -123,7 +123,7 @@ def test_process_steps_back(slow: VerifyingProcess) -> None:
 WITHOUT_TEMPORARY_FILES = """
 import os, pathlib, sys, tempfile
 from rankwatch.untrusted.children import Owner
-from rankwatch_checkpoints.verifying import VerifyingProcess
+from rankwatch_checkpoints.child import VerifyingProcess
 try:
     tempfile.gettempdir()
     raise SystemExit("there is a place for temporary files")
@@ -200,7 +200,7 @@ def test_process_that_never_ends(tmp_path: Path) -> None:
 SERVED_BY_ITS_USER = """
 import struct, threading
 from rankwatch.untrusted.children import Owner
-from rankwatch_checkpoints.verifying import VerifyingProcess
+from rankwatch_checkpoints.child import VerifyingProcess
 asked = threading.Event()
 
 def serve():

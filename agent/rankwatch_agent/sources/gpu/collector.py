@@ -23,7 +23,7 @@ from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample, XidEvent
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.sources.pci import PciGpus
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 from rankwatch_agent.sources.xid import LOG_LEVELS, XidCounter
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ MODULES = {
 
 # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
 @source(interval_seconds=10.0, deadline_seconds=8.0)
-def gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def gpu(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield GpuCollector(
         driver=shared.driver,
         pci=PciGpus(config.sysfs),
@@ -59,7 +59,7 @@ def gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Col
 
 
 @source(interval_seconds=5.0, deadline_seconds=5.0)
-def gpu_driver(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def gpu_driver(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     pci = PciGpus(config.sysfs)
     yield GpuDriverCollector(driver=shared.driver, pci=pci, sysfs=config.sysfs, schedule=schedule)
 

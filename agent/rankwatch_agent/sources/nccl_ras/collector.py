@@ -39,7 +39,7 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
 )
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
 from rankwatch_agent.sources.nccl_ras.text_form import parse_text
-from rankwatch_agent.sources.shared import Shared
+from rankwatch_agent.sources.shared import NodeShared
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class LocalRun(NamedTuple):
 
 # One query reaches every process of the job, and waits ten seconds for a silent one.
 @source(interval_seconds=60.0, deadline_seconds=20.0)
-def nccl_ras(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+def nccl_ras(config: AgentConfig, shared: NodeShared, schedule: Schedule) -> Iterator[Collector]:
     yield NcclRasCollector(addresses=config.nccl_ras_address, directory=config.directory, schedule=schedule)
 
 
