@@ -225,7 +225,7 @@ class Exported(Result):
         super()._warmed(now)
         if len(self._warm) == len(self.ranks):
             self._now = self._end()
-            with patch("rankwatch_agent.training.series.ENDED_STATES", frozenset()):
+            with patch("rankwatch_agent.training.series.ranks.ENDED_STATES", frozenset()):
                 self.of_living = self._agent.collect().series
 
 
