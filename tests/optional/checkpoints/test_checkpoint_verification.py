@@ -8,8 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -212,17 +211,19 @@ def test_records_of_an_agent_that_knew_no_privacy(agent: Agent) -> None:
 def test_run_that_ends_meanwhile(agent: Agent) -> None:
     """Another thread forgets a run while damage is looked for: the series are those of one moment."""
 
-    class Ending(RunConditions):
+    class Ending:
+        """Run conditions that a first look finds, and a second does not."""
+
+        def __init__(self, left: list[Mapping[str, RunCondition]]) -> None:
+            self._left = left
+
         @property
         def runs(self) -> Mapping[str, RunCondition]:
-            now, self._runs = self._runs, MappingProxyType({})
-            return now
+            return self._left.pop() if self._left else {}
 
     path = agent.damaged()
     agent.turns()
-    ending = Ending()
-    ending._runs = agent.conditions.runs
-    agent.collector._conditions = ending
+    agent.collector._conditions = cast(RunConditions, Ending([agent.conditions.runs]))
     agent.now += 61
     assert agent.damages(1) == [["r", str(path), "model.bin", "", "flipped"]]
     assert agent.damages(1) == []
