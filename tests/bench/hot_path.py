@@ -30,6 +30,7 @@ from .processes import temporary_directory
 from .result import BenchError, Result, Row, limited, spread
 
 PHASE = "rankwatch phase"
+STEP = "rankwatch step"
 OBSERVE = "prometheus_client Histogram.observe"
 SPAN = "OpenTelemetry span"
 LONG_GPU_STEP = "rankwatch step of 8 phases on a GPU, each timed"
@@ -113,6 +114,7 @@ def compared_calls(
     logged = "logger.info('step %d loss %.4f', 1200, 2.5312)"
     return {
         PHASE: _timer("with run.phase('forward'): pass", run=run),
+        STEP: _timer("with run.step(): pass", run=run),
         LONG_GPU_STEP: _timer(_GPU_STEP, run=_timed(long_steps, 1e3), names=_PHASES_OF_GPU_STEP),
         SHORT_GPU_STEP: _timer(_GPU_STEP, run=_timed(short_steps, 1.0), names=_PHASES_OF_GPU_STEP),
         OBSERVE: _timer("histogram.observe(seconds)", histogram=observed, seconds=_SECONDS),
